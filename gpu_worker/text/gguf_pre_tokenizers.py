@@ -54,6 +54,8 @@ _DEEPSEEK_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_DEEPSEEK_LLM = (_LINE_ENDS, rf"\s?[{_DEEPSEEK_LETTERS}]+", rf"\s?{_DEEPSEEK_SIGNS}+", r"\s+$", _CHINESE)
+_BEFORE_DEEPSEEK_V3 = (r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+")
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_CASED_LETTERS[0]}*{_CASED_LETTERS[1]}+"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_CASED_LETTERS[0]}+{_CASED_LETTERS[1]}*"
@@ -97,63 +99,33 @@ class PreTokenizer:
         return {"type": "Sequence", "pretokenizers": [*steps, byte_level | {"use_regex": self.pattern is None}]}
 
 
-_GPT_2 = PreTokenizer()
-_SINGLE_DIGITS = PreTokenizer(splits_digits=True)
-_GPT_4 = PreTokenizer(_LLAMA3)
-_LIKE_LLAMA3 = PreTokenizer(_LLAMA3, ignores_merges=True, adds_bos=True)
-_LIKE_DEEPSEEK_V3 = PreTokenizer(_DEEPSEEK_V3, before=(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+"))
-
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
-    "gpt-2": _GPT_2,
-    "smollm": _SINGLE_DIGITS,
-    "llama-bpe": _LIKE_LLAMA3,
-    "llama3": _LIKE_LLAMA3,
-    "llama-v3": _LIKE_LLAMA3,
-    "qwen2": PreTokenizer(_QWEN2, composes=True),
-    "deepseek-r1-qwen": PreTokenizer(_QWEN2),
-    "tekken": PreTokenizer(_TEKKEN, ignores_merges=True, adds_bos=True),
-    "olmo": _GPT_2,
-    "modern-bert": PreTokenizer(composes=True),
-    "exaone4": _GPT_2,
-    "starcoder": _SINGLE_DIGITS,
-    "refact": _SINGLE_DIGITS,
-    "command-r": PreTokenizer(splits_digits=True, composes=True),
-    "dbrx": _GPT_4,
-    "smaug-bpe": _GPT_4,
-    "glm4": _GPT_4,
-    "chatglm-bpe": _GPT_4,
-    "gpt-4o": PreTokenizer(_GPT_4O),
-    "llama4": PreTokenizer(_GPT_4O),
-    "minimax-m2": PreTokenizer(_GPT_4O),
-    "kimi-k2": PreTokenizer(_KIMI_K2),
-    "qwen35": PreTokenizer(_QWEN35, composes=True),
-    "solar-open": PreTokenizer(_QWEN2),
-    "seed-coder": PreTokenizer(_SEED),
-    "deepseek-llm": PreTokenizer(
-        r"\p{N}", before=(_LINE_ENDS, rf"\s?[{_DEEPSEEK_LETTERS}]+", rf"\s?{_DEEPSEEK_SIGNS}+", r"\s+$", _CHINESE)
-    ),
-    "deepseek-coder": PreTokenizer(r"\p{N}", before=(_LINE_ENDS, r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE)),
-    "deepseek-v3": _LIKE_DEEPSEEK_V3,
-    "hunyuan-dense": _LIKE_DEEPSEEK_V3,
-    "joyai-llm": _LIKE_DEEPSEEK_V3,
-    "hunyuan": PreTokenizer(_QWEN2),
-    "stablelm2": PreTokenizer(_QWEN2),
-    "f2llmv2": PreTokenizer(_QWEN2, composes=True),
-    "falcon3": _LIKE_LLAMA3,
-    "falcon-h1": _LIKE_LLAMA3,
-    "lfm2": _LIKE_LLAMA3,
-    "midm-2.0": _LIKE_LLAMA3,
-    "pixtral": _LIKE_LLAMA3,
-    "phi-2": _GPT_2,
-    "mellum": _GPT_2,
-    "a.x-4.0": _GPT_2,
-    "gigachat": _GPT_2,
-    "trillion": _GPT_2,
-    "granite-docling": _GPT_2,
-    "mpt": PreTokenizer(composes=True),
-    "exaone": _SINGLE_DIGITS,
-    "minerva-7b": _SINGLE_DIGITS,
-    "kanana2": PreTokenizer(_GPT_4O),
-    "exaone-moe": PreTokenizer(_EXAONE_MOE),
-    "tiny_aya": PreTokenizer(_GPT_4O, before=(_THREES,)),
+    name: pre_tokenizer
+    for names, pre_tokenizer in (
+        # The well-known names are told first.
+        ("gpt-2", PreTokenizer()),
+        ("smollm", PreTokenizer(splits_digits=True)),
+        (
+            "llama-bpe llama3 llama-v3 falcon3 falcon-h1 lfm2 midm-2.0 pixtral",
+            PreTokenizer(_LLAMA3, ignores_merges=True, adds_bos=True),
+        ),
+        ("olmo exaone4 phi-2 mellum a.x-4.0 gigachat trillion granite-docling", PreTokenizer()),
+        ("modern-bert mpt", PreTokenizer(composes=True)),
+        ("starcoder refact exaone minerva-7b", PreTokenizer(splits_digits=True)),
+        ("command-r", PreTokenizer(splits_digits=True, composes=True)),
+        ("dbrx smaug-bpe glm4 chatglm-bpe", PreTokenizer(_LLAMA3)),
+        ("deepseek-r1-qwen solar-open hunyuan stablelm2", PreTokenizer(_QWEN2)),
+        ("qwen2 f2llmv2", PreTokenizer(_QWEN2, composes=True)),
+        ("qwen35", PreTokenizer(_QWEN35, composes=True)),
+        ("tekken", PreTokenizer(_TEKKEN, ignores_merges=True, adds_bos=True)),
+        ("gpt-4o llama4 minimax-m2 kanana2", PreTokenizer(_GPT_4O)),
+        ("tiny_aya", PreTokenizer(_GPT_4O, before=(_THREES,))),
+        ("kimi-k2", PreTokenizer(_KIMI_K2)),
+        ("seed-coder", PreTokenizer(_SEED)),
+        ("exaone-moe", PreTokenizer(_EXAONE_MOE)),
+        ("deepseek-llm", PreTokenizer(r"\p{N}", before=_DEEPSEEK_LLM)),
+        ("deepseek-coder", PreTokenizer(r"\p{N}", before=(_LINE_ENDS, r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE))),
+        ("deepseek-v3 hunyuan-dense joyai-llm", PreTokenizer(_DEEPSEEK_V3, before=_BEFORE_DEEPSEEK_V3)),
+    )
+    for name in names.split()
 }

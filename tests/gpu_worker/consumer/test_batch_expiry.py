@@ -23,6 +23,8 @@ from shared.subjects import Queue, ledger_subject, request_subject, result_subje
 from tests.gpu_worker.consumer.harness import TestGateway, fresh_name
 from tests.servers import pull_subscription
 
+PassTime = Callable[[float], None]
+
 # Enough that no machine needs as long for a test.
 MAX_WAIT_S = 600.0
 
@@ -36,7 +38,7 @@ async def tenant(gateway: TestGateway) -> str:
 
 
 @pytest.fixture
-def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> PassTime:
     """Put NATS's clock, as its answers tell it, this many seconds forward."""
     read = batch_expiry._time
 
@@ -60,7 +62,7 @@ async def _num_waiting(gateway: TestGateway, tenant: str) -> int:
 
 
 async def test_jobs_that_no_worker_took_in_time_have_an_expired_result(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
+    gateway: TestGateway, tenant: str, pass_time: PassTime
 ) -> None:
     jobs = [await _publish(gateway, tenant) for _ in range(3)]
     assert await _expiry(gateway).expire(tenant) == 0
@@ -74,9 +76,7 @@ async def test_jobs_that_no_worker_took_in_time_have_an_expired_result(
         assert result.error == "no worker took the job within 600 s"
 
 
-async def test_result_that_is_there_already_stays(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
-) -> None:
+async def test_result_that_is_there_already_stays(gateway: TestGateway, tenant: str, pass_time: PassTime) -> None:
     subject = f"hr.reply.{tenant}.x"
     replies = await gateway.nats.subscribe(subject)
     job = await _publish(gateway, tenant, subject)
@@ -90,7 +90,7 @@ async def test_result_that_is_there_already_stays(
 
 
 async def test_reply_subject_of_an_expired_job_gets_its_result(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
+    gateway: TestGateway, tenant: str, pass_time: PassTime
 ) -> None:
     subject = f"hr.reply.{tenant}.x"
     replies = await gateway.nats.subscribe(subject)
@@ -102,7 +102,7 @@ async def test_reply_subject_of_an_expired_job_gets_its_result(
 
 
 async def test_expired_job_is_told_on_no_subject_of_another_tenant(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
+    gateway: TestGateway, tenant: str, pass_time: PassTime
 ) -> None:
     replies = await gateway.nats.subscribe("hr.reply.another.>")
     await _publish(gateway, tenant, "hr.reply.another.x")
@@ -113,7 +113,7 @@ async def test_expired_job_is_told_on_no_subject_of_another_tenant(
 
 
 async def test_result_of_an_expired_job_belongs_to_the_tenant_of_its_queue_whatever_the_job_claims(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
+    gateway: TestGateway, tenant: str, pass_time: PassTime
 ) -> None:
     another = fresh_name("tenant")
     replies = await gateway.nats.subscribe(f"hr.reply.{another}.>")
@@ -130,7 +130,7 @@ async def test_result_of_an_expired_job_belongs_to_the_tenant_of_its_queue_whate
 
 
 async def test_job_stays_in_its_queue_until_its_result_is_stored(
-    gateway: TestGateway, tenant: str, monkeypatch: pytest.MonkeyPatch, pass_time: Callable[[float], None]
+    gateway: TestGateway, tenant: str, monkeypatch: pytest.MonkeyPatch, pass_time: PassTime
 ) -> None:
     job = await _publish(gateway, tenant)
     pass_time(MAX_WAIT_S + 1)
@@ -151,9 +151,7 @@ async def test_job_stays_in_its_queue_until_its_result_is_stored(
     assert [result.finish for result in await gateway.results(job.id, tenant)] == ["expired"]
 
 
-async def test_what_is_no_job_is_removed_too(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
-) -> None:
+async def test_what_is_no_job_is_removed_too(gateway: TestGateway, tenant: str, pass_time: PassTime) -> None:
     await gateway.publish_raw(b"junk", "batch", tenant)
     pass_time(MAX_WAIT_S + 1)
     assert await _expiry(gateway).expire(tenant) == 1
@@ -162,7 +160,7 @@ async def test_what_is_no_job_is_removed_too(
 
 @pytest.mark.parametrize("token", ["*", ">", "a/b", "_5f", "_zz"])
 async def test_job_whose_subject_names_no_model_expires_like_others(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None], token: str
+    gateway: TestGateway, tenant: str, pass_time: PassTime, token: str
 ) -> None:
     job = encode(gateway.request(lane="batch", tenant=tenant, reply=None))
     await gateway.nats.request(f"hr.req.{token}.batch.{tenant}", job, timeout=5)
@@ -174,7 +172,7 @@ async def test_job_whose_subject_names_no_model_expires_like_others(
 
 @pytest.mark.parametrize("queue", ["batch", "background"])
 async def test_job_that_a_worker_has_may_take_as_long_again(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None], queue: Queue
+    gateway: TestGateway, tenant: str, pass_time: PassTime, queue: Queue
 ) -> None:
     # A job of the same model that is older in the other queue says nothing of this one.
     both: tuple[Queue, Queue] = ("batch", "background")
@@ -200,7 +198,7 @@ async def test_queue_without_a_limit_of_waiting_expires_nothing(gateway: TestGat
 
 
 async def test_age_of_the_oldest_job_is_known_after_a_round_and_gone_with_it(
-    gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
+    gateway: TestGateway, tenant: str, pass_time: PassTime
 ) -> None:
     expiry = _expiry(gateway)
     assert expiry.oldest_s([tenant]) == 0.0
@@ -232,7 +230,7 @@ async def test_age_of_a_queue_is_that_of_the_jobs_of_one_model(gateway: TestGate
 
 
 async def test_end_of_an_expired_job_is_told_by_the_clock_of_nats(
-    gateway: TestGateway, tenant: str, monkeypatch: pytest.MonkeyPatch, pass_time: Callable[[float], None]
+    gateway: TestGateway, tenant: str, monkeypatch: pytest.MonkeyPatch, pass_time: PassTime
 ) -> None:
     kept = KeptResults(gateway.js, ResultShares(gateway.js, can_purge=True, clock=ServerClock()))
     expiry, now = BatchExpiry(gateway.nats, kept, gateway.model), time.time

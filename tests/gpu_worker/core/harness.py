@@ -180,3 +180,7 @@ class Harness:
         """Every sequence ended with the tokens and the reason of a contiguous model that ran it alone."""
         for sequence in sequences:
             assert (self.output[sequence.id], self.finish[sequence.id]) == self.reference(sequence)
+
+    def run_to_reference(self, *sequences: Sequence) -> None:
+        self.run()
+        self.assert_reference(*sequences)

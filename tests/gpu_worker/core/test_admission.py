@@ -213,8 +213,7 @@ def test_sequence_whose_blocks_another_one_keeps_restarts_only_where_there_are_e
     # The first one that restarts begins behind what is found. When it has to give way, the second one finds room.
     assert (first.status is SequenceStatus.RUNNING) is restarts
     assert second.status is SequenceStatus.RUNNING
-    harness.run()
-    harness.assert_reference(*streams, newcomer)
+    harness.run_to_reference(*streams, newcomer)
 
 
 @pytest.mark.parametrize(("num_tokens", "num_preempted"), [(23, 2), (27, 3), (31, 0)])
@@ -234,8 +233,7 @@ def test_blocks_that_others_share_make_no_room(num_tokens: int, num_preempted: i
     harness.step()
     assert [sequence.num_preemptions for sequence in greedy] == [0] * (4 - num_preempted) + [1] * num_preempted
     assert (waiting.id in harness.finish) is (num_preempted > 0)
-    harness.run()
-    harness.assert_reference(*greedy, waiting, small)
+    harness.run_to_reference(*greedy, waiting, small)
 
 
 def test_first_of_a_key_is_not_taken_for_another_that_was_preempted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,8 @@ LONG = [5] * 24
 
 def run(harness: Harness, prompt: list[int], hints: CacheHints | None = None, **more: Any) -> int:
     """Compute a request, and return how many tokens of its prompt were cached."""
-    sequence = make_sequence(prompt, hints=hints, max_tokens=1, ignore_eos=True, **more)
-    harness.add(sequence)
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.add(sequence := make_sequence(prompt, hints=hints, max_tokens=1, ignore_eos=True, **more))
+    harness.run_to_reference(sequence)
     return sequence.num_cached_tokens
 
 

@@ -40,8 +40,7 @@ class Beside:
 
     def ask(self) -> None:
         """Ask for a token, and note how long the step takes that gives it."""
-        light = make_sequence(self._num_prompt_tokens, max_tokens=1, **self._light)
-        self.harness.add(light)
+        self.harness.add(light := make_sequence(self._num_prompt_tokens, max_tokens=1, **self._light))
         while not self.harness.output[light.id]:
             step_s = self.step()
         self.first_steps_s.append(step_s)

@@ -29,8 +29,7 @@ class Worker:
         for tenant in self.tenants:
             waiting = [s for s in self._sequences if s.tenant == tenant and s.status is not SequenceStatus.RUNNING]
             for _ in range(3 - len(waiting)):
-                sequence = make_sequence(PROMPT, max_tokens=OUTPUT, ignore_eos=True, tenant=tenant)
-                self.harness.add(sequence)
+                self.harness.add(sequence := make_sequence(PROMPT, max_tokens=OUTPUT, ignore_eos=True, tenant=tenant))
                 self._sequences.append(sequence)
         plan = self.harness.schedule()
         for item in plan.scheduled:

@@ -115,8 +115,7 @@ def test_outgrowing_the_pool_preempts_the_latest_which_then_continues_identicall
     harness = Harness(num_blocks=70, max_num_batched_tokens=64)
     sequences = [make_sequence(4, max_tokens=200) for _ in range(3)]
     harness.add(*sequences)
-    harness.run()
-    harness.assert_reference(*sequences)
+    harness.run_to_reference(*sequences)
     # The first two fit with their headroom and outgrow the pool later; the third has to wait from the start.
     assert [sequence.num_preemptions for sequence in sequences] == [0, 1, 0]
     assert harness.scheduler.stats.num_preemptions == 1
@@ -124,8 +123,7 @@ def test_outgrowing_the_pool_preempts_the_latest_which_then_continues_identicall
 
 def test_preempted_sequence_finds_its_own_blocks_again() -> None:
     harness = Harness(num_blocks=40, max_num_seqs=1, max_num_batched_tokens=64)
-    background = make_sequence(40, max_tokens=30, lane="batch")
-    harness.add(background)
+    harness.add(background := make_sequence(40, max_tokens=30, lane="batch"))
     harness.step()
     harness.add(make_sequence(4, max_tokens=1))
     plan = harness.schedule()
@@ -135,8 +133,7 @@ def test_preempted_sequence_finds_its_own_blocks_again() -> None:
     assert [(item.sequence.id, item.start, item.num_tokens) for item in plan.scheduled] == [(background.id, 40, 1)]
     assert background.num_cached_tokens == 0
     harness.settle(plan)
-    harness.run()
-    harness.assert_reference(background)
+    harness.run_to_reference(background)
 
 
 def test_interactive_takes_a_batch_slot_within_one_step() -> None:
@@ -144,29 +141,24 @@ def test_interactive_takes_a_batch_slot_within_one_step() -> None:
     older, newer = (make_sequence(4, max_tokens=50, lane="batch") for _ in range(2))
     harness.add(older, newer)
     harness.step()
-    person = make_sequence(4)
-    harness.add(person)
+    harness.add(person := make_sequence(4))
     plan = harness.schedule()
     assert plan.departed == [newer]
     assert [item.sequence for item in plan.scheduled] == [older, person]
     harness.settle(plan)
-    harness.run()
-    harness.assert_reference(older, newer, person)
+    harness.run_to_reference(older, newer, person)
 
 
 def test_interactive_takes_batch_blocks_within_one_step() -> None:
     harness = Harness(num_blocks=20, max_num_batched_tokens=100)
-    background = make_sequence(40, max_tokens=20, lane="batch")
-    harness.add(background)
+    harness.add(background := make_sequence(40, max_tokens=20, lane="batch"))
     harness.step()
-    person = make_sequence(50, max_tokens=4)
-    harness.add(person)
+    harness.add(person := make_sequence(50, max_tokens=4))
     plan = harness.schedule()
     assert plan.departed == [background]
     assert shares(plan) == [(person.id, 50)]
     harness.settle(plan)
-    harness.run()
-    harness.assert_reference(background, person)
+    harness.run_to_reference(background, person)
 
 
 def test_batch_is_left_alone_when_its_blocks_would_not_be_enough() -> None:
@@ -188,11 +180,9 @@ def test_batch_does_not_start_while_interactive_waits() -> None:
 
 def test_interactive_prompt_gets_the_budget_before_a_batch_prompt_that_started_earlier() -> None:
     harness = Harness(max_num_batched_tokens=16)
-    background = make_sequence(100, lane="batch")
-    harness.add(background)
+    harness.add(make_sequence(100, lane="batch"))
     harness.step()
-    person = make_sequence(20)
-    harness.add(person)
+    harness.add(person := make_sequence(20))
     assert shares(harness.schedule()) == [(person.id, 16)]
 
 
@@ -206,38 +196,31 @@ def test_shared_prefix_is_computed_once() -> None:
     assert shares(plan) == [(first.id, 1), (second.id, 28 - 24)]
     assert second.num_cached_tokens == 24
     harness.settle(plan)
-    harness.run()
-    harness.assert_reference(first, second)
+    harness.run_to_reference(first, second)
     assert (harness.scheduler.stats.num_prefix_hits, harness.scheduler.stats.num_prefix_queries) == (24, 58)
 
 
 def test_moved_sequence_tells_only_tokens_of_its_prompt_as_cached() -> None:
     harness = Harness(max_num_batched_tokens=64)
-    first = make_sequence(10, max_tokens=30)
-    harness.add(first)
+    harness.add(first := make_sequence(10, max_tokens=30))
     harness.run()
-    moved = make_sequence(first.token_ids[:10], emitted=first.token_ids[10:25], max_tokens=30)
-    harness.add(moved)
-    harness.run()
-    harness.assert_reference(moved)
+    harness.add(moved := make_sequence(first.token_ids[:10], emitted=first.token_ids[10:25], max_tokens=30))
+    harness.run_to_reference(moved)
     assert moved.num_cached_tokens == 10
     assert (harness.scheduler.stats.num_prefix_hits, harness.scheduler.stats.num_prefix_queries) == (10, 20)
 
 
 def test_output_of_a_running_sequence_is_findable_as_its_blocks_fill() -> None:
     harness = Harness(max_num_batched_tokens=64)
-    first = make_sequence(6, max_tokens=100)
-    harness.add(first)
+    harness.add(first := make_sequence(6, max_tokens=100))
     for _ in range(8):
         harness.step()
-    follow_up = make_sequence([*first.token_ids, 7, 7])
-    harness.add(follow_up)
+    harness.add(follow_up := make_sequence([*first.token_ids, 7, 7]))
     plan = harness.schedule()
     assert first.status is SequenceStatus.RUNNING
     assert follow_up.num_cached_tokens == (len(first.token_ids) - 1) // BLOCK * BLOCK == 12
     harness.settle(plan)
-    harness.run()
-    harness.assert_reference(first, follow_up)
+    harness.run_to_reference(first, follow_up)
 
 
 def test_blocks_shared_with_a_running_sequence_are_not_counted_twice_at_admission() -> None:
@@ -269,29 +252,24 @@ def test_blocks_being_computed_are_not_findable_before_the_step_settled() -> Non
 @pytest.mark.parametrize("depth", [1, 2])
 def test_block_whose_last_token_was_sampled_but_not_computed_is_not_findable(depth: int) -> None:
     harness = Harness(max_steps_in_flight=depth)
-    first = make_sequence(BLOCK - 1)
-    harness.add(first)
+    harness.add(first := make_sequence(BLOCK - 1))
     harness.step()
     assert first.num_output_tokens == 1
     harness.scheduler.abort(first.id)
     while harness.in_flight:
         # The step that would have written the token's KV.
         harness.lose()
-    follow_up = make_sequence([*first.token_ids, 7])
-    harness.add(follow_up)
+    harness.add(follow_up := make_sequence([*first.token_ids, 7]))
     assert shares(harness.schedule()) == [(follow_up.id, BLOCK + 1)]
     assert follow_up.num_cached_tokens == 0
 
 
 def test_resumed_sequence_catches_up_with_a_budget_of_one_token() -> None:
     harness = Harness(max_num_seqs=1, max_num_batched_tokens=1)
-    whole = make_sequence(range(100, 103), max_tokens=6)
-    harness.add(whole)
+    harness.add(whole := make_sequence(range(100, 103), max_tokens=6))
     harness.run()
-    resumed = make_sequence(range(100, 103), emitted=harness.output[whole.id][:4], max_tokens=6)
-    harness.add(resumed)
-    harness.run()
-    harness.assert_reference(whole, resumed)
+    harness.add(resumed := make_sequence(range(100, 103), emitted=harness.output[whole.id][:4], max_tokens=6))
+    harness.run_to_reference(whole, resumed)
     assert harness.output[resumed.id] == harness.output[whole.id]
 
 
@@ -304,16 +282,14 @@ def test_prompt_of_a_person_gets_the_budget_before_batch_decodes() -> None:
     harness.add(*background)
     harness.step()
     assert all(sequence.num_output_tokens == 1 for sequence in background)
-    person = make_sequence(100, max_tokens=4)
-    harness.add(person)
+    harness.add(person := make_sequence(100, max_tokens=4))
     num_steps = 0
     while person.num_output_tokens == 0:
         harness.step()
         num_steps += 1
         harness.scheduler.check_integrity()
     assert num_steps == 13
-    harness.run()
-    harness.assert_reference(person, *background)
+    harness.run_to_reference(person, *background)
 
 
 def test_batch_decodes_are_paused_with_their_blocks_while_a_person_sets_the_pace() -> None:
@@ -323,8 +299,7 @@ def test_batch_decodes_are_paused_with_their_blocks_while_a_person_sets_the_pace
     for _ in range(6):
         harness.step()
     before = {s: (list(s.block_table), s.num_tokens) for s in background}
-    person = make_sequence(4, max_tokens=50)
-    harness.add(person)
+    harness.add(person := make_sequence(4, max_tokens=50))
     while person.id not in harness.finish:
         plan = harness.schedule()
         assert shares(plan)[0][0] == person.id
@@ -334,15 +309,13 @@ def test_batch_decodes_are_paused_with_their_blocks_while_a_person_sets_the_pace
         harness.scheduler.check_integrity()
     assert {s: (s.block_table, s.num_tokens) for s in background} == before
     assert [sequence.num_preemptions for sequence in background] == [0] * 8
-    harness.run()
-    harness.assert_reference(person, *background)
+    harness.run_to_reference(person, *background)
 
 
 @pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_batch_goes_on_beside_a_person_who_never_stops(depth: int) -> None:
     harness = Harness(max_num_seqs=16, max_num_batched_tokens=64, num_blocks=2000, cost=CPU, max_steps_in_flight=depth)
-    person = make_sequence(4, max_tokens=4500, ignore_eos=True)
-    harness.add(person)
+    harness.add(person := make_sequence(4, max_tokens=4500, ignore_eos=True))
     harness.step()
     background = [make_sequence(20, lane="batch", max_tokens=2, ignore_eos=True) for _ in range(3)]
     harness.add(*background)
@@ -351,8 +324,7 @@ def test_batch_goes_on_beside_a_person_who_never_stops(depth: int) -> None:
     assert all(sequence.id in harness.finish for sequence in background)
     num_mixed = sum(len(plan.scheduled) > 1 for plan in harness.runner.plans)
     assert num_mixed <= 4500 // 1000
-    harness.run()
-    harness.assert_reference(person, *background)
+    harness.run_to_reference(person, *background)
 
 
 def test_machine_is_filled_again_when_people_have_been_away_for_a_while() -> None:
@@ -373,8 +345,7 @@ def test_machine_is_filled_again_when_people_have_been_away_for_a_while() -> Non
 
 def test_only_what_can_run_soon_is_started_of_the_batch_lane() -> None:
     harness = Harness(max_num_seqs=64, max_num_batched_tokens=256, num_blocks=4000, cost=CPU)
-    person = make_sequence(4, max_tokens=300, ignore_eos=True)
-    harness.add(person)
+    harness.add(make_sequence(4, max_tokens=300, ignore_eos=True))
     harness.step()
     harness.add(*[make_sequence(4, lane="batch", max_tokens=10) for _ in range(50)])
     for _ in range(100):
@@ -412,8 +383,7 @@ def test_batch_drafts_nothing_while_people_set_the_pace() -> None:
         harness.settle(plan)
     assert ("interactive", 3) in depths
     assert {depth for lane, depth in depths if lane == "batch"} == {0}
-    harness.run()
-    harness.assert_reference(person, background)
+    harness.run_to_reference(person, background)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -432,8 +402,7 @@ def test_trial_beside_people_takes_no_longer_for_the_batch_work_that_runs_there(
     harness.add(*batch)
     for _ in range(10):
         harness.step()
-    person = make_sequence(8, max_tokens=5000)
-    harness.add(person)
+    harness.add(person := make_sequence(8, max_tokens=5000))
     for _ in range(100):
         harness.step()
     suspect = make_sequence(20, max_tokens=100, lane="batch")
@@ -449,8 +418,7 @@ def test_trial_beside_people_takes_no_longer_for_the_batch_work_that_runs_there(
     # None was computed further; one that made way for the suspect has lost what it had.
     assert all(sequence.num_computed_tokens in (0, before) for sequence, before in zip(batch, others, strict=True))
     harness.scheduler.abort(person.id)
-    harness.run()
-    harness.assert_reference(*batch, suspect)
+    harness.run_to_reference(*batch, suspect)
 
 
 def test_decode_that_stays_one_keeps_its_place_in_steps() -> None:

@@ -94,8 +94,7 @@ def overwritten() -> tuple[Harness, OracleTiers, list[Sequence]]:
 
 def test_a_prefix_that_was_overwritten_is_loaded() -> None:
     harness, tiers, sequences = overwritten()
-    again = make_sequence([3] * 30, max_tokens=2)
-    harness.add(again)
+    harness.add(again := make_sequence([3] * 30, max_tokens=2))
     while harness.scheduler.has_work():
         tiers.tick()
         harness.step()
@@ -106,8 +105,7 @@ def test_a_prefix_that_was_overwritten_is_loaded() -> None:
 
 def test_a_prefix_that_was_overwritten_while_its_sequence_was_preempted_is_loaded_again() -> None:
     harness, tiers, _ = overwritten()
-    again = make_sequence([3] * 30, max_tokens=4)
-    harness.add(again)
+    harness.add(again := make_sequence([3] * 30, max_tokens=4))
     while not again.num_output_tokens:
         tiers.tick()
         harness.step()
@@ -126,8 +124,7 @@ def test_a_prefix_that_was_overwritten_while_its_sequence_was_preempted_is_loade
 def test_a_load_that_is_stuck_suspends_the_tiers_once() -> None:
     harness, tiers, sequences = overwritten()
     tiers.random.random = lambda: 0.12  # type: ignore[method-assign]
-    again = make_sequence([3] * 30, max_tokens=2)
-    harness.add(again)
+    harness.add(again := make_sequence([3] * 30, max_tokens=2))
     while harness.scheduler.has_work():
         harness.now += 0.4
         harness.step()
@@ -140,8 +137,7 @@ def test_what_a_sequence_with_an_error_has_left_is_dropped_everywhere() -> None:
     tiers = OracleTiers(1, 0)
     harness = Harness(tiers=tiers)
     tiers.runner = harness.runner
-    sequence = make_sequence([5] * 14, max_tokens=4)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence([5] * 14, max_tokens=4))
     harness.step()
     plan = harness.schedule()
     assert any(tiers.has(0, digest) for digest in sequence.block_digests)

@@ -12,8 +12,7 @@ from tests.gpu_worker.core.sequences import EOS, make_sequence
 @pytest.mark.parametrize(("emitted", "reason"), [([5, 6, 7], "length"), ([5, EOS], "stop")])
 def test_resumed_sequence_that_was_complete_only_finishes(emitted: list[int], reason: str) -> None:
     harness = Harness()
-    sequence = make_sequence(10, emitted=emitted, max_tokens=3)
-    harness.add(sequence)
+    harness.add(make_sequence(10, emitted=emitted, max_tokens=3))
     (event,) = harness.step()
     assert (event.token_ids, event.finish) == ((), reason)
     assert harness.runner.num_computed_tokens == 0
@@ -33,8 +32,7 @@ def test_log_probabilities_of_a_token_come_with_it() -> None:
 
 def test_eos_ends_the_sequence_and_is_delivered() -> None:
     harness = Harness()
-    sequence = make_sequence(4)
-    harness.add(sequence)
+    harness.add(make_sequence(4))
     harness.schedule()
     (event,) = harness.settle_as(EOS)
     assert (event.token_ids, event.finish) == ((EOS,), "stop")
@@ -53,16 +51,13 @@ def test_ignored_eos_does_not_end_the_sequence_but_a_stop_token_does() -> None:
 
 def test_eos_at_the_end_of_the_prompt_does_not_end_the_sequence() -> None:
     harness = Harness()
-    sequence = make_sequence([5, 6, EOS], max_tokens=3)
-    harness.add(sequence)
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.add(sequence := make_sequence([5, 6, EOS], max_tokens=3))
+    harness.run_to_reference(sequence)
 
 
 def test_several_tokens_at_once_are_cut_at_the_stop_and_the_rest_is_caught_up() -> None:
     harness = Harness()
-    sequence = make_sequence(4, max_tokens=10, logprobs=0)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(4, max_tokens=10, logprobs=0))
     harness.schedule()
     harness.settle_as(1, 2, 3)
     plan = harness.schedule()
@@ -79,16 +74,14 @@ def test_several_tokens_at_once_are_cut_at_the_stop_and_the_rest_is_caught_up() 
 
 def test_sequence_ends_at_the_context_length() -> None:
     harness = Harness(max_model_len=20)
-    sequence = make_sequence(15, max_tokens=100)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(15, max_tokens=100))
     harness.run()
     assert (len(harness.output[sequence.id]), harness.finish[sequence.id]) == (5, "length")
 
 
 def test_sequence_ends_when_it_fills_the_whole_pool() -> None:
     harness = Harness(num_blocks=5)
-    sequence = make_sequence(15, max_tokens=100)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(15, max_tokens=100))
     harness.run()
     assert len(sequence.token_ids) == 5 * BLOCK
     harness.assert_reference(sequence)
@@ -120,8 +113,7 @@ def test_id_in_use_is_refused() -> None:
 
 def test_zero_max_tokens_finishes_at_once() -> None:
     harness = Harness()
-    sequence = make_sequence(10, max_tokens=0)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(10, max_tokens=0))
     harness.run()
     assert (harness.finish[sequence.id], harness.runner.num_computed_tokens) == ("length", 0)
 
@@ -129,8 +121,7 @@ def test_zero_max_tokens_finishes_at_once() -> None:
 @pytest.mark.parametrize("length", [1, 10, 40])
 def test_zero_max_tokens_with_prompt_logprobs_computes_the_prompt_and_samples_nothing(length: int) -> None:
     harness = Harness()
-    sequence = make_sequence(length, max_tokens=0, prompt_logprobs=0)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(length, max_tokens=0, prompt_logprobs=0))
     entries = []
     while harness.scheduler.has_work():
         entries += [entry.token_id for event in harness.step() for entry in event.prompt_logprobs]
@@ -140,8 +131,7 @@ def test_zero_max_tokens_with_prompt_logprobs_computes_the_prompt_and_samples_no
 
 def test_prompt_logprobs_are_reported_once_even_after_preemption() -> None:
     harness = Harness(max_num_seqs=1)
-    background = make_sequence(40, max_tokens=3, lane="batch", prompt_logprobs=0)
-    harness.add(background)
+    harness.add(background := make_sequence(40, max_tokens=3, lane="batch", prompt_logprobs=0))
     entries = [entry for event in harness.step() for entry in event.prompt_logprobs]
     harness.add(make_sequence(4, max_tokens=1))
     while harness.scheduler.has_work():
@@ -163,14 +153,12 @@ def test_deadline_expires_waiting_and_running_sequences() -> None:
     assert [item.sequence for item in plan.scheduled] == [patient]
     harness.settle(plan)
     assert harness.finish == {running.id: "expired", waiting.id: "expired"}
-    harness.run()
-    harness.assert_reference(patient)
+    harness.run_to_reference(patient)
 
 
 def test_expiry_of_the_last_sequence_is_reported_without_a_step() -> None:
     harness = Harness()
-    sequence = make_sequence(4, deadline=1.0)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(4, deadline=1.0))
     harness.now = 2.0
     harness.step()
     assert harness.finish == {sequence.id: "expired"}
@@ -191,20 +179,17 @@ def test_abort_frees_blocks_at_once_and_makes_no_event() -> None:
 
 def test_abort_of_a_sequence_in_flight_keeps_its_blocks_until_the_step_is_settled() -> None:
     harness = Harness(num_blocks=8)
-    sequence = make_sequence(20)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(20))
     plan = harness.schedule()
     assert harness.scheduler.abort(sequence.id) is sequence
     assert harness.scheduler.abort(sequence.id) is None
     assert harness.scheduler.stats.free_blocks == 3
     harness.scheduler.check_integrity()
-    replacement = make_sequence(20, id=sequence.id)
-    harness.scheduler.add(replacement)
+    harness.scheduler.add(replacement := make_sequence(20, id=sequence.id))
     assert harness.settle(plan) == []
     assert harness.scheduler.stats.free_blocks == 8
     harness.output[replacement.id] = []
-    harness.run()
-    harness.assert_reference(replacement)
+    harness.run_to_reference(replacement)
 
 
 def test_settling_a_step_twice_is_refused() -> None:
@@ -244,8 +229,7 @@ def test_budget_smaller_than_the_number_of_slots_is_refused() -> None:
 
 def test_time_of_the_first_step_stays_through_preemptions() -> None:
     harness = Harness(max_num_seqs=1)
-    background = make_sequence(40, max_tokens=3, lane="batch")
-    harness.add(background)
+    harness.add(background := make_sequence(40, max_tokens=3, lane="batch"))
     harness.now = 5.0
     harness.step()
     assert background.scheduled_at == 5.0

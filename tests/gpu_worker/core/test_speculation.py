@@ -25,10 +25,8 @@ def drafting_harness(depth: int = 3, drafter=right, **sizes: object) -> Harness:
 
 def test_right_drafts_take_fewer_steps_for_the_same_tokens() -> None:
     harness = drafting_harness(depth=3)
-    sequence = make_sequence(10, max_tokens=21, ignore_eos=True)
-    harness.add(sequence)
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.add(sequence := make_sequence(10, max_tokens=21, ignore_eos=True))
+    harness.run_to_reference(sequence)
     assert harness.scheduler.step == 1 + 20 / 4
     speculation = harness.scheduler.speculation
     assert speculation is not None
@@ -38,18 +36,15 @@ def test_right_drafts_take_fewer_steps_for_the_same_tokens() -> None:
 
 def test_wrong_drafts_cost_no_step_and_no_token() -> None:
     harness = drafting_harness(depth=5, drafter=wrong)
-    sequence = make_sequence(10, max_tokens=9, ignore_eos=True)
-    harness.add(sequence)
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.add(sequence := make_sequence(10, max_tokens=9, ignore_eos=True))
+    harness.run_to_reference(sequence)
     assert harness.scheduler.step == 9
     assert (sequence.num_accepted_tokens, sequence.num_drafted_tokens > 20) == (0, True)
 
 
 def test_drafts_end_before_the_last_token_allowed() -> None:
     harness = drafting_harness(depth=10)
-    sequence = make_sequence(3, max_tokens=4, ignore_eos=True)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(3, max_tokens=4, ignore_eos=True))
     harness.step()
     plan = harness.schedule()
     assert plan.scheduled[0].num_draft_tokens == 2
@@ -60,26 +55,22 @@ def test_drafts_end_before_the_last_token_allowed() -> None:
 @pytest.mark.parametrize("state", [None, StateConfig(8, 64)], ids=["tokens", "state"])
 def test_blocks_of_drafts_go_back_when_their_step_is_undone(state: StateConfig | None) -> None:
     harness = drafting_harness(depth=9, state=state)
-    sequence = make_sequence(3, max_tokens=30, ignore_eos=True)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(3, max_tokens=30, ignore_eos=True))
     harness.step()
     assert harness.schedule().scheduled[0].num_draft_tokens == 9
     assert len(sequence.block_table) == 4
     harness.lose()
     assert len(sequence.block_table) == 1
     harness.scheduler.check_integrity()
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.run_to_reference(sequence)
 
 
 def test_stop_token_among_accepted_drafts_ends_there() -> None:
     harness = drafting_harness(depth=8, vocab_size=5)
     lengths = {i: len(reference_tokens(b"tenant", [i, 7], 99, frozenset([EOS]), 5)[0]) for i in range(99)}
     prompt = next([i, 7] for i, length in lengths.items() if 3 < length < 7)
-    sequence = make_sequence(prompt, max_tokens=99)
-    harness.add(sequence)
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.add(sequence := make_sequence(prompt, max_tokens=99))
+    harness.run_to_reference(sequence)
     assert harness.finish[sequence.id] == "stop"
     assert harness.scheduler.step == 2
     assert sequence.num_accepted_tokens < sequence.num_drafted_tokens
@@ -87,8 +78,7 @@ def test_stop_token_among_accepted_drafts_ends_there() -> None:
 
 def test_drafts_take_only_tokens_that_prompts_leave() -> None:
     harness = drafting_harness(depth=8, max_num_batched_tokens=10, max_num_seqs=4)
-    decoding = make_sequence(3, max_tokens=30, ignore_eos=True)
-    harness.add(decoding)
+    harness.add(make_sequence(3, max_tokens=30, ignore_eos=True))
     harness.step()
     harness.add(make_sequence(15))
     assert [(i.num_tokens, i.num_draft_tokens) for i in harness.schedule().scheduled] == [(1, 0), (9, 0)]
@@ -99,8 +89,7 @@ def test_drafts_take_only_tokens_that_prompts_leave() -> None:
 
 def test_blocks_of_wrong_drafts_are_free_after_the_step() -> None:
     harness = drafting_harness(depth=3 * BLOCK, drafter=wrong)
-    sequence = make_sequence(BLOCK - 1, max_tokens=50, ignore_eos=True)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(BLOCK - 1, max_tokens=50, ignore_eos=True))
     harness.step()
     harness.schedule()
     assert len(sequence.block_table) == 4
@@ -124,8 +113,7 @@ def test_nobody_is_preempted_for_drafts(drafter) -> None:  # type: ignore[no-unt
         harness = drafting_harness(depth, drafter, num_blocks=16, headroom_tokens=0)
         sequences = [make_sequence([i] * 5, max_tokens=11, ignore_eos=True) for i in range(4)]
         harness.add(*sequences)
-        harness.run()
-        harness.assert_reference(*sequences)
+        harness.run_to_reference(*sequences)
         return harness, sequences
 
     assert run(9)[0].scheduler.stats.num_preemptions == run(0)[0].scheduler.stats.num_preemptions == 0
@@ -135,15 +123,13 @@ def test_preempted_sequence_with_accepted_drafts_continues_exactly() -> None:
     harness = drafting_harness(depth=3, num_blocks=8, headroom_tokens=0)
     sequences = [make_sequence([i] * 6, max_tokens=16, ignore_eos=True) for i in range(3)]
     harness.add(*sequences)
-    harness.run()
-    harness.assert_reference(*sequences)
+    harness.run_to_reference(*sequences)
     assert harness.scheduler.stats.num_preemptions > 0
 
 
 def test_aborted_sequence_gives_back_the_blocks_of_its_drafts() -> None:
     harness = drafting_harness(depth=3 * BLOCK)
-    sequence = make_sequence(3, max_tokens=50, ignore_eos=True)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(3, max_tokens=50, ignore_eos=True))
     harness.step()
     harness.schedule()
     harness.scheduler.abort(sequence.id)
@@ -154,8 +140,7 @@ def test_aborted_sequence_gives_back_the_blocks_of_its_drafts() -> None:
 
 def test_expired_sequence_keeps_the_tokens_it_got() -> None:
     harness = drafting_harness(depth=3)
-    sequence = make_sequence(3, max_tokens=50, ignore_eos=True, deadline=2.0)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(3, max_tokens=50, ignore_eos=True, deadline=2.0))
     harness.step()
     harness.step()
     harness.now = 3.0
@@ -216,25 +201,20 @@ def test_steps_follow_one_another_while_nothing_is_drafted_and_a_step_with_draft
 
 def test_policy_that_never_drafts_costs_no_step_in_flight() -> None:
     harness = Harness(policy=FixedDepth(0), max_steps_in_flight=2)
-    sequence = make_sequence(6, max_tokens=20, ignore_eos=True)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(6, max_tokens=20, ignore_eos=True))
     harness.step()
     while len(harness.output[sequence.id]) < 18:
         assert len(harness.in_flight) == 1
         harness.step()
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.run_to_reference(sequence)
 
 
 def test_blocks_filled_by_accepted_drafts_are_found_by_the_next_prompt() -> None:
     harness = drafting_harness(depth=4)
-    first = make_sequence(6, max_tokens=14, ignore_eos=True)
-    harness.add(first)
+    harness.add(first := make_sequence(6, max_tokens=14, ignore_eos=True))
     harness.run()
-    second = make_sequence(first.token_ids, max_tokens=2, ignore_eos=True)
-    harness.add(second)
-    harness.run()
-    harness.assert_reference(second)
+    harness.add(second := make_sequence(first.token_ids, max_tokens=2, ignore_eos=True))
+    harness.run_to_reference(second)
     assert second.num_cached_tokens == 16
 
 
@@ -264,8 +244,7 @@ def test_policy_that_wants_more_than_a_sequence_may_have_gets_no_more() -> None:
             return [9] * len(sequences)
 
     harness = Harness(policy=Greedy(9), drafter=right)
-    sequence = make_sequence(4, max_tokens=4, ignore_eos=True)
-    harness.add(sequence)
+    harness.add(make_sequence(4, max_tokens=4, ignore_eos=True))
     harness.step()
     # It may have three more tokens, and the last of them is sampled, never drafted.
     assert [item.num_draft_tokens for item in harness.schedule().scheduled] == [2]

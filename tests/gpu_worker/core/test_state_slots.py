@@ -16,8 +16,7 @@ def cached_tokens(harness: Harness, *sequences: Sequence) -> list[int]:
     """Run sequences one after another; return how many tokens of each prompt were found."""
     for sequence in sequences:
         harness.add(sequence)
-        harness.run()
-        harness.assert_reference(sequence)
+        harness.run_to_reference(sequence)
     return [sequence.num_cached_tokens for sequence in sequences]
 
 
@@ -96,13 +95,26 @@ def test_checkpoint_that_costs_least_to_compute_again_is_evicted() -> None:
     assert cached_tokens(harness, *again) == [60, 28, 20, 0]
 
 
-def test_checkpoint_that_nobody_uses_gives_way_in_the_end() -> None:
+@pytest.mark.parametrize(
+    ("num_slots", "interval", "num_tokens", "others", "num_found"),
+    [
+        # Nobody uses it: it gives way in the end.
+        (3, 64, 100, [20] * 12, 0),
+        # Behind 20 and 40 tokens: without the first one, the second costs twice as much, and ages all the same.
+        (3, 5, 41, [17] * 2, 40),
+        (3, 5, 41, [17] * 3, 0),
+        # Behind 20 tokens there is none any more, so that the one behind 60 was cheaper than the one behind 40.
+        (4, 5, 61, [17] * 2, 40),
+    ],
+)
+def test_checkpoint_is_kept_by_its_cost_from_the_nearest_before_and_its_age(
+    num_slots: int, interval: int, num_tokens: int, others: list[int], num_found: int
+) -> None:
     # Of blocks there are enough for all.
-    harness = harness_of(num_slots=3, max_num_seqs=1, num_blocks=512)
-    long = make_sequence(100, max_tokens=1)
-    cached_tokens(harness, long)
-    cached_tokens(harness, *(make_sequence(20, max_tokens=1) for _ in range(12)))
-    assert cached_tokens(harness, make_sequence(long.token_ids[:100], max_tokens=1)) == [0]
+    harness = harness_of(num_slots, interval, max_num_seqs=1, num_blocks=512)
+    long = make_sequence(num_tokens, max_tokens=1)
+    cached_tokens(harness, long, *(make_sequence(length, max_tokens=1) for length in others))
+    assert cached_tokens(harness, make_sequence(long.token_ids[:num_tokens], max_tokens=1)) == [num_found]
 
 
 def test_checkpoint_that_is_used_again_and_again_stays() -> None:
@@ -112,23 +124,6 @@ def test_checkpoint_that_is_used_again_and_again_stays() -> None:
     for _ in range(6):
         again = make_sequence(first.token_ids[:20], max_tokens=1)
         assert cached_tokens(harness, make_sequence(20, max_tokens=1), again) == [0, 16]
-
-
-@pytest.mark.parametrize(("num_others", "num_found"), [(2, 40), (3, 0)])
-def test_checkpoint_whose_ancestor_is_gone_costs_more_and_ages_all_the_same(num_others: int, num_found: int) -> None:
-    harness = harness_of(num_slots=3, interval=5, max_num_seqs=1, num_blocks=512)
-    # Checkpoints behind 20 and 40 tokens: without the first one, the second costs twice as much.
-    long = make_sequence(41, max_tokens=1)
-    cached_tokens(harness, long, *(make_sequence(17, max_tokens=1) for _ in range(num_others)))
-    assert cached_tokens(harness, make_sequence(long.token_ids[:41], max_tokens=1)) == [num_found]
-
-
-def test_cost_is_counted_from_the_nearest_checkpoint_before() -> None:
-    harness = harness_of(num_slots=4, interval=5, max_num_seqs=1, num_blocks=512)
-    long = make_sequence(61, max_tokens=1)
-    cached_tokens(harness, long, *(make_sequence(17, max_tokens=1) for _ in range(2)))
-    # Behind 20 tokens there is none any more, so that the one behind 60 was cheaper than the one behind 40.
-    assert cached_tokens(harness, make_sequence(long.token_ids[:61], max_tokens=1)) == [40]
 
 
 def test_cost_of_a_checkpoint_that_has_none_before_is_counted_from_the_beginning() -> None:
@@ -148,8 +143,7 @@ def test_checkpoint_that_was_pinned_when_another_had_to_go_can_be_evicted_later(
     harness.run()
     sequences = [make_sequence(9, max_tokens=3) for _ in range(4)]
     harness.add(*sequences)
-    harness.run()
-    harness.assert_reference(*sequences)
+    harness.run_to_reference(*sequences)
 
 
 def test_two_that_compute_the_same_prompt_at_once_leave_one_checkpoint() -> None:
@@ -205,8 +199,7 @@ def test_without_a_prefix_cache_no_checkpoint_is_made() -> None:
 
 def test_steps_that_fail_begin_again_from_a_checkpoint() -> None:
     harness = harness_of(interval=2, max_num_batched_tokens=16)
-    sequence = make_sequence(range(1, 60), max_tokens=12)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(range(1, 60), max_tokens=12))
     for _ in range(3):
         harness.step()
     harness.schedule()
@@ -214,8 +207,7 @@ def test_steps_that_fail_begin_again_from_a_checkpoint() -> None:
     assert [(item.start, item.num_tokens) for item in items] == [(48, 11)]
     harness.schedule_again(items)
     harness.land()
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.run_to_reference(sequence)
 
 
 def test_fewer_slots_than_sequences_are_refused() -> None:

@@ -15,8 +15,7 @@ def shares(plan: ScheduledStep) -> list[tuple[str, int, int]]:
 def first_token(prompt: list[int]) -> int:
     """What the model generates first after the prompt."""
     harness = Harness()
-    sequence = make_sequence(prompt, max_tokens=1)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(prompt, max_tokens=1))
     harness.run()
     return harness.output[sequence.id][0]
 
@@ -27,8 +26,7 @@ def num_scheduled(harness: Harness, sequence: Sequence) -> int:
 
 def test_decode_is_planned_from_the_token_that_is_being_sampled() -> None:
     harness = Harness(max_steps_in_flight=2)
-    sequence = make_sequence(6)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(6))
     assert shares(harness.schedule()) == [(sequence.id, 0, 6)]
     assert (sequence.num_tokens, sequence.num_pending_tokens, len(sequence.token_ids)) == (7, 1, 6)
     assert shares(harness.schedule()) == [(sequence.id, 6, 1)]
@@ -39,24 +37,20 @@ def test_decode_is_planned_from_the_token_that_is_being_sampled() -> None:
 
 def test_chunks_of_a_prompt_follow_each_other_in_flight() -> None:
     harness = Harness(max_steps_in_flight=2, max_num_batched_tokens=16)
-    sequence = make_sequence(40)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(40))
     assert shares(harness.schedule()) == [(sequence.id, 0, 16)]
     assert shares(harness.schedule()) == [(sequence.id, 16, 16)]
     assert harness.land() == []
     assert shares(harness.schedule()) == [(sequence.id, 32, 8)]
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.run_to_reference(sequence)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("max_tokens", [1, 2, 7])
 def test_sequence_whose_last_token_is_in_flight_is_not_scheduled_again(max_tokens: int, depth: int) -> None:
     harness = Harness(max_steps_in_flight=depth)
-    sequence = make_sequence(6, max_tokens=max_tokens)
-    harness.add(sequence)
-    harness.run()
-    harness.assert_reference(sequence)
+    harness.add(sequence := make_sequence(6, max_tokens=max_tokens))
+    harness.run_to_reference(sequence)
     assert num_scheduled(harness, sequence) == max_tokens
 
 
@@ -65,8 +59,7 @@ def test_end_that_only_the_token_tells_wastes_the_steps_behind_it(depth: int, nu
     prompt = [5, 6, 7]
     stop = first_token(prompt)
     harness = Harness(max_steps_in_flight=depth)
-    sequence = make_sequence(prompt, max_tokens=100, stop_token_ids=(stop,))
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(prompt, max_tokens=100, stop_token_ids=(stop,)))
     (event,) = harness.step()
     assert (event.token_ids, event.finish) == ((stop,), "stop")
     harness.scheduler.check_integrity()
@@ -78,8 +71,7 @@ def test_end_that_only_the_token_tells_wastes_the_steps_behind_it(depth: int, nu
 def test_blocks_of_an_ended_sequence_go_back_once_its_last_step_has_landed() -> None:
     prompt = [5, 6, 7, 8, 9]
     harness = Harness(max_steps_in_flight=2, enable_prefix_caching=False)
-    sequence = make_sequence(prompt, stop_token_ids=(first_token(prompt),))
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(prompt, stop_token_ids=(first_token(prompt),)))
     harness.step()
     assert harness.finish == {sequence.id: "stop"}
     assert harness.scheduler.stats.free_blocks == 62
@@ -121,8 +113,7 @@ def test_nobody_is_preempted_under_a_step_in_flight_when_the_pool_runs_out() -> 
     assert yields.status is SequenceStatus.RUNNING
     harness.land()
     assert harness.schedule().departed == [yields]
-    harness.run()
-    harness.assert_reference(stays, yields)
+    harness.run_to_reference(stays, yields)
 
 
 def test_blocks_in_flight_are_not_findable_until_their_step_has_landed() -> None:
@@ -135,8 +126,7 @@ def test_blocks_in_flight_are_not_findable_until_their_step_has_landed() -> None
     harness.land()
     harness.add(late)
     assert shares(harness.schedule())[-1] == (late.id, 16, 4)
-    harness.run()
-    harness.assert_reference(first, early, late)
+    harness.run_to_reference(first, early, late)
 
 
 def test_prompt_logprobs_are_reported_once_and_in_order() -> None:
@@ -165,8 +155,7 @@ def test_failed_step_is_undone_with_the_step_behind_it_and_planned_again_share_b
     plan = harness.schedule_again(items)
     assert plan is not None
     assert (shares(plan), plan.departed) == ([(hit.id, 0, 8)], [hit, other])
-    harness.run()
-    harness.assert_reference(hit, other)
+    harness.run_to_reference(hit, other)
 
 
 def test_share_of_a_sequence_whose_deadline_has_passed_since_is_not_computed_again() -> None:
@@ -193,17 +182,14 @@ def test_share_of_a_sequence_that_ended_since_is_not_planned_again() -> None:
     plan = harness.schedule_again(items)
     assert plan is not None
     assert shares(plan) == [(other.id, 0, 6)]
-    harness.run()
-    harness.assert_reference(other)
+    harness.run_to_reference(other)
 
 
 def test_control_step_writes_only_where_nobody_reads() -> None:
     harness = Harness(max_steps_in_flight=2)
-    first = make_sequence(range(100, 108), max_tokens=9)
-    harness.add(first)
+    harness.add(first := make_sequence(range(100, 108), max_tokens=9))
     harness.step()
-    sharing = make_sequence(range(100, 108), max_tokens=9)
-    harness.add(sharing)
+    harness.add(sharing := make_sequence(range(100, 108), max_tokens=9))
     harness.schedule()
     harness.lose()
     plan = harness.scheduler.control_step(sharing)
@@ -214,8 +200,7 @@ def test_control_step_writes_only_where_nobody_reads() -> None:
     assert block not in first.block_table
     harness.runner.submit(plan).result()
     harness.fail(sharing)
-    harness.run()
-    harness.assert_reference(first)
+    harness.run_to_reference(first)
     assert harness.finish[sharing.id] == "failed"
 
 
@@ -236,5 +221,4 @@ def test_slot_of_a_sequence_that_ends_in_flight_is_free_for_the_next_plan() -> N
     harness.step()
     plan = harness.schedule()
     assert (plan.departed, shares(plan)) == ([ending], [(waiting.id, 0, 4)])
-    harness.run()
-    harness.assert_reference(waiting)
+    harness.run_to_reference(waiting)

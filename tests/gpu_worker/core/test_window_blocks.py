@@ -47,8 +47,7 @@ def test_hit_needs_the_whole_window_before_it() -> None:
 
 def test_long_sequence_holds_the_window_and_one_block() -> None:
     harness = harness_of(max_steps_in_flight=2, num_blocks=64)
-    sequence = make_sequence(3, max_tokens=60)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(3, max_tokens=60))
     held = []
     while harness.scheduler.has_work():
         harness.step()
@@ -59,8 +58,7 @@ def test_long_sequence_holds_the_window_and_one_block() -> None:
 
 def test_long_prompt_is_computed_in_chunks_as_large_as_there_are_blocks() -> None:
     harness = harness_of(5, max_num_batched_tokens=40)
-    sequence = make_sequence(50, max_tokens=2)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(50, max_tokens=2))
     chunks = []
     while harness.scheduler.has_work():
         harness.step()
@@ -83,13 +81,11 @@ def test_same_prompt_hits_while_its_window_is_there() -> None:
 
 def test_blocks_left_behind_are_reused_before_windows_of_ended_sequences() -> None:
     harness = harness_of(9, num_blocks=200)
-    ended = make_sequence(range(1, 30), max_tokens=1)
-    harness.add(ended)
+    harness.add(make_sequence(range(1, 30), max_tokens=1))
     harness.run()
     harness.add(make_sequence(100, max_tokens=1))
     harness.run()
-    again = make_sequence(range(1, 30), max_tokens=1)
-    harness.add(again)
+    harness.add(again := make_sequence(range(1, 30), max_tokens=1))
     harness.run()
     assert again.num_cached_tokens == 28
 
@@ -163,8 +159,7 @@ def test_blocks_of_drafts_that_were_wrong_go_back_in_every_group() -> None:
     harness = harness_of(
         policy=FixedDepth(9), drafter=lambda tokens: [token_id + 1 for token_id in tokens], max_num_batched_tokens=32
     )
-    sequence = make_sequence(6, max_tokens=40, ignore_eos=True)
-    harness.add(sequence)
+    harness.add(sequence := make_sequence(6, max_tokens=40, ignore_eos=True))
     harness.step()
     plan = harness.schedule()
     [table] = sequence.window_tables

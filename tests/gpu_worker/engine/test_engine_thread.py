@@ -103,12 +103,10 @@ def test_batch_work_waits_for_a_moment_after_people_but_they_do_not(start: Start
     running = start(SimulatedRunner(0, range(10, 20)), clock=clock)
     running.thread.add(make_sequence(5, max_tokens=2))
     running.events_until_finished(1)
-    background = make_sequence(5, max_tokens=2, lane="batch")
-    running.thread.add(background)
+    running.thread.add(background := make_sequence(5, max_tokens=2, lane="batch"))
     with pytest.raises(queue.Empty):
         running.outcomes.get(timeout=0.2)
-    person = make_sequence(5, max_tokens=1)
-    running.thread.add(person)
+    running.thread.add(person := make_sequence(5, max_tokens=1))
     assert person in [event.sequence for event in running.outcome().events]
     now[0] += 1.0
     wait_for(lambda: background.num_output_tokens == 2, 10)
@@ -131,8 +129,7 @@ def test_commands_during_a_step_take_effect_after_it(start: Start) -> None:
 def test_abort_frees_blocks_without_another_step(start: Start) -> None:
     runner = GatedRunner()
     running = start(runner)
-    sequence = make_sequence(20, max_tokens=50)
-    running.thread.add(sequence)
+    running.thread.add(sequence := make_sequence(20, max_tokens=50))
     assert runner.entered.acquire(timeout=10)
     running.thread.abort(sequence.id)
     runner.gate.release()
@@ -282,18 +279,19 @@ def test_sequence_that_a_draining_thread_refuses_is_not_run(start: Start) -> Non
     assert [event.sequence for event in events] == [active, active]
 
 
-def test_draining_stop_finishes_the_work(start: Start) -> None:
-    running = start(SimulatedRunner(1, range(10, 20)))
+@pytest.mark.parametrize("make_runner", [lambda: SimulatedRunner(1, range(10, 20)), LateRunner])
+def test_draining_stop_finishes_the_work(start: Start, make_runner: Callable[[], ModelRunner]) -> None:
+    running = start(make_runner())
     for _ in range(6):
-        running.thread.add(make_sequence(5, max_tokens=10))
+        running.thread.add(make_sequence(5, max_tokens=10, ignore_eos=True))
     assert running.thread.stop(drain_s=10) == []
     assert [event.finish for event in running.events_until_finished(6) if event.finish] == ["length"] * 6
+    assert running.thread.stats.free_blocks == 64
 
 
 def test_draining_stop_gives_up_in_time(start: Start) -> None:
     running = start(SimulatedRunner(20, range(10, 20)))
-    sequence = make_sequence(5, max_tokens=190)
-    running.thread.add(sequence)
+    running.thread.add(sequence := make_sequence(5, max_tokens=190))
     # It would have ended after four seconds.
     assert running.thread.stop(drain_s=0.05) == [sequence]
     assert sequence.num_output_tokens < 100
@@ -333,8 +331,7 @@ def test_stop_lands_and_delivers_the_steps_in_flight(start: Start) -> None:
 def test_sequence_that_ends_in_a_step_that_stop_lands_is_finished(start: Start) -> None:
     runner = GatedLateRunner()
     running = start(runner)
-    sequence = make_sequence(5, max_tokens=2, ignore_eos=True)
-    running.thread.add(sequence)
+    running.thread.add(make_sequence(5, max_tokens=2, ignore_eos=True))
     assert runner.entered.acquire(timeout=10)
     running.thread._inbox.put(lambda: running.thread._begin_stop(0.0))
     runner.gate.release(2)
@@ -345,8 +342,7 @@ def test_sequence_that_ends_in_a_step_that_stop_lands_is_finished(start: Start) 
 def test_abort_frees_blocks_once_the_step_in_flight_has_landed(start: Start) -> None:
     runner = GatedLateRunner()
     running = start(runner)
-    sequence = make_sequence(20, max_tokens=50, ignore_eos=True)
-    running.thread.add(sequence)
+    running.thread.add(sequence := make_sequence(20, max_tokens=50, ignore_eos=True))
     assert runner.entered.acquire(timeout=10)
     running.thread.abort(sequence.id)
     runner.gate.release()
@@ -355,15 +351,6 @@ def test_abort_frees_blocks_once_the_step_in_flight_has_landed(start: Start) -> 
     assert running.thread.stats.free_blocks < 64
     runner.gate.release()
     assert (running.outcome().events, running.thread.stats.free_blocks) == ([], 64)
-
-
-def test_draining_stop_finishes_the_work_of_a_runner_that_is_behind(start: Start) -> None:
-    running = start(LateRunner())
-    for _ in range(6):
-        running.thread.add(make_sequence(5, max_tokens=10, ignore_eos=True))
-    assert running.thread.stop(drain_s=10) == []
-    assert [event.finish for event in running.events_until_finished(6) if event.finish] == ["length"] * 6
-    assert running.thread.stats.free_blocks == 64
 
 
 def test_last_event_of_a_sequence_that_was_complete_is_delivered_although_the_engine_stops() -> None:

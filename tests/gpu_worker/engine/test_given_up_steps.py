@@ -199,8 +199,7 @@ def test_step_that_nobody_may_give_up_is_computed_again(*, restarts: bool) -> No
     beside._interrupt.ask(2)
     if restarts:
         beside.engine.restart()
-    sequence = make_sequence(8, max_tokens=4)
-    beside.engine.add(sequence)
+    beside.engine.add(make_sequence(8, max_tokens=4))
     tokens: list[int] = []
     while beside.engine.has_work():
         tokens += [token for event in beside.engine.step() for token in event.token_ids]

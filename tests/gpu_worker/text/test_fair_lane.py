@@ -36,6 +36,10 @@ async def lane() -> AsyncIterator[FairLane]:
     lane.close()
 
 
+def waits(lane: FairLane, owner: str, size: int) -> asyncio.Task[None]:
+    return asyncio.create_task(lane.run(owner, size, lambda: None))
+
+
 async def begun(lane: FairLane, gate: Gate) -> asyncio.Task[None]:
     """Occupy the lane's one thread until the gate is opened."""
     task = asyncio.create_task(lane.run("first", 1, gate.wait))
@@ -57,8 +61,7 @@ async def test_owners_take_turns_however_much_each_brings(lane: FairLane) -> Non
 async def test_pieces_without_bytes_all_take_their_turn(lane: FairLane) -> None:
     gate = Gate()
     await begun(lane, gate)
-    works = [("a", 0), ("a", 0), ("b", 5), ("b", 0), ("b", 0)]
-    tasks = [asyncio.create_task(lane.run(owner, size, lambda: None)) for owner, size in works]
+    tasks = [waits(lane, owner, size) for owner, size in (("a", 0), ("a", 0), ("b", 5), ("b", 0), ("b", 0))]
     await asyncio.sleep(0)
     gate.open.set()
     async with asyncio.timeout(5):
@@ -68,7 +71,7 @@ async def test_pieces_without_bytes_all_take_their_turn(lane: FairLane) -> None:
 async def test_full_lane_says_when_to_come_back(lane: FairLane) -> None:
     gate = Gate()
     await begun(lane, gate)
-    waiting = [asyncio.create_task(lane.run(owner, 450, lambda: None)) for owner in "ab"]
+    waiting = [waits(lane, owner, 450) for owner in "ab"]
     await asyncio.sleep(0)
     with pytest.raises(LaneBusyError) as raised:
         await lane.run("c", 450, lambda: None)
@@ -81,11 +84,11 @@ async def test_full_lane_says_when_to_come_back(lane: FairLane) -> None:
 async def test_one_owner_fills_half_of_a_lane_at_most(lane: FairLane) -> None:
     gate = Gate()
     await begun(lane, gate)
-    waiting = [asyncio.create_task(lane.run("a", 300, lambda: None))]
+    waiting = [waits(lane, "a", 300)]
     await asyncio.sleep(0)
     with pytest.raises(LaneBusyError):
         await lane.run("a", 300, lambda: None)
-    waiting.append(asyncio.create_task(lane.run("b", 300, lambda: None)))
+    waiting.append(waits(lane, "b", 300))
     await asyncio.sleep(0)
     gate.open.set()
     await asyncio.gather(*waiting)
@@ -96,7 +99,7 @@ async def test_slow_lane_lets_less_wait() -> None:
     for _ in range(40):
         await lane.run("a", 100, lambda: time.sleep(0.01))  # at most 112 kB a second
     await begun(lane, gate)
-    waiting = asyncio.create_task(lane.run("a", 60_000, lambda: None))
+    waiting = waits(lane, "a", 60_000)
     await asyncio.sleep(0)
     with pytest.raises(LaneBusyError):
         await lane.run("a", 60_000, lambda: None)
@@ -110,7 +113,7 @@ async def test_small_pieces_do_not_make_a_lane_look_slow() -> None:
     for _ in range(200):
         await lane.run("a", 1, lambda: None)
     await begun(lane, gate)
-    waiting = [asyncio.create_task(lane.run("a", 20_000, lambda: None)) for _ in range(2)]
+    waiting = [waits(lane, "a", 20_000) for _ in range(2)]
     await asyncio.sleep(0)
     gate.open.set()
     await asyncio.gather(*waiting)
