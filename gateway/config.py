@@ -189,11 +189,7 @@ MIN_SECRET_CHARACTERS = 32
 
 
 def read_secrets(setting: str | None) -> list[str]:
-    """Return the secrets of a setting, which commas separate; none where it is empty.
-
-    Raises:
-        ConfigError: A secret is too short.
-    """
+    """Return the comma-separated secrets of a setting, none where it is empty; `ConfigError` for a short one."""
     if not setting:
         return []
     secrets = [secret.strip() for secret in setting.split(",")]

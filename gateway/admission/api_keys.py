@@ -124,21 +124,12 @@ def hash_key(key: str) -> str:
 
 
 def list_keys(path: Path) -> list[KeyRecord]:
-    """Return the records of a key file, none when there is no file.
-
-    Raises:
-        ConfigError: The file cannot be read or is not a key file.
-    """
+    """Return the records of a key file, none without a file; `ConfigError` if it is not a readable key file."""
     return read_records(path, KeyRecord, "key")
 
 
 def find_key(records: list[KeyRecord], named: str, *, with_revoked: bool = False) -> KeyRecord:
-    """Return the one key that has this id, or else this name.
-
-    Raises:
-        KeyNotFoundError: There is no such key, or several are called so.
-        RevokedKeyError: It is revoked, and such keys were not asked for.
-    """
+    """Return the one key with this id, or else this name; `KeyNotFoundError`, `RevokedKeyError` unless asked for."""
     return records[_find(records, named, with_revoked=with_revoked)]
 
 
@@ -301,21 +292,12 @@ def tenants_file(keys_file: Path) -> Path:
 
 
 def list_tenants(keys_file: Path) -> list[TenantRecord]:
-    """Return the limits of all tenants that have any.
-
-    Raises:
-        ConfigError: The file cannot be read or holds something else.
-    """
+    """Return the limits of all tenants that have any; `ConfigError` for an unreadable file."""
     return read_records(tenants_file(keys_file), TenantRecord, "tenant")
 
 
 def limit_tenant(keys_file: Path, tenant: str, limits: dict[str, Any]) -> TenantRecord:
-    """Replace the limits of a tenant; None in all of them removes its record.
-
-    Raises:
-        ConfigError: The file cannot be read or written.
-        InvalidNameError: There can be no such tenant.
-    """
+    """Replace a tenant's limits, or remove them if all are None; `ConfigError`, or `InvalidNameError` for its name."""
     encode_name(tenant)
     path, record = tenants_file(keys_file), TenantRecord(tenant=tenant, **limits)
     with exclusive(path):

@@ -93,20 +93,12 @@ class Principal:
         return self.models is None or model in self.models
 
     def check_model(self, model: str) -> None:
-        """Refuse a model that the key may not use, with the same words as one that does not exist.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Refuse a model that the key may not use with the `ApiError` 404 of one that does not exist."""
         if not self.can_use(model):
             raise model_not_found(model)
 
     def check_priority(self, priority: int) -> None:
-        """Refuse a priority above that of the key, which would push back the requests of others.
-
-        Raises:
-            ApiError: 400.
-        """
+        """Refuse a priority above the key's, which would push back others' requests, by an `ApiError` 400."""
         if self.max_priority is not None and priority > self.max_priority:
             message = f"'priority' is {priority}, and this key allows at most {self.max_priority}."
             raise ApiError(400, message, param="priority", code="invalid_value")
@@ -187,11 +179,7 @@ class KeyStore:
         return holder
 
     def listing(self) -> tuple[list[KeyRecord], list[TenantRecord]]:
-        """Return the records of the key file and the limits of tenants, as the files have them.
-
-        Raises:
-            ConfigError: They cannot be read.
-        """
+        """Return the key file's records and the tenants' limits as they are on disk; `ConfigError` if unreadable."""
         records, tenants, _ = self._read()
         return records, tenants
 
@@ -264,11 +252,7 @@ def _state(path: Path) -> FileState | None:
 
 
 def check_auth_settings(*, asks_for_key: bool, host: str) -> None:
-    """Let a gateway ask for no key only where this machine alone reaches it.
-
-    Raises:
-        ConfigError: It would listen elsewhere.
-    """
+    """Let a gateway ask for no key only where this machine alone reaches it; otherwise a `ConfigError`."""
     if not asks_for_key and not is_loopback(host):
         problem = f"asking for no key is allowed on loopback only, and HEADRACE_HOST is {host}"
         raise ConfigError("HEADRACE_AUTH", problem)
@@ -318,11 +302,7 @@ def shown_key(headers: Headers) -> str:
 
 
 def bearer_token(headers: Headers) -> str:
-    """Return the key of an `Authorization: Bearer` header.
-
-    Raises:
-        ApiError: 401; there is none, or several.
-    """
+    """Return the key of an `Authorization: Bearer` header; `ApiError` 401 if there is none, or several."""
     values = [value for name, value in headers if name == b"authorization"]
     if not values:
         how = "Send it as `Authorization: Bearer <key>` or as `x-api-key: <key>`."

@@ -87,11 +87,7 @@ class AnswerPlaces:
         return self._shares.used
 
     def take(self, key_id: str) -> object:
-        """Give a key a place until `give_back`, and return its token.
-
-        Raises:
-            ApiError: 503 when all are taken; 429 when the key has its share.
-        """
+        """Give a key a place, and return its token; `ApiError` 503 if all are taken, 429 beyond the key's share."""
         refusal = self._shares.take(key_id)
         if refusal is not None:
             raise self._refused(refusal, key_id)

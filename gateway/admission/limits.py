@@ -153,11 +153,7 @@ class RateLimiter:
         return lease
 
     async def admit_read(self, principal: Principal) -> Lease:
-        """Count one read of stored responses against its key's limit; releasing the lease adds its size.
-
-        Raises:
-            ApiError: 429 with the time after which it would be admitted.
-        """
+        """Count one read against its key's limit, or raise `ApiError` 429; releasing the lease adds the read's size."""
         if principal.reads_per_minute is None:
             return self._unlimited
         limits = Limits(requests=None, tokens=principal.reads_per_minute, concurrency=None, are_reads=True)

@@ -26,11 +26,7 @@ _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 
 
 def read_records(path: Path, kind: type[R], what: str) -> list[R]:
-    """Return the records of a file, none when there is no file; errors call a record `what`.
-
-    Raises:
-        ConfigError: The file cannot be read or holds something else.
-    """
+    """Return a file's records, none without a file; errors call a record `what`. `ConfigError` for a bad file."""
     named = path if what == "key" else f"the {what}s beside the key file: {path}"
     try:
         # Editors of Windows put the mark of UTF-8 first.
@@ -87,11 +83,7 @@ def _record_problem(record: msgspec.Raw, kind: type[Struct], what: str) -> str |
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Lock a file against other writers while the block runs; creates its folder if needed.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Lock a file, whose folder is made, against other writers during the block; `ConfigError` if unwritable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -105,11 +97,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def write_records(path: Path, records: Sequence[Struct]) -> None:
-    """Replace the records of a file: readers see either the old ones or the new ones.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Replace a file's records: readers see the old ones or the new ones. `ConfigError` if it cannot be written."""
     content = msgspec.json.format(msgspec.json.encode(records), indent=2) + b"\n"
     try:
         file = AtomicFile(path)

@@ -78,11 +78,7 @@ def watermarks_file(keys_file: Path) -> Path:
 
 
 def list_watermarks(keys_file: Path) -> list[WatermarkRecord]:
-    """Return all secrets, each owner's in the order in which they were made.
-
-    Raises:
-        ConfigError: The file cannot be read or holds something else.
-    """
+    """Return all secrets, each owner's in the order in which they were made; `ConfigError` for a bad file."""
     return read_records(watermarks_file(keys_file), WatermarkRecord, "watermark")
 
 
@@ -95,25 +91,14 @@ def secrets_in_use(records: list[WatermarkRecord], keys: list[KeyRecord]) -> dic
 
 
 def marked_key(keys_file: Path, named: str, *, with_revoked: bool) -> Marked:
-    """Return the owner of the secret of a key that is named by its id or name.
-
-    Raises:
-        ConfigError: The key file cannot be read.
-        KeyNotFoundError: There is no such key, or several are called so.
-        RevokedKeyError: It is revoked, and such keys were not asked for.
-    """
+    """Return the owner of the secret of a key, named by id or name; raises as `list_keys` and `find_key`."""
     keys = list_keys(keys_file)
     key = find_key(keys, named, with_revoked=with_revoked)
     return Marked(key.tenant, first_ids(keys)[key.id])
 
 
 def detection_keys(keys_file: Path, owner: Marked, model: str) -> list[str]:
-    """Return lines for `headrace detect`: a key for one model, and whose it is; those of a tenant's keys are with it.
-
-    Raises:
-        ConfigError: The file cannot be read.
-        NoWatermarkError: There are none.
-    """
+    """Return lines for `headrace detect`, each a model's key and its owner; `NoWatermarkError` if none."""
     records = [each for each in list_watermarks(keys_file) if owner in (each.marked, Marked(each.tenant))]
     if not records:
         raise NoWatermarkError(f"{owner} has no secret; the same command without --model makes one")
@@ -121,12 +106,7 @@ def detection_keys(keys_file: Path, owner: Marked, model: str) -> list[str]:
 
 
 def make_watermark(keys_file: Path, owner: Marked) -> bool:
-    """Mark answers from now on; return whether they were not marked before.
-
-    Raises:
-        ConfigError: The file cannot be read or written.
-        InvalidNameError: There can be no such tenant.
-    """
+    """Mark answers from now on; return whether they were not marked before. `InvalidNameError` for a bad tenant."""
     encode_name(owner.tenant)
     path = watermarks_file(keys_file)
     with exclusive(path):
@@ -138,12 +118,7 @@ def make_watermark(keys_file: Path, owner: Marked) -> bool:
 
 
 def rotate_watermark(keys_file: Path, owner: Marked) -> None:
-    """Mark answers by a new secret from now on; the earlier one stays, with the time, for detection.
-
-    Raises:
-        ConfigError: The file cannot be read or written.
-        NoWatermarkError: There is no secret to rotate.
-    """
+    """Mark answers by a new secret; the earlier one stays, dated, for detection. `NoWatermarkError` without one."""
     path = watermarks_file(keys_file)
     with exclusive(path):
         known = list_watermarks(keys_file)
@@ -157,11 +132,7 @@ def rotate_watermark(keys_file: Path, owner: Marked) -> None:
 
 
 def remove_watermark(keys_file: Path, owner: Marked) -> bool:
-    """Forget all secrets of an owner, whose texts can then no longer be detected; return whether it had one.
-
-    Raises:
-        ConfigError: The file cannot be read or written.
-    """
+    """Forget all secrets of an owner, whose texts can then no longer be detected; return whether it had one."""
     path = watermarks_file(keys_file)
     with exclusive(path):
         known = list_watermarks(keys_file)
@@ -172,11 +143,7 @@ def remove_watermark(keys_file: Path, owner: Marked) -> bool:
 
 
 def told_after_removal(keys_file: Path, owner: Marked, had_one: bool) -> str:
-    """Say in words which answers are marked still.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
+    """Say in words which answers are marked still."""
     in_use = [record.marked for record in list_watermarks(keys_file) if record.rotated is None]
     if owner.key and Marked(owner.tenant) in in_use:
         return "answers are marked by the secret of its tenant"

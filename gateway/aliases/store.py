@@ -101,11 +101,7 @@ class AliasStore:
             self._changed.clear()
 
     async def sync(self) -> None:
-        """Read the table, exchange counts, and roll back canaries that are worse.
-
-        Raises:
-            nats.errors.Error: NATS does not answer, or has no such stream.
-        """
+        """Read the table, exchange counts, and roll back worse canaries; `nats.errors.Error` if NATS is away."""
         async with self._lock:
             await self._read()
         for alias in self._book.table.aliases:
@@ -119,11 +115,7 @@ class AliasStore:
                 del each[canary]
 
     async def change(self, change: Change) -> AliasTable:
-        """Change the table; this process knows the new one when this returns, the others at once or in a second.
-
-        Raises:
-            ApiError: The change is refused, or NATS does not take it (503).
-        """
+        """Change the table, known elsewhere within a second; `ApiError` for a refusal, 503 if NATS is away."""
         try:
             for _ in range(_ATTEMPTS):
                 async with self._lock:

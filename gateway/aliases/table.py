@@ -139,11 +139,7 @@ def start_canary(
     now: float,
     is_served: IsServed,
 ) -> AliasTable:
-    """Return the table with a canary of an alias.
-
-    Raises:
-        ApiError: 400; the alias has one, or the model is its own. 404; there is no alias, or the model is not served.
-    """
+    """Return the table with a canary of an alias; `ApiError` 400 if it has one or is its model, 404 if unknown."""
     alias = _found(table, name, tenant)
     if alias.running is not None:
         raise _refusal("alias", f"The alias {name!r} has a canary already: promote it or roll it back first.")

@@ -175,11 +175,7 @@ def read_openai_line(
 
 
 async def with_images(line: BatchLine, images: ImageIntake, tenant: str) -> BatchLine:
-    """Return a line whose images are stored, and named by its jobs.
-
-    Raises:
-        ApiError: 400; an image is not there or not allowed. 429 or 503; it cannot be stored.
-    """
+    """Return a line whose images are stored; `ApiError` 400 for a bad one, 429 or 503 if it cannot be stored."""
     generation = line.generation
     if not generation.has_images:
         return line

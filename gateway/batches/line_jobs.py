@@ -107,12 +107,7 @@ class LineJobs:
         return sent
 
     async def publish(self, line: BatchLine) -> None:
-        """Put the jobs of a line into the queue; published again, they are computed once all the same.
-
-        Raises:
-            QueueFullError: The queue does not take them now.
-            MaxPayloadError: One is too large for a message.
-        """
+        """Publish a line's jobs, again without harm; `QueueFullError`, or `MaxPayloadError` if one is too large."""
         for request in line.requests:
             subject = request_subject(request.model, "batch", request.tenant)
             async with self._calls:

@@ -35,11 +35,7 @@ class ReplyParser:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Reply]:
-        """Add bytes and return the replies that are complete now.
-
-        Raises:
-            ValueError: These are not replies.
-        """
+        """Add bytes and return the replies that are complete now; `ValueError` for what is no reply."""
         self._data += data
         replies: list[Reply] = []
         position = 0

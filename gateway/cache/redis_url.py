@@ -18,11 +18,7 @@ _FORMS = (
 
 
 def check_redis_url(url: str | None) -> None:
-    """Refuse a URL that the client of Redis could not use; None is none.
-
-    Raises:
-        ConfigError: It could not.
-    """
+    """Refuse a URL that the client of Redis could not use by a `ConfigError`; None is none."""
     if not url:
         return
     if not url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):

@@ -71,11 +71,7 @@ def anthropic_file(record: FileRecord) -> AnthropicFile:
 async def anthropic_page(
     request: Request, catalog: FileCatalog, tenant: str, *, allow_unknown: bool
 ) -> AnthropicFileList:
-    """Return the page that a request asks for: by `page`, by the older `after_id` or `before_id`, or by `ids`.
-
-    Raises:
-        ApiError: 400 for a parameter that is wrong, 503 if the store fails.
-    """
+    """Return the page asked for: by `page`, the older `after_id` or `before_id`, or `ids`; `ApiError` 400 or 503."""
     check_query(request, _LIST, allow_unknown=allow_unknown)
     query = request.query_params
     ids = list(dict.fromkeys([*query.getlist("ids"), *query.getlist("ids[]")]))

@@ -190,11 +190,7 @@ class AdapterNameFollower:
                     await self._has_heard.wait()
 
     async def read(self) -> None:
-        """Take in what is new.
-
-        Raises:
-            nats.errors.Error: NATS does not answer.
-        """
+        """Take in what is new; `nats.errors.Error` if NATS does not answer."""
         async with self._reading:
             self._has_heard.clear()
             began = time.monotonic()

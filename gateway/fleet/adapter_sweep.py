@@ -27,12 +27,7 @@ async def sweep_forever(store: AdapterStore, fleet: Fleet, read_names: Callable[
 
 
 async def sweep(store: AdapterStore, fleet: Fleet, read_names: Callable[[], Awaitable[None]]) -> None:
-    """Delete contents that have long meant nothing to operators of any tenant, nor to workers.
-
-    Raises:
-        AdapterStoreError: The store does not answer, or names cannot be read.
-        nats.errors.Error: NATS does not answer.
-    """
+    """Delete contents that have long meant nothing to operators and workers; `AdapterStoreError`, or NATS's errors."""
 
     async def read_named() -> set[str]:
         await read_names()

@@ -262,11 +262,7 @@ class RequestBody:
 
 
 def check_body_headers(headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> bool:
-    """Refuse a body by its headers, before a byte of it is read; return whether it is compressed.
-
-    Raises:
-        ApiError: 413 for a length that is too large, 415 for a compression other than gzip.
-    """
+    """Return whether a body is compressed; `ApiError` 413 if it is too large, 415 for another compression than gzip."""
     is_compressed = False
     for name, value in headers:
         if name == b"content-length" and int(value) > max_bytes:
@@ -285,11 +281,7 @@ def inflated_size(body: bytes, max_bytes: int) -> int:
 
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:
-    """Return what a body of gzip holds. No more than `inflated_size` and one byte are ever made of it.
-
-    Raises:
-        ApiError: 413 for a body that is larger, 400 for one that is cut off, damaged, or not gzip.
-    """
+    """Return what a body of gzip holds, `inflated_size` at most; `ApiError` 413 if larger, 400 if damaged."""
     size = inflated_size(body, max_bytes)
     inflate = zlib.decompressobj(_GZIP)
     try:

@@ -58,11 +58,7 @@ class ChunkedFraming:
         self._trailer_bytes = 0
 
     def take(self, source: bytearray) -> bytearray:
-        """Remove this body's bytes from the front of `source` and return the payload.
-
-        Raises:
-            ApiError: 400 for broken framing, 431 for trailers without bounds.
-        """
+        """Remove the body's bytes from the front of `source`; return the payload. `ApiError` 400 or 431 if broken."""
         payload = bytearray()
         # Removing from the front of a long source for each short chunk would move its bytes again and again.
         position = 0

@@ -53,11 +53,7 @@ _STATUS_LINES: Mapping[int, bytes] = MappingProxyType(
 
 
 def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return status line and headers, up to and with the empty line.
-
-    Raises:
-        ValueError: A header would break out of its line.
-    """
+    """Return status line, headers and the empty line; `ValueError` for a header that would break out of its line."""
     lines = [*map(b": ".join, headers), b"\r\n"]
     fields = b"\r\n".join(lines)
     # A line break behind each line and at the end: counting all at once is cheaper than looking into each value.
@@ -143,11 +139,7 @@ class Exchange(_WritePath):
         return await inflater.inflated(owner.tenant, await self.body.read(max_bytes, owner), max_bytes)
 
     def stream_body(self, max_bytes: int, owner: BodyOwner) -> AsyncIterator[bytes]:
-        """Return the request's body in pieces; see `RequestBody.pieces`.
-
-        Raises:
-            ApiError: 413 for a body that is too large, 415 for one that is compressed.
-        """
+        """Return the body in pieces (`RequestBody.pieces`); `ApiError` 413 if it is too large, 415 if compressed."""
         if check_body_headers(self.head.headers, max_bytes):
             raise ApiError(415, "This body must not be compressed.", code="unsupported_content_encoding")
         return self.body.pieces(max_bytes, owner)

@@ -43,11 +43,7 @@ class RequestInput:
         self._last_bytes, self._last = b"", None
 
     def take_head(self) -> RequestHead | None:
-        """Remove the first head and return it, one object for equal ones in a row; None while it is incomplete.
-
-        Raises:
-            ApiError: 431 for a head that is too large, and what `parse_head` raises.
-        """
+        """Remove and return the first head, one object for equal ones in a row; None while it is incomplete."""
         data = self.data
         if data[0] in b"\r\n" and not self._skip_blank():
             return None

@@ -102,11 +102,7 @@ async def assemble(
     board: MetricsBoard | None,
     tasks: TaskSupervisor,
 ) -> GatewayParts:
-    """Connect, build everything and wait for the fleet.
-
-    Raises:
-        HeadraceError: A setting is wrong, or a server we need is missing.
-    """
+    """Connect, build everything and wait for the fleet; `HeadraceError` for a wrong setting or a missing server."""
     metrics = GatewayMetrics()
     redis = await stack.enter_async_context(_redis(config, metrics))
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
@@ -344,11 +340,7 @@ _requests = logging.getLogger("gateway.requests")
 async def observing(
     config: GatewayConfig, slot: int, timelines: TimelineKeeper | None = None
 ) -> AsyncIterator[RequestObserver]:
-    """Tell of requests until the block ends, and send the rest then.
-
-    Raises:
-        ConfigError: Traces are wanted and cannot be made.
-    """
+    """Tell of requests until the block ends, and send the rest then; `ConfigError` if traces cannot be made."""
     instance = f"{socket.gethostname()}-{os.getpid()}-{slot}"
     tracing = make_tracing(config.otlp_endpoint, config.trace_ratio, "gateway", instance)
     log = RequestLog(_requests, config.request_log_per_s)
@@ -369,11 +361,7 @@ def public_app(
     batches: Iterable[KeyRoute] | None = None,
     more: Iterable[KeyRoute] = (),
 ) -> Application:
-    """Return what answers every request on the public port; without `batches`, no files and batches are served.
-
-    Raises:
-        ConfigError: A setting of the APIs is wrong.
-    """
+    """Return the public port's application, `batches` being the routes of files too; may raise `ConfigError`."""
     bodies = services.bodies
     responses_endpoint = ResponsesEndpoint(responses, bodies)
     endpoints: list[Endpoint] = [

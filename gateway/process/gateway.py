@@ -42,11 +42,7 @@ _logger = logging.getLogger(__name__)
 
 
 def main(config: GatewayConfig) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit status.
-
-    Raises:
-        HeadraceError: A setting is wrong, or a server we need is missing.
-    """
+    """Serve until SIGTERM or SIGINT; return the exit status, or raise `HeadraceError` if it cannot begin."""
     check_settings(config)
     if config.processes == 1:
         _configure_logging(config)

@@ -57,11 +57,7 @@ class Listeners:
 
 
 def bind_listeners(config: GatewayConfig) -> Listeners:
-    """Bind the ports.
-
-    Raises:
-        ConfigError: A port cannot be used.
-    """
+    """Bind the ports; `ConfigError` if one cannot be used."""
     public = _bind("HEADRACE_PORT", "HEADRACE_HOST", config.host, config.port, config.processes)
     operator = None
     if config.operator_port is not None:

@@ -58,11 +58,7 @@ class MetricsBoard:
         self._memory = mmap.mmap(-1, num_slots * SLOT_BYTES)
 
     def write(self, slot: int, content: bytes) -> None:
-        """Replace a slot's content.
-
-        Raises:
-            ValueError: The content does not fit.
-        """
+        """Replace a slot's content; `ValueError` if it does not fit."""
         if len(content) > SLOT_BYTES - _HEADER.size:
             raise ValueError(f"{len(content)} bytes do not fit into {SLOT_BYTES - _HEADER.size}")
         begin = slot * SLOT_BYTES

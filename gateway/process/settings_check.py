@@ -28,11 +28,7 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")
 
 
 def check_settings(config: GatewayConfig) -> None:
-    """Refuse settings with which no gateway could serve.
-
-    Raises:
-        ConfigError: They are of that kind; it names the setting.
-    """
+    """Refuse settings with which no gateway could serve by a `ConfigError` that names the setting."""
     check_operator_settings(config)
     _check_ports_differ(config)
     server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
@@ -67,11 +63,7 @@ def _check_ports_differ(config: GatewayConfig) -> None:
 
 
 def check_operator_settings(config: GatewayConfig) -> None:
-    """See to it that the operator's port, if there is one, has a key, or is on loopback and chosen to have none.
-
-    Raises:
-        ConfigError: It has neither, or the key is too short.
-    """
+    """Refuse an operator's port without a key, unless chosen so on loopback, or with a short one: `ConfigError`."""
     if config.operator_port is None:
         return
     if config.operator_without_key and config.operator_key:

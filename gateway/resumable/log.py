@@ -88,11 +88,7 @@ class StreamLog:
         await ensure_stream(self._js, STREAMS_STREAM, self._limits)
 
     async def create(self, head: StreamHead, requests: Sequence[bytes]) -> int:
-        """Store a new stream, its head last; return the number of that.
-
-        Raises:
-            ApiError: 409, there is a stream of this id; 503, the log cannot be written.
-        """
+        """Store a new stream, its head last, and return that one's number; `ApiError` 409 for a known id, or 503."""
         with answering():
             try:
                 stored = await self._create(head, requests)

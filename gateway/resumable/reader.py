@@ -28,13 +28,7 @@ class LogReader:
         self._num_read = 0
 
     async def read(self) -> None:
-        """Take the entries that the log has more than the stream.
-
-        Raises:
-            ApiError: 410; pieces cannot be read.
-            PiecesGoneError: There are none.
-            Exception: One of `ERRORS`.
-        """
+        """Take the entries that the stream lacks; `ApiError` 410, `PiecesGoneError` if none are there, or `ERRORS`."""
         head = self._stream.head
         if head.owner != self._owner:
             self._owner, self._number = head.owner, 0

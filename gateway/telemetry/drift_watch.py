@@ -118,11 +118,7 @@ class DriftWatch(Collector):
         self._stored = {day: data for day, data in self._stored.items() if day >= today}
 
     async def findings(self) -> list[Finding]:
-        """Return the comparisons of live workers, made at most every `FRESH_S`.
-
-        Raises:
-            nats.errors.Error: NATS does not answer.
-        """
+        """Return the comparisons of live workers, at most `FRESH_S` old; `nats.errors.Error` if NATS is away."""
         async with self._is_making:
             if time.monotonic() - self._made_at >= FRESH_S:
                 await self.store()

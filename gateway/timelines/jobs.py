@@ -31,12 +31,7 @@ class JobTimelines:
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
 
     async def find(self, job_id: str) -> list[Timeline]:
-        """Return the jobs of an id, or those of the line of a batch with that id.
-
-        Raises:
-            nats.errors.Error: NATS does not answer.
-            OSError: The connection failed.
-        """
+        """Return the jobs of an id, or those of the batch line with that id; raises NATS's errors and `OSError`."""
         found = await self._jobs(job_id)
         if not found and job_id.startswith("batch_"):
             # One job for each choice of a line.

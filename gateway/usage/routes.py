@@ -142,11 +142,7 @@ class UsageRoutes:
 
 
 def _span(query: QueryParams, width: _Width, now: int) -> tuple[int, int]:
-    """Return the begin of the first bucket and the end of what is asked for, which is now at the latest.
-
-    Raises:
-        ApiError: 400; hours are asked for that are not kept any more, or the end is before the start.
-    """
+    """Return the first bucket's begin and the end, now at the latest; `ApiError` 400 for hours no longer kept."""
     size = width.seconds
     asked = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0)
     end = whole_number(query.get("end_time"), "end_time", 0, _LAST_S, max(now, asked))
