@@ -2,7 +2,7 @@
 
 Admissions within a second of each other form a batch that counts until a full window after its last one. So no window
 of that length, wherever it begins, ever holds more than the limit, and memory is bounded by one batch a second.
-`gateway/admission/limit_scripts.py` holds the same rules in Lua, for all gateways together.
+`gateway/admission/limit_store.py` holds the same rules in Lua, for all gateways together.
 
 Written by the rate limiter alone. Redis is told the number of running sequences as a whole, and corrections of tokens
 under a number by which they are applied once: unconfirmed statements are repeated.

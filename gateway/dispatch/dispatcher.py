@@ -1,8 +1,7 @@
 """The dispatcher: takes requests to the queue and tokens from the workers to the sinks.
 
-It owns the flights and sees to it that each ends exactly once: complete, failed, or cancelled. The parts do the work:
-`publisher` (to the queue), `frames` (from the workers), `recovery` (moves), `revoker` (taking back), `queue_streams`
-(the queue itself), `fleet` (who is alive), `sweep` (whatever time decides).
+It owns the flights, and each of them ends exactly once: complete, failed, or cancelled. The modules beside it do the
+work, and `fleet` knows who is alive.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import GatewayMetrics, MoveReason
 from gateway.telemetry.answer_counts import Ending as AnswerEnding
-from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient
 from shared.disaggregation import KvReady
 from shared.features import GATEWAY_FEATURES
@@ -57,18 +55,12 @@ _FINISHED_REASONS: dict[str, str] = {"cancelled": "abort", "failed": "error"}
 
 
 class DispatchCounts:
-    """Counts ends, moves, gaps and quarantines for the dispatcher and its parts.
-
-    Attributes:
-        metrics: Where.
-        timelines: Hears of ends and receipts.
-    """
+    """Counts ends for the dispatcher; `timelines` hears of ends and receipts."""
 
     def __init__(self, metrics: GatewayMetrics, timelines: TimelineKeeper | None = None) -> None:
         self.metrics = metrics
         self.timelines = timelines or TimelineKeeper("", 0, metrics.usage)
         self._loop = asyncio.get_running_loop()
-        self.gap = metrics.by_model.gap
 
     def ended(self, flight: Flight, ending: Ending, finish: Finish | None) -> None:
         """Count an end; `finish` is the worker's report of a complete sequence."""
@@ -90,14 +82,6 @@ class DispatchCounts:
         )
         key = (flight.request.model, flight.worker, revision)
         self.metrics.answers.add(key, len(flight.emitted), ending, logprob)
-
-    def moved(self, reason: str) -> None:
-        """Count a sequence that is dispatched again."""
-        self.metrics.redispatches[reason] += 1
-
-    def quarantined(self, reason: DeadReason) -> None:
-        """Count a request that is put into quarantine."""
-        self.metrics.dead_letters[reason] += 1
 
 
 HEARTBEAT_INTERVAL_S = 1.0
@@ -126,13 +110,20 @@ class Dispatcher:
         self._flights = FlightTable()
         self._revoker = Revoker(nats, js)
         own = OwnRequests(self._flights.unshown, self._flights.awaited)
-        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own, self._lose_worker, self._worker_reconnected)
+        self.fleet = Fleet(
+            gateway,
+            fleet_limits or FleetLimits(),
+            own,
+            self._lose_worker,
+            lambda worker: self._recovery.worker_reconnected(worker),
+        )
         answers = (self._stored, self._refused, self._miss_stream)
         self._publisher = Publisher(nats, self.fleet, self._is_within_share, *answers)
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
         self.nats_watch = NatsWatch(nats)
         self._prober = Prober(nats, self.fleet.liveness)
-        self._quarantine = Quarantine(nats, gateway, self.counts.quarantined)
+        metrics = self.counts.metrics
+        self._quarantine = Quarantine(nats, gateway, metrics.dead_letters)
         self._recovery = Recovery(
             self._flights,
             self.fleet,
@@ -142,12 +133,12 @@ class Dispatcher:
             self.fail,
             recovery_limits or RecoveryLimits(),
             self.clock,
-            self.counts.moved,
+            metrics.redispatches,
         )
         timelines = self.counts.timelines
         timelines.watch(lambda: self._flights, self.fleet.num_devices)
         self._frames = FrameReceiver(
-            self._flights, self._revoker, self, self.fleet.serves_another, self.counts.gap, timelines.receipt_came
+            self._flights, self._revoker, self, self.fleet.serves_another, metrics.by_model.gap, timelines.receipt_came
         )
         self._loop = asyncio.get_running_loop()
         self._streams = QueueStreams(nats, js, stream_limits or StreamLimits(), self._recovery.requeue)
@@ -203,15 +194,9 @@ class Dispatcher:
         Raises:
             ApiError: It cannot be queued. Later failures go to the sink.
         """
-        if self.nats_watch.refuses:
-            raise queue_unavailable()
-        now = self._loop.time()
-        if expires_at is None and request.deadline is not None:
-            expires_at = now + request.deadline - self.clock.now()
         if request.sampling.logprobs is not None:
             sink = ScoredSink(sink)
-        flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
-        return self._submit(flight, now)
+        return self._submit(self._flight(request, sink, estimated_tokens, expires_at))
 
     def take_over(
         self, request: Request, sink: Sink, estimated_tokens: int, epoch: int, deltas: Iterable[Delta]
@@ -228,12 +213,7 @@ class Dispatcher:
         Raises:
             ApiError: It cannot be queued.
         """
-        if self.nats_watch.refuses:
-            raise queue_unavailable()
-        now = self._loop.time()
-        expires_at = None if request.deadline is None else now + request.deadline - self.clock.now()
-        request = msgspec.structs.replace(request, reply=self.reply)
-        flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
+        flight = self._flight(msgspec.structs.replace(request, reply=self.reply), sink, estimated_tokens)
         flight.epoch, flight.has_begun = epoch, True
         for delta in deltas:
             flight.emitted += delta.token_ids
@@ -242,15 +222,23 @@ class Dispatcher:
             flight.has_prompt_output |= bool(delta.text or delta.prompt_logprobs)
         flight.start = len(flight.emitted)
         self._revoker.cancel(request.model, request.id, epoch - 1)
-        return self._submit(flight, now)
+        return self._submit(flight)
 
-    def _submit(self, flight: Flight, now: float) -> Flight:
+    def _flight(self, request: Request, sink: Sink, estimated_tokens: int, expires_at: float | None = None) -> Flight:
+        if self.nats_watch.refuses:
+            raise queue_unavailable()
+        now = self._loop.time()
+        if expires_at is None and request.deadline is not None:
+            expires_at = now + request.deadline - self.clock.now()
+        return Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
+
+    def _submit(self, flight: Flight) -> Flight:
         is_suspect = self._recovery.is_suspect(flight)
         self._flights.add(flight)
         if is_suspect:
             self._recovery.publish_suspect(flight)
             return flight
-        if not self._nats.is_connected and self._recovery.holds_back(now):
+        if not self._nats.is_connected and self._recovery.holds_back(flight.submitted_at):
             flight.is_held_back = True
             return flight
         try:
@@ -369,9 +357,6 @@ class Dispatcher:
     def _lose_worker(self, death: Death) -> None:
         self._recovery.lose_worker(death)
         self._flights.forget_worker(death.worker)
-
-    def _worker_reconnected(self, worker: str) -> None:
-        self._recovery.worker_reconnected(worker)
 
     async def send_heartbeat(self) -> None:
         """Tell other gateways and workers of this one's state."""

@@ -44,19 +44,19 @@ _logger = logging.getLogger(__name__)
 
 
 class Endings(Protocol):
-    """What happens to a flight when its attempt or the flight itself ends."""
+    """What happens to a flight when its attempt or the flight itself ends (`Dispatcher`)."""
 
     def lose(self, flight: Flight, reason: MoveReason, why: str) -> None:
-        """The attempt is lost: dispatch another."""
+        """Dispatch another attempt for a lost one."""
 
     def hand_over(self, flight: Flight, ready: KvReady | None) -> None:
-        """The worker gives the request back: dispatch it to another, which finds the KV of its prompt as `ready`."""
+        """Dispatch a request that is given back to another worker, which finds the KV of its prompt as `ready`."""
 
     def complete(self, flight: Flight, delta: Delta) -> None:
-        """The flight is finished: deliver its last delta."""
+        """Deliver the last delta of a flight."""
 
     def fail(self, flight: Flight, error: ApiError) -> None:
-        """The flight cannot be finished: tell its sink."""
+        """Tell the sink of a flight that it cannot be finished."""
 
 
 class FrameReceiver:
@@ -71,15 +71,11 @@ class FrameReceiver:
         on_gap: Callable[[str, float, int], None] = lambda model, seconds, num_streams: None,
         on_receipt: Callable[[str, Delta, Flight | None], None] = lambda worker, delta, flight: None,
     ) -> None:
-        """Deliver to the sinks of `flights`; report everything else to `endings`.
+        """Deliver to the sinks of `flights`; report ends and losses to `endings`.
 
-        Args:
-            flights: Requests in flight.
-            revoker: Stops workers whose deltas no client waits for.
-            endings: Hears of ends and losses.
-            serves_another: Says of a worker and a model whether its heartbeats are those of another model.
-            on_gap: Called with a model, a time between two deltas of one stream, in seconds, and of how many streams.
-            on_receipt: Called with each end: its worker, and its flight if that has not ended.
+        `serves_another` says of a worker and a model whether its heartbeats are those of another model. `on_gap` is
+        called with a model, seconds between two deltas of a stream, and of how many streams; `on_receipt` with each
+        end: its worker, and its flight if that has not ended.
         """
         self._by_id = flights.by_id
         self._flights = flights
@@ -205,17 +201,8 @@ class FrameReceiver:
             )
         elif finish.reason == "expired":
             self._endings.fail(flight, timeout_error())
-        elif finish.reason == "failed" and (retry_after_s := _PASSING.get(finish.error_code or "")) is not None:
-            message = finish.error or "The request cannot be served at the moment."
-            error = ApiError(503, message, code=finish.error_code, retry_after_s=retry_after_s)
-            self._endings.fail(flight, error)
-        elif finish.reason == "failed" and finish.error_param is not None:
-            message = finish.error or "The request cannot be served."
-            code = finish.error_code or "invalid_value"
-            self._endings.fail(flight, ApiError(400, message, param=finish.error_param, code=code))
         elif finish.reason == "failed":
-            _logger.error("request %s failed in its worker: %s", flight.id, finish.error, extra=flight.log_fields)
-            self._endings.fail(flight, ApiError(500, "The worker failed at this request.", code="worker_failed"))
+            self._endings.fail(flight, _failure(flight, finish))
         else:
             self._endings.lose(flight, "cancelled", "the worker cancelled it, but this gateway did not")
 
@@ -253,6 +240,17 @@ class FrameReceiver:
             self._strays.clear()
         self._strays[attempt] = now
         return True
+
+
+def _failure(flight: Flight, finish: Finish) -> ApiError:
+    if (retry_after_s := _PASSING.get(finish.error_code or "")) is not None:
+        message = finish.error or "The request cannot be served at the moment."
+        return ApiError(503, message, code=finish.error_code, retry_after_s=retry_after_s)
+    if finish.error_param is not None:
+        message, code = finish.error or "The request cannot be served.", finish.error_code or "invalid_value"
+        return ApiError(400, message, param=finish.error_param, code=code)
+    _logger.error("request %s failed in its worker: %s", flight.id, finish.error, extra=flight.log_fields)
+    return ApiError(500, "The worker failed at this request.", code="worker_failed")
 
 
 def _is_announcement(delta: Delta) -> bool:

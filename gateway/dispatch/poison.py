@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -106,8 +106,8 @@ class KnownPoison:
             return None
         since = self._time() - MEMORY_S
         # A death is not blamed any more when its worker is heard again.
-        losses = [loss for loss in self._losses.get(kind_of(request), ()) if loss.death.is_blamed]
-        losses = [loss for loss in losses if loss.death.found_at >= since]
+        known = self._losses.get(kind_of(request), ())
+        losses = [loss for loss in known if loss.death.is_blamed and loss.death.found_at >= since]
         if len(losses) < MAX_VERDICTS:
             return losses[-1] if losses else None
         message = f"Every worker that ran this request died of it. It is refused for {MEMORY_S / 60:.0f} minutes."
@@ -194,12 +194,12 @@ _logger = logging.getLogger(__name__)
 class Quarantine:
     """Writes dead letters of requests that harm workers or that no worker keeps; no answer waits for them."""
 
-    def __init__(self, nats: Client, gateway: str, on_take: Callable[[DeadReason], None] = lambda reason: None) -> None:
-        """Write in the name of `gateway`; `on_take` is called with the reason of each quarantine, for metrics."""
+    def __init__(self, nats: Client, gateway: str, counts: Counter[str]) -> None:
+        """Write in the name of `gateway`; `counts` are by the reasons for quarantine."""
         self._nats = nats
         self._gateway = gateway
         self._tasks = BackgroundTasks()
-        self._on_take = on_take
+        self._counts = counts
 
     def take(self, flight: Flight, reason: DeadReason, why: str) -> ApiError:
         """Record a request in quarantine, and return the error for its client."""
@@ -216,7 +216,7 @@ class Quarantine:
             quarantined=time.time(),
         )
         _logger.error("request %s of tenant %s is quarantined: %s", flight.id, flight.request.tenant, why)
-        self._on_take(reason)
+        self._counts[reason] += 1
         self._tasks.spawn(self._write(letter))
         return ApiError(500, message, code="request_quarantined", headers={"x-should-retry": "false"})
 

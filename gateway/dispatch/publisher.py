@@ -10,13 +10,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec import structs
 from nats.aio.msg import Msg
 
 from gateway.dispatch.inflight import Flight
 from gateway.errors import ApiError
+from gateway.fleet.fleet import Fleet
 from shared.direct_client import DirectClient
 from shared.messages import encode_request
 from shared.nats_connection import SEND_ERRORS
@@ -34,23 +34,13 @@ _NO_LEADER = 10008
 _logger = logging.getLogger(__name__)
 
 
-class Takers(Protocol):
-    """The workers of a model, as far as they take requests from queues (`Fleet`)."""
-
-    def takers_of_resumed(self, model: str) -> tuple[int, int]:
-        """Count the live workers that know the queue of what goes first, and all live ones."""
-
-    def takes(self, model: str, queue: Queue) -> bool:
-        """Return whether a worker takes from a queue at present."""
-
-
 class Publisher:
     """Publishes attempts."""
 
     def __init__(
         self,
         nats: DirectClient,
-        fleet: Takers,
+        fleet: Fleet,
         is_within_share: Callable[[Flight], bool] = lambda flight: False,
         on_stored: Callable[[Flight, int, int], None] = lambda flight, epoch, seq: None,
         on_refused: Callable[[Flight, int, ApiError], None] = lambda flight, epoch, error: None,
@@ -58,13 +48,9 @@ class Publisher:
     ) -> None:
         """Publish over `nats`; `start` must be called once connected.
 
-        Args:
-            nats: A client of the gateway's.
-            fleet: Knows who takes from which queue.
-            is_within_share: Whether others give way to a flight, because its tenant has less of a busy fleet.
-            on_stored: Called with a flight, the epoch published and its stream sequence.
-            on_refused: Called with a flight, the epoch published and the reason, when the queue did not take it.
-            on_no_stream: Called with a flight and the epoch published when there is no stream, or none that is led.
+        `is_within_share` tells whether others give way to a flight, as its tenant has less of a busy fleet. The others
+        are called with a flight, the epoch published, and its stream sequence or the queue's refusal; `on_no_stream`
+        when there is no stream, or none that is led.
         """
         self._nats = nats
         self._fleet = fleet

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -57,7 +58,7 @@ class Recovery:
         fail: Callable[[Flight, ApiError], None],
         limits: RecoveryLimits,
         clock: ServerClock,
-        on_move: Callable[[MoveReason], None] = lambda reason: None,
+        counts: Counter[str],
     ) -> None:
         self._clock = clock
         self._flights = flights
@@ -73,7 +74,7 @@ class Recovery:
         self._probation = ProbationQueue(flights, fleet.num_workers)
         self._tasks = BackgroundTasks()
         self._outage: _Outage | None = None
-        self._on_move = on_move
+        self._counts = counts
 
     def is_suspect(self, flight: Flight) -> bool:
         """Whether a new flight is like one quarantined lately, and so waits its turn; may raise `ApiError` 500."""
@@ -138,7 +139,7 @@ class Recovery:
                 self._fail(flight, self._quarantine.take(flight, "attempts_exhausted", why))
                 continue
             self._begin_epoch(flight, reason)
-            self._on_move(reason)
+            self._counts[reason] += 1
             if flight.probation:
                 self._probation.add(flight)
             else:
@@ -156,7 +157,7 @@ class Recovery:
             is_over = now - self._outage.since > self._limits.outage_timeout_s
             self._sweep_deadlines(queue_unavailable() if is_over else None, now)
             if not self.holds_back(now):
-                self._refuse_held_back()
+                self._refuse(flight for flight in self._flights if flight.is_held_back)
             return
         self._sweep_deadlines(None, now)
         if is_nats_late:
@@ -185,12 +186,9 @@ class Recovery:
     def discount_pause(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of the workers: this process was paused."""
         for flight in self._flights:
-            flight.published_at = min(now, flight.published_at + lost_s)
-            flight.progressed_at = min(now, flight.progressed_at + lost_s)
-            flight.heard_at = min(now, flight.heard_at + lost_s)
-            flight.reconnected_at = min(now, flight.reconnected_at + lost_s)
-            if flight.delivered_at is not None:
-                flight.delivered_at = min(now, flight.delivered_at + lost_s)
+            for name in ("published_at", "progressed_at", "heard_at", "reconnected_at", "delivered_at"):
+                if (at := getattr(flight, name)) is not None:
+                    setattr(flight, name, min(now, at + lost_s))
         if self._outage is not None:
             self._outage.since = min(now, self._outage.since + lost_s)
 
@@ -211,9 +209,12 @@ class Recovery:
 
     def refuse_unsent(self) -> None:
         """Refuse the new requests of which NATS has not said that it has them: it is silent."""
-        for flight in self._flights:
-            if flight.epoch == 0 and flight.ack is not None and flight.worker is None:
-                self._fail(flight, queue_unavailable())
+        unsent = (each for each in self._flights if each.epoch == 0 and each.ack is not None and each.worker is None)
+        self._refuse(unsent)
+
+    def _refuse(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            self._fail(flight, queue_unavailable())
 
     def reconnected(self) -> None:
         """Take note that NATS is back: frames may have been lost. `requeue` follows when its queue is there, too."""
@@ -289,11 +290,6 @@ class Recovery:
             elif error is not None:
                 self._fail(flight, error)
 
-    def _refuse_held_back(self) -> None:
-        for flight in self._flights:
-            if flight.is_held_back:
-                self._fail(flight, queue_unavailable())
-
     def _move_from_queue_without_takers(self) -> None:
         """Move what waits in a queue that no live worker of its model takes from.
 
@@ -322,15 +318,11 @@ class Recovery:
             flight.delivered_at = now
 
     def _move_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> None:
-        _logger.warning(
-            "request %s is published again: unclaimed for %.1f s",
-            flight.id,
-            now - flight.published_at,
-            extra=flight.log_fields,
-        )
+        text, waited_s = "request %s is published again: unclaimed for %.1f s", now - flight.published_at
+        _logger.warning(text, flight.id, waited_s, extra=flight.log_fields)
         if flight.stream_seq is not None:
             model = flight.request.model
-            poison.note_swallowed(flight, self._fleet.liveness.deaths_since(model, flight.published_at))
+            poison.note_swallowed(flight, self._fleet.liveness.deaths.since(model, flight.published_at))
             flight.num_unclaimed += 1
             flight.num_disturbed += is_disturbed
         self.move([flight], "unclaimed")
@@ -346,16 +338,14 @@ class Recovery:
         elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
             if now - flight.heard_at > limits.stall_s:
                 self.lose(flight, "silent", why)
-            elif self._has_room_elsewhere(flight, worker):
+            elif self._fleet.has_room_elsewhere(
+                flight.request.model, worker, flight.estimated_tokens + len(flight.emitted)
+            ):
                 self.lose(flight, "waiting", f"it has waited for {quiet_s:.1f} s where another worker has room")
         elif max(flight.progressed_at, flight.heard_at) >= flight.reconnected_at:
             return
         elif self._timeouts.has_lost_frames(flight, worker, now):
             self.lose(flight, "nats_restart", why)
-
-    def _has_room_elsewhere(self, flight: Flight, worker: str) -> bool:
-        num_tokens = flight.estimated_tokens + len(flight.emitted)
-        return self._fleet.has_room_elsewhere(flight.request.model, worker, num_tokens)
 
     def _publish_soon(self, flights: list[Flight]) -> None:
         if not flights:
@@ -378,9 +368,8 @@ class Recovery:
                     self._fail(flight, error)
                     continue
                 # It stays unclaimed; the sweep, or the return of NATS, publishes it again.
-                _logger.warning(
-                    "request %s could not be published again: %s", flight.id, error, extra=flight.log_fields
-                )
+                text = "request %s could not be published again: %s"
+                _logger.warning(text, flight.id, error, extra=flight.log_fields)
 
 
 def timeout_error() -> ApiError:

@@ -112,5 +112,5 @@ class Timeouts:
 
     def _disturbed_timeout_s(self, flight: Flight) -> float:
         """Return how long a flight waits for a claim that may have been sent to a worker that is dead or silent."""
-        may_be_lost = self._fleet.liveness.died_at(flight.request.model) >= flight.published_at
+        may_be_lost = self._fleet.liveness.deaths.latest(flight.request.model) >= flight.published_at
         return self._limits.after_death_claim_timeout_s if may_be_lost else self._limits.disturbed_claim_timeout_s

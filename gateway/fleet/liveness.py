@@ -112,7 +112,7 @@ class Liveness:
     ) -> None:
         self._limits = limits
         self._workers: dict[str, _Worker] = {}
-        self._dead = RememberedDeaths()
+        self.deaths = RememberedDeaths()
         self._is_disconnected = False
         self._judge_after = 0.0
         self._disturbed_until = -math.inf
@@ -178,7 +178,7 @@ class Liveness:
             self._declare_dead(worker, now, "it was restarted", is_blamed=self._can_judge(now))
             worker = None
         if worker is None:
-            lateness_s = self._lateness_at_return(self._dead.retract(heartbeat, now))
+            lateness_s = self._lateness_at_return(self.deaths.retract(heartbeat, now))
             self._workers[name] = _Worker(heartbeat, now, now, now, now, lateness_s, self._max_lateness_s)
             return
         lateness_s = now - worker.beaten_at - self._limits.heartbeat_s
@@ -190,7 +190,7 @@ class Liveness:
             worker.stepped_at = now
             if worker.is_stalled:
                 worker.is_stalled = False
-                self._dead.retract(heartbeat, now)
+                self.deaths.retract(heartbeat, now)
         if heartbeat.num_reconnects != worker.heartbeat.num_reconnects:
             worker.resumption = Resumption()
             self._on_reconnected(name)
@@ -310,14 +310,6 @@ class Liveness:
         """Whether requests may have gone to a dead worker: one is silent, or there was a disturbance lately."""
         return self.is_anyone_silent(now) or now < self._disturbed_until
 
-    def deaths_since(self, model: str, since: float) -> list[Death]:
-        """Return the deaths of a model's workers that were found after a loop time."""
-        return self._dead.since(model, since)
-
-    def died_at(self, model: str) -> float:
-        """Return the loop time at which the last death of a model's workers was found; -inf if none has been."""
-        return self._dead.latest(model)
-
     def _lateness_at_return(self, silent_s: float | None) -> float:
         """Return how late the next heartbeats of a worker may come, which had been dead for `silent_s` if that is set.
 
@@ -358,12 +350,12 @@ class Liveness:
             return True
         margin_s = 1.1 * self._limits.heartbeat_s
         is_last = len(self._workers) == 1
-        ended_with_others = self._dead.has_end_near(worker.last_seen_at, margin_s)
+        ended_with_others = self.deaths.has_end_near(worker.last_seen_at, margin_s)
         # If the only worker is silent, the fault may be this gateway's. No responders prove that the worker ended.
         return is_last and not ended_with_others and worker.is_absent
 
     def _declare_dead(self, worker: _Worker, now: float, why: str, *, is_blamed: bool) -> None:
         death = Death(worker.heartbeat.worker, worker.heartbeat.model, why, now, is_blamed)
         self._disturbed_until = now + self._limits.disturbance_s
-        self._dead.add(death, worker.heartbeat.started, worker.last_seen_at)
+        self.deaths.add(death, worker.heartbeat.started, worker.last_seen_at)
         self._on_dead(death)

@@ -20,8 +20,7 @@ from gateway.http1.body_framing import BodyFraming, ChunkedFraming, LengthFramin
 from gateway.http1.connection_table import ConnectionTable
 from gateway.http1.exchange import Exchange, Headers, head_bytes
 from gateway.http1.handlers import HandlerRunner
-from gateway.http1.head import RequestHead, id_header
-from gateway.http1.request_input import RequestInput
+from gateway.http1.head import RequestHead, RequestInput, id_header
 
 # The rest of an unread body that is dropped to keep the connection; a longer one closes it.
 MAX_DROPPED_BODY_BYTES = 64 << 10

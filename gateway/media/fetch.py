@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httptools
 
 from gateway.errors import ApiError
-from gateway.media.host_lookup import HostLookup
+from gateway.shares import Turns
 from shared.errors import ConfigError
 from shared.tenant_bounds import counted
 
@@ -33,6 +35,36 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ANY = "*"
 # In whose addresses lie those of IPv4.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+MAX_LOOKUPS = 16
+MAX_LOOKUPS_OF_ONE = 4
+
+
+class HostLookup:
+    """Owns the threads. Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(MAX_LOOKUPS, "image-hosts")
+        self._turns = Turns(MAX_LOOKUPS, MAX_LOOKUPS_OF_ONE)
+
+    async def addresses(self, tenant: str, host: str, port: int) -> list[str]:
+        """Return the addresses of a host, when it is the tenant's turn; `OSError` or `UnicodeError` if it has none."""
+        await self._turns.take(tenant)
+        lookup = asyncio.get_running_loop().run_in_executor(self._pool, _addresses, host, port)
+        lookup.add_done_callback(lambda done: self._end(tenant, done))
+        # The thread stays taken when the caller gives up.
+        return await asyncio.shield(lookup)
+
+    def _end(self, tenant: str, lookup: asyncio.Future[list[str]]) -> None:
+        if not lookup.cancelled():
+            # Its waiters may be gone.
+            lookup.exception()
+        self._turns.give_back(tenant)
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from gateway.pooling.bodies import POOLED_NAMES
 from gateway.responses import draft as responses
 from gateway.responses.names import RESPONSE_NAMES
 from gateway.resumable import routes as resumable
-from gateway.usage import answers as usage
+from gateway.usage import routes as usage
 
 # What becomes of the names in the bodies of each API.
 TABLES = (OPENAI_NAMES, RESPONSE_NAMES, POOLED_NAMES, ANTHROPIC_NAMES)

@@ -35,7 +35,7 @@ from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, RouteServices
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.tokenizer_client import TokenizerClient
-from gateway.batches.assembly import batch_routes, unserved_routes
+from gateway.batches.endpoint import batch_routes, unserved_routes
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
 from gateway.config import GatewayConfig

@@ -13,13 +13,7 @@ from types import MappingProxyType
 
 from prometheus_client.core import Metric
 
-from gateway.telemetry.row import (
-    GAP_BOUNDS_S,
-    LATENCY_BOUNDS_S,
-    TOKENS_BOUNDS,
-    MetricRow,
-    add,
-)
+from gateway.telemetry.row import GAP_BOUNDS_S, LATENCY_BOUNDS_S, TOKENS_BOUNDS, MetricRow, add
 from shared.histogram import Histogram
 from shared.messages import Usage
 from shared.receipt import Timing

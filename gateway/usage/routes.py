@@ -11,17 +11,19 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
+from msgspec import Struct
 from nats.js import JetStreamContext
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
+from gateway.api.operation import Operation
 from gateway.api.query import check_query, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value, missing_parameter
-from gateway.usage.answers import CompletionsUsage, ModelUsage, TenantUsage, UsageBucket, UsagePage
 from gateway.usage.reader import Counts, UsageReader
 from shared.usage_ledger import DAYS_KEPT, Measure, day_of, hour_of
 
@@ -32,6 +34,78 @@ _LAST_S = 253_402_300_799
 _GROUPS = ("model", "batch")
 _LISTS = ("models", "models[]", "group_by", "group_by[]")
 _OPENAI = frozenset({"start_time", "end_time", "bucket_width", "limit", "page", "batch", *_LISTS})
+
+
+class ModelUsage(Struct, forbid_unknown_fields=True):
+    """What the tenant has had of one model in one lane.
+
+    `device_seconds` are its shares of what devices computed, `energy_joules` those of devices that tell, and `cost` is
+    `device_seconds` at the operator's price; null without one.
+    """
+
+    model: str
+    lane: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    device_seconds: float
+    energy_joules: float
+    cost: float | None
+    cost_per_million_tokens: float | None
+
+
+class TenantUsage(Struct, forbid_unknown_fields=True):
+    """Usage of the key's tenant, from `start` to `end`: days of UTC, both included; null for all time."""
+
+    object: Literal["usage"]
+    tenant: str
+    start: str | None
+    end: str | None
+    data: list[ModelUsage]
+
+
+class CompletionsUsage(Struct, forbid_unknown_fields=True):
+    """A result in a bucket of OpenAI's usage API. What is not told apart is null."""
+
+    object: Literal["organization.usage.completions.result"]
+    input_tokens: int
+    output_tokens: int
+    input_cached_tokens: int
+    input_audio_tokens: int
+    output_audio_tokens: int
+    num_model_requests: int
+    project_id: str | None
+    user_id: str | None
+    api_key_id: str | None
+    model: str | None
+    batch: bool | None
+    service_tier: str | None
+
+
+class UsageBucket(Struct, forbid_unknown_fields=True):
+    """One day or hour of UTC, in Unix seconds."""
+
+    object: Literal["bucket"]
+    start_time: int
+    end_time: int
+    results: list[CompletionsUsage]
+
+
+class UsagePage(Struct, forbid_unknown_fields=True):
+    """Buckets, oldest first."""
+
+    object: Literal["page"]
+    data: list[UsageBucket]
+    has_more: bool
+    next_page: str | None
+
+
+OPERATIONS = (
+    Operation("get", "/v1/usage", "Show what the key's tenant has used.", TenantUsage),
+    Operation("get", "/v1/organization/usage/completions", "The same by days or hours, in OpenAI's form.", UsagePage),
+)
+
 
 _TOLD: tuple[Measure, ...] = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 

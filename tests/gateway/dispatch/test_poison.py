@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 
@@ -18,7 +20,7 @@ from gateway.dispatch.poison import (
 )
 from gateway.errors import ApiError
 from gateway.fleet.deaths import Death
-from shared.dead_letters import DeadAttempt, DeadLetter, DeadReason
+from shared.dead_letters import DeadAttempt, DeadLetter
 from shared.messages import Request
 from shared.sampling import Sampling
 from tests.gateway.dispatch_bench import ListSink
@@ -248,8 +250,8 @@ async def test_dead_letter_says_what_became_of_each_attempt(monkeypatch: pytest.
         letters.append(letter)
 
     monkeypatch.setattr("gateway.dispatch.poison.publish_dead_letter", publish)
-    reasons: list[DeadReason] = []
-    quarantine = Quarantine(None, "g", reasons.append)  # type: ignore[arg-type]
+    reasons: Counter[str] = Counter()
+    quarantine = Quarantine(None, "g", reasons)  # type: ignore[arg-type]
     flight = Flight(Request(id="a", model="m", text="x"), ListSink(), 1, 0.0, epoch=2, emitted=[7])
     flight.losses.append(Loss(Death("w", "m", "its heartbeats stopped", 5.0, is_blamed=True), 1, is_solo=True))
     error = quarantine.take(flight, "worker_lost", "It kills.")
@@ -259,6 +261,6 @@ async def test_dead_letter_says_what_became_of_each_attempt(monkeypatch: pytest.
     assert letter.attempts == (DeadAttempt("w", 1, death.time, "its heartbeats stopped"),)
     assert (letter.request.epoch, letter.request.emitted, letter.quarantined_by) == (2, (7,), "g")
     assert letter.reason == "worker_lost"
-    assert reasons == ["worker_lost"]
+    assert reasons == {"worker_lost": 1}
     assert letter.error == error.message == "It kills. The request is in quarantine under the id a."
     assert error.headers["x-should-retry"] == "false"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
@@ -84,6 +85,7 @@ class Moves:
             self.fail,
             LIMITS,
             ServerClock(),
+            Counter(),
         )
 
     def fail(self, flight: Flight, error: ApiError) -> None:
@@ -362,7 +364,7 @@ async def test_request_that_was_published_before_a_worker_died_is_not_waited_for
     idle = msgspec.structs.replace(frozen, worker="idle")
     now = 100.0
     moves.fleet.note_heartbeat(frozen, now)
-    while not moves.fleet.liveness.deaths_since("m", now - 1):
+    while not moves.fleet.liveness.deaths.since("m", now - 1):
         now += 0.05
         moves.fleet.note_heartbeat(idle, now)
         moves.fleet.sweep(now)

@@ -406,9 +406,9 @@ def test_fleet_is_disturbed_by_silence_and_for_a_while_after_a_death(watched: Wa
     assert watched.liveness.is_disturbed(watched.now)
     watched.run(1.0)
     assert watched.liveness.is_disturbed(watched.now)
-    assert watched.liveness.deaths_since("m", watched.now - 2) == watched.deaths
-    assert watched.liveness.deaths_since("m", watched.now) == []
-    assert watched.liveness.deaths_since("other", 0) == []
+    assert watched.liveness.deaths.since("m", watched.now - 2) == watched.deaths
+    assert watched.liveness.deaths.since("m", watched.now) == []
+    assert watched.liveness.deaths.since("other", 0) == []
     watched.run(3)
     assert not watched.liveness.is_disturbed(watched.now)
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
-from gateway.http1.head import MAX_HEAD_BYTES, RequestHead
-from gateway.http1.request_input import MAX_BLANK_BYTES, MAX_REMEMBERED_BYTES, RequestInput
+from gateway.http1.head import MAX_BLANK_BYTES, MAX_HEAD_BYTES, MAX_REMEMBERED_BYTES, RequestHead, RequestInput
 
 HEAD = b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n"
 

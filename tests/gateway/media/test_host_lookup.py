@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.media.host_lookup import MAX_AT_ONCE_OF_ONE, HostLookup
+from gateway.media.fetch import MAX_LOOKUPS_OF_ONE, HostLookup
 from tests.waiting import until
 
 
@@ -39,12 +39,12 @@ async def test_names_that_are_answered_late_hold_no_thread_of_others(names: Slow
     lookup = HostLookup()
     for number in range(40):
         waiting = asyncio.create_task(lookup.addresses("evil", f"{number}.test", 443))
-        await until(lambda number=number: len(names.asked) >= min(number + 1, MAX_AT_ONCE_OF_ONE))  # type: ignore[misc]
+        await until(lambda number=number: len(names.asked) >= min(number + 1, MAX_LOOKUPS_OF_ONE))  # type: ignore[misc]
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    assert len(names.asked) == MAX_AT_ONCE_OF_ONE, "a lookup that was given up has given back its thread"
+    assert len(names.asked) == MAX_LOOKUPS_OF_ONE, "a lookup that was given up has given back its thread"
     assert await asyncio.to_thread(lambda: 1) == 1
     other = asyncio.create_task(lookup.addresses("good", "good.test", 443))
     await until(lambda: "good.test" in names.asked)

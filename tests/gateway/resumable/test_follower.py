@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from gateway.errors import ApiError
 from gateway.resumable.calls import OwnerReply
 from gateway.resumable.fences import Fence
-from gateway.resumable.follower import Follower
+from gateway.resumable.follower import Follower, LogReader
 from gateway.resumable.journal import JournalTail
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import Stored
-from gateway.resumable.reader import LogReader
 from gateway.resumable.record import PIECE_BYTES, Entry, PieceWriter, StreamHead
 from shared.messages import Delta, Finish
 from tests.gateway.resumable.test_writer import head_and_generation

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.resumable import writer as writing
+from gateway.resumable.follower import LogReader
 from gateway.resumable.journal import SLOTS, JournalTail, JournalWriter, Span
 from gateway.resumable.live import LiveStream, LoggedSink
-from gateway.resumable.reader import LogReader
 from gateway.resumable.record import FIRST_PART, LAST_PART, MIDDLE_PART, Entry, StreamHead, decode_piece
 from gateway.resumable.writer import LogWriter
 from shared.messages import Delta, Finish
