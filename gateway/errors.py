@@ -63,6 +63,11 @@ def whole_seconds(retry_after_s: float) -> int:
     return min(60, max(1, math.ceil(retry_after_s)))
 
 
+def shutting_down() -> ApiError:
+    """Return the error of requests that a gateway ends as it stops."""
+    return ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
+
+
 def model_not_found(model: str) -> ApiError:
     """Answer for a model that is unknown, or that the key may not use: the two are not told apart."""
     message = (

@@ -28,7 +28,7 @@ from gateway.dispatch.sinks import ScoredSink, Sink
 from gateway.dispatch.sweep import Prober, Sweep
 from gateway.dispatch.timelines import TimelineKeeper
 from gateway.dispatch.timeouts import RecoveryLimits
-from gateway.errors import ApiError
+from gateway.errors import ApiError, shutting_down
 from gateway.fleet.adapter_names import NOTHING_READ
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
@@ -110,13 +110,7 @@ class Dispatcher:
         self._flights = FlightTable()
         self._revoker = Revoker(nats, js)
         own = OwnRequests(self._flights.unshown, self._flights.awaited)
-        self.fleet = Fleet(
-            gateway,
-            fleet_limits or FleetLimits(),
-            own,
-            self._lose_worker,
-            lambda worker: self._recovery.worker_reconnected(worker),
-        )
+        self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own, self._lose_worker, self._worker_reconnected)
         answers = (self._stored, self._refused, self._miss_stream)
         self._publisher = Publisher(nats, self.fleet, self._is_within_share, *answers)
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
@@ -164,7 +158,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Fail all flights, and stop."""
-        self.fail_all(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
+        self.fail_all(shutting_down())
         await self._tasks.stop(*self._running, *self._streams.tasks)
         await self._recovery.close()
         await self._revoker.close()
@@ -357,6 +351,9 @@ class Dispatcher:
     def _lose_worker(self, death: Death) -> None:
         self._recovery.lose_worker(death)
         self._flights.forget_worker(death.worker)
+
+    def _worker_reconnected(self, worker: str) -> None:
+        self._recovery.worker_reconnected(worker)
 
     async def send_heartbeat(self) -> None:
         """Tell other gateways and workers of this one's state."""

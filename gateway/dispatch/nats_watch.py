@@ -18,34 +18,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
 from shared.direct_client import DirectClient
 from shared.nats_connection import is_clustered
 
+# From a PONG to the next PING.
+INTERVAL_S = 0.5
+# Waits for a PONG after which whatever else is awaited counts as late, and publications as lost.
+ANSWER_LATE_S = 0.5
+ANSWER_LOST_S = 2.0
+# Silence after which NATS gets a PING; a live worker sends something more often than that.
+PING_AFTER_S = 0.25
+# Waits for the PONG after which NATS counts as silent, and not the workers, and after which it is suspected. The latter
+# grows while alarms are false; the client closes the connection after 6 s.
+LATE_S = 0.15
+SUSPECT_S = 0.7
+MAX_SUSPECT_S = 3.0
+# Time without an alarm after which `SUSPECT_S` holds again.
+CALM_S = 60.0
+# A round counts for this much at most, however late it is.
+_LONGEST_ROUND_S = 0.1
 
-@dataclass(frozen=True, slots=True)
-class AnswerLimits:
-    """Times in seconds.
-
-    Attributes:
-        interval_s: From a PONG to the next PING.
-        late_s: Wait for a PONG after which whatever else is awaited counts as late, and not as lost.
-        lost_s: Wait for a PONG after which publications count as lost.
-    """
-
-    interval_s: float = 0.5
-    late_s: float = 0.5
-    lost_s: float = 2.0
+_logger = logging.getLogger(__name__)
 
 
 class AnswerWatch:
     """Asks NATS twice a second for a PONG. `is_lost`: publications probably do not arrive."""
 
-    def __init__(self, nats: DirectClient, limits: AnswerLimits | None = None) -> None:
-        """Watch a connection; nothing is noticed unless `review` is called several times in `interval_s`."""
+    def __init__(self, nats: DirectClient) -> None:
+        """Watch a connection; nothing is noticed unless `review` is called several times in `INTERVAL_S`."""
         self._nats = nats
-        self._limits = limits or AnswerLimits()
         self._answer: asyncio.Future[bool] | None = None
         # Since the PING, or since the last PONG.
         self._waited_s = 0.0
@@ -59,7 +61,7 @@ class AnswerWatch:
     @property
     def is_late(self) -> bool:
         """Whether the PONG has been missing for long."""
-        return self.is_owed and self._waited_s >= self._limits.late_s
+        return self.is_owed and self._waited_s >= ANSWER_LATE_S
 
     async def ask(self) -> None:
         """Send a PING, unless a PONG is awaited already."""
@@ -75,19 +77,18 @@ class AnswerWatch:
         """
         self._waited_s += round_s
         if self._answer is None:
-            if self._waited_s >= self._limits.interval_s:
+            if self._waited_s >= INTERVAL_S:
                 await self.ask()
         elif self._answer.done():
             if self.is_lost:
                 _logger.warning("NATS receives what is published again")
             waited_s = self._waited_s
             self.forget_connection()
-            return waited_s if waited_s >= self._limits.late_s else 0.0
-        elif self._waited_s >= self._limits.lost_s and not self.is_lost:
+            return waited_s if waited_s >= ANSWER_LATE_S else 0.0
+        elif self._waited_s >= ANSWER_LOST_S and not self.is_lost:
             self.is_lost = True
-            _logger.warning(
-                "NATS has not answered a PING for %.1f s: new requests are refused until it does", self._waited_s
-            )
+            text = "NATS has not answered a PING for %.1f s: new requests are refused until it does"
+            _logger.warning(text, self._waited_s)
         return 0.0
 
     def forget_pause(self) -> None:
@@ -101,43 +102,17 @@ class AnswerWatch:
         self.is_lost = False
 
 
-# A round counts for this much at most, however late it is.
-_LONGEST_ROUND_S = 0.1
-
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SilenceLimits:
-    """Times in seconds.
-
-    Attributes:
-        ping_after_s: Silence after which NATS gets a PING; a live worker sends something more often than that.
-        late_s: Wait for the PONG after which NATS counts as silent, and not the workers.
-        suspect_s: Wait for the PONG after which NATS is suspected.
-        max_suspect_s: What `suspect_s` grows to while alarms are false; the client closes the connection after 6 s.
-        calm_s: Time without an alarm after which `suspect_s` holds again.
-    """
-
-    ping_after_s: float = 0.25
-    late_s: float = 0.15
-    suspect_s: float = 0.7
-    max_suspect_s: float = 3.0
-    calm_s: float = 60.0
-
-
 class NatsWatch:
     """Knows about the silence of one connection."""
 
-    def __init__(self, nats: DirectClient, limits: SilenceLimits | None = None) -> None:
-        """Watch a connection; nothing is noticed unless `review` is called several times in `ping_after_s`."""
+    def __init__(self, nats: DirectClient) -> None:
+        """Watch a connection; nothing is noticed unless `review` is called several times in `PING_AFTER_S`."""
         self._nats = nats
-        self._limits = limits or SilenceLimits()
         self._num_reads = nats.num_reads
         self._reviewed_at: float | None = None
         self._silent_s = 0.0
         self._unanswered_s: float | None = None
-        self._suspect_after_s = self._limits.suspect_s
+        self._suspect_after_s = SUSPECT_S
         self._alarmed_at = 0.0
         self._is_silent = False
         self._answers = AnswerWatch(nats)
@@ -188,12 +163,12 @@ class NatsWatch:
             self.forget()
             return 0.0
         # Complete silence is handled below.
-        owed_s = await self._answers.review(round_s if self._silent_s < self._limits.ping_after_s else 0.0)
+        owed_s = await self._answers.review(round_s if self._silent_s < PING_AFTER_S else 0.0)
         if self._nats.num_reads != self._num_reads:
             return max(owed_s, self._note_input(now))
         self._silent_s += round_s
         if self._unanswered_s is None:
-            if self._silent_s >= self._limits.ping_after_s:
+            if self._silent_s >= PING_AFTER_S:
                 await self.ask()
             return 0.0
         self._unanswered_s += round_s
@@ -213,23 +188,23 @@ class NatsWatch:
         self.forget()
         self._answers.forget_connection()
         self._is_silent = False
-        self._suspect_after_s = self._limits.suspect_s
+        self._suspect_after_s = SUSPECT_S
 
     def _suspect(self, now: float) -> None:
         _logger.warning("NATS has been silent for %.1f s: new requests are refused until it answers", self._silent_s)
         self._is_silent = True
-        self._suspect_after_s = min(self._limits.max_suspect_s, 2 * self._suspect_after_s)
+        self._suspect_after_s = min(MAX_SUSPECT_S, 2 * self._suspect_after_s)
         self._alarmed_at = now
 
     def _note_input(self, now: float) -> float:
         silent_s = self._silent_s
-        was_late = self._unanswered_s is not None and self._unanswered_s >= self._limits.late_s
+        was_late = self._unanswered_s is not None and self._unanswered_s >= LATE_S
         self._num_reads = self._nats.num_reads
         self._silent_s = 0.0
         self._unanswered_s = None
         if self._is_silent:
             _logger.warning("NATS answers again")
             self._is_silent = False
-        elif now - self._alarmed_at > self._limits.calm_s:
-            self._suspect_after_s = self._limits.suspect_s
+        elif now - self._alarmed_at > CALM_S:
+            self._suspect_after_s = SUSPECT_S
         return silent_s if was_late else 0.0

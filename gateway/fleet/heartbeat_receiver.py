@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -22,6 +23,8 @@ from shared.messages import UNDECODABLE, GatewayHeartbeat, Heartbeat
 from shared.subjects import ALL_GATEWAYS, ALL_HOSTS, ALL_WORKERS, gateway_subject, host_subject, worker_subject
 
 MAX_NAMES = 10_000
+
+Beat = TypeVar("Beat", GatewayHeartbeat, HostBeat)
 
 _logger = logging.getLogger(__name__)
 
@@ -37,14 +40,15 @@ class HeartbeatReceiver:
         # Names by the subject that they belong to: encoding them for each heartbeat would be most of its cost.
         self._names: dict[str, tuple[str, str]] = {}
         self._decode_worker = msgspec.msgpack.Decoder(Heartbeat).decode
-        self._decode_host = msgspec.msgpack.Decoder(HostBeat).decode
-        self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
 
     async def start(self, nats: DirectClient) -> None:
         """Begin to listen."""
+        note, note_host = self._fleet.note_gateway_heartbeat, self._fleet.note_host_beat
+        receive = self._receiver(GatewayHeartbeat, lambda beat: gateway_subject(beat.gateway), note)
+        receive_host = self._receiver(HostBeat, lambda beat: host_subject(beat.host), note_host)
         await nats.subscribe_direct(ALL_WORKERS, self._receive_worker)
-        await nats.subscribe_direct(ALL_GATEWAYS, self._receive_gateway)
-        await nats.subscribe_direct(ALL_HOSTS, self._receive_host)
+        await nats.subscribe_direct(ALL_GATEWAYS, receive)
+        await nats.subscribe_direct(ALL_HOSTS, receive_host)
 
     def _receive_worker(self, message: Msg) -> None:
         try:
@@ -56,42 +60,35 @@ class HeartbeatReceiver:
             return
         if not is_own:
             self._drop(message, f"it names worker {heartbeat.worker!r} of model {heartbeat.model!r}")
-            return
-        if self._fleet.serves_another(heartbeat.worker, heartbeat.model):
+        elif self._fleet.serves_another(heartbeat.worker, heartbeat.model):
             self._drop(message, f"a worker {heartbeat.worker!r} whose heartbeats come serves another model")
-            return
-        if not self._fleet.has_room_for(heartbeat.worker):
+        elif not self._fleet.has_room_for(heartbeat.worker):
             self._drop(message, f"there are {MAX_WORKERS} workers already")
-            return
-        if len(self._names) >= MAX_NAMES:
-            self._names.clear()
-        self._names[message.subject] = names
-        self._on_worker(heartbeat.model, heartbeat.worker)
-        self._fleet.note_heartbeat(heartbeat, self._loop.time())
+        else:
+            if len(self._names) >= MAX_NAMES:
+                self._names.clear()
+            self._names[message.subject] = names
+            self._on_worker(heartbeat.model, heartbeat.worker)
+            self._fleet.note_heartbeat(heartbeat, self._loop.time())
 
-    def _receive_gateway(self, message: Msg) -> None:
-        try:
-            heartbeat = self._decode_gateway(message.data)
-            subject = gateway_subject(heartbeat.gateway)
-        except (*UNDECODABLE, InvalidNameError) as error:
-            self._drop(message, error)
-            return
-        if subject != message.subject:
-            self._drop(message, f"it names gateway {heartbeat.gateway!r}")
-            return
-        self._fleet.note_gateway_heartbeat(heartbeat, self._loop.time())
+    def _receiver(
+        self, kind: type[Beat], subject_of: Callable[[Beat], str], note: Callable[[Beat, float], None]
+    ) -> Callable[[Msg], None]:
+        decode = msgspec.msgpack.Decoder(kind).decode
 
-    def _receive_host(self, message: Msg) -> None:
-        try:
-            beat = self._decode_host(message.data)
-            subject = host_subject(beat.host)
-        except (*UNDECODABLE, InvalidNameError) as error:
-            self._drop(message, error)
-            return
-        if subject != message.subject:
-            self._drop(message, f"it names host {beat.host!r}")
-            return
-        self._fleet.note_host_beat(beat, self._loop.time())
+        def receive(message: Msg) -> None:
+            try:
+                beat = decode(message.data)
+                subject = subject_of(beat)
+            except (*UNDECODABLE, InvalidNameError) as error:
+                self._drop(message, error)
+                return
+            if subject == message.subject:
+                note(beat, self._loop.time())
+            else:
+                self._drop(message, f"it names {subject}")
+
+        return receive
 
     def _drop(self, message: Msg, reason: object) -> None:
         if not message.data:

@@ -44,7 +44,7 @@ from gateway.console.now import NowView, own_counts
 from gateway.console.routes import ConsoleRoutes, ConsoleServices, with_playground
 from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
 from gateway.dispatch.timelines import TimelineKeeper
-from gateway.errors import ApiError
+from gateway.errors import shutting_down
 from gateway.fleet.readiness import wait_for_fleet
 from gateway.fleet.worker_needs import Models, WorkerNeeds
 from gateway.http1.connection import Connection
@@ -232,7 +232,7 @@ async def _streams(
 
 
 def _cut(dispatcher: Dispatcher, responses: ResponseStore, streams: StreamHub) -> None:
-    error = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
+    error = shutting_down()
     # Before the others: these go on at other gateways.
     streams.hand_over(error)
     dispatcher.fail_all(error)

@@ -58,13 +58,7 @@ class OwnerCalls:
     """Calls owners, and answers for one."""
 
     def __init__(self, nats: DirectClient, answer: Callable[[OwnerCall], int | None]) -> None:
-        """Call over `nats`.
-
-        Args:
-            nats: An open connection.
-            answer: Obeys a call, and returns how many entries of its stream are shown; None if this process does not
-                own the stream.
-        """
+        """Call over `nats`; `answer` obeys a call, and returns how many entries of an own stream are shown."""
         self._nats = nats
         self._answer = answer
         self._subscription: Subscription | None = None

@@ -12,14 +12,13 @@ import asyncio
 import time
 
 from gateway.admission.auth import Principal
-from gateway.admission.caller import Caller
 from gateway.admission.limits import Lease
 from gateway.api.answer import Answer, Asked
 from gateway.api.endpoint import GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import IdempotencyKey, LoggedGeneration, RepeatedError
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.errors import ApiError
+from gateway.errors import ApiError, shutting_down
 from gateway.metrics import GatewayMetrics
 from gateway.resumable.calls import OwnerCall, OwnerCalls
 from gateway.resumable.follower import Follower
@@ -87,7 +86,7 @@ class StreamHub:
     async def close(self) -> None:
         """Stop."""
         if not self._is_closing:
-            self.hand_over(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
+            self.hand_over(shutting_down())
         await self._calls.close()
         await self._owner.close()
         for stream in list(self._followed):
@@ -190,7 +189,8 @@ class StreamHub:
             ApiError: 400, the request's id has the form of a response's; 409, another request with this key is
                 beginning; 422, the key was used for another request; 429, the tenant has enough streams here; 503.
         """
-        caller, answer = _checked_name(asked.caller), asked.answer
+        caller, answer = asked.caller, asked.answer
+        _check_name(caller.request_id)
         generation = await self._starter.checked(asked.generation, asked.load, caller.tenant)
         self._owner.check_room(caller.tenant)
         if key is not None:
@@ -307,9 +307,8 @@ class StreamHub:
         return stream.num_shown
 
 
-def _checked_name(caller: Caller) -> Caller:
-    """Return the caller; `ApiError` 400 if its request's id, which names the stream, could name a stored response."""
-    if RESPONSE_ID.fullmatch(caller.request_id):
+def _check_name(request_id: str) -> None:
+    """Refuse a request's id, which names the stream, if it could name a stored response: `ApiError` 400."""
+    if RESPONSE_ID.fullmatch(request_id):
         message = "'x-request-id' has the form of a response's id: send another, or none."
         raise ApiError(400, message, param="x-request-id", code="invalid_value")
-    return caller

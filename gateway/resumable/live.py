@@ -45,6 +45,7 @@ class LiveStream:
         caught_up: Set once all is there that the log had when it was asked first.
         is_held: Another process may own it: what is written is not shown yet.
         usage: Tokens of the sequences that have ended.
+        failure: How it failed, if it did.
         is_followed: Another process reads its pieces while it grows.
         is_ending: One of its sequences has ended, or all have failed, and its pieces do not have that yet.
         is_deleted: It is to be forgotten when it has ended.
@@ -71,7 +72,7 @@ class LiveStream:
         self._views: list[Answer] = []
         self._num_joining = 0
         self._num_unfinished = generation.num_sequences
-        self._failure: ApiError | None = None
+        self.failure: ApiError | None = None
 
     @property
     def request_id(self) -> str:
@@ -96,11 +97,6 @@ class LiveStream:
     def is_complete(self) -> bool:
         """Whether all that is shown ends the answer well."""
         return self._num_unfinished == 0
-
-    @property
-    def failure(self) -> ApiError | None:
-        """How it failed, if it did."""
-        return self._failure
 
     def deltas(self) -> list[list[Delta]]:
         """Return what there is of each sequence."""
@@ -131,8 +127,8 @@ class LiveStream:
                     self._num_unfinished -= 1
                     self.usage.add(index, delta.finish.usage)
             elif failure is not None:
-                self._failure = failure.error()
-        if self._failure is not None or self.is_complete:
+                self.failure = failure.error()
+        if self.failure is not None or self.is_complete:
             self.end()
 
     def show_unkept(self) -> None:
@@ -148,9 +144,8 @@ class LiveStream:
 
     def abort(self, error: ApiError) -> None:
         """End it here with an error that the log does not have."""
-        self._failure = self._failure or error
-        for answer in list(self._views):
-            answer.break_off(error)
+        self.failure = self.failure or error
+        self.cut_views(error)
         self.end()
 
     async def join(self, answer: Answer) -> None:
@@ -162,8 +157,8 @@ class LiveStream:
         self._num_joining += 1
         try:
             await self.caught_up.wait()
-            if self._failure is not None and not self.num_shown:
-                raise self._failure
+            if self.failure is not None and not self.num_shown:
+                raise self.failure
             answer.open()
             position = 0
             while position < self.num_shown and not answer.done.done():
@@ -175,7 +170,8 @@ class LiveStream:
             answer.check_position()
             if self.ended.done() and not answer.done.done():
                 # It ended without an entry that says so.
-                answer.break_off(self._failure or _broken())
+                broken = ApiError(500, "The stream ended without an end.", code="internal_error")
+                answer.break_off(self.failure or broken)
             elif not answer.done.done():
                 self._views.append(answer)
         finally:
@@ -255,7 +251,3 @@ def _tell(answer: Answer, entry: Entry) -> None:
         # It must not keep the entry from the other answers.
         _logger.exception("an entry of a stream could not be told")
         answer.break_off(ApiError(500, "The answer could not be delivered.", code="internal_error"))
-
-
-def _broken() -> ApiError:
-    return ApiError(500, "The stream ended without an end.", code="internal_error")

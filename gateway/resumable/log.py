@@ -68,6 +68,8 @@ class StreamLog:
 
     Attributes:
         fences: The fences and journals of writers.
+        count: Counts messages that a tenant keeps more than before; now and then, its oldest ones are dropped.
+        together: Writes what is sent in the block with one call of the system.
     """
 
     def __init__(self, nats: DirectClient, limits: StreamLimits | None = None) -> None:
@@ -78,6 +80,7 @@ class StreamLog:
         self.fences = Fences(self._store, self._js)
         self._bound = TenantBound(self._js, STREAMS_STREAM, streams_filter, TENANT_MESSAGES, MESSAGES_BETWEEN_PURGES)
         self._log_limit = LogLimit(_log)
+        self.count, self.together = self._bound.count, nats.together
 
     async def start(self) -> None:
         """Listen for answers; must be awaited before a fence is written."""
@@ -157,10 +160,6 @@ class StreamLog:
         """Write a part of a stream without waiting; a later message that is acknowledged says that it is stored."""
         self._nats.send(stream_subject(tenant, stream_id, *place), payload)
 
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        """Write what is sent in the block with one call of the system."""
-        return self._nats.together()
-
     async def heads(self, tenant: str) -> tuple[list[StreamHead], bool]:
         """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`."""
         places = await self.running(tenant)
@@ -213,10 +212,6 @@ class StreamLog:
     async def release_key(self, tenant: str, digest: str) -> None:
         """Let an idempotency key stand for nothing."""
         await self._purge(stream_subject(tenant, digest, "key"))
-
-    def count(self, tenant: str, num_messages: int) -> None:
-        """Count messages that a tenant keeps more than before; now and then, drop its oldest ones."""
-        self._bound.count(tenant, num_messages)
 
     async def close(self) -> None:
         """Wait for purges under way."""

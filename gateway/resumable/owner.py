@@ -64,15 +64,10 @@ class StreamOwner:
         on_disowned: Callable[[LiveStream], None],
         on_revoked: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """Generate over `dispatcher`.
+        """Generate over `dispatcher`, and write to `log`.
 
-        Args:
-            log: Where entries go.
-            dispatcher: Takes requests to the workers.
-            metrics: Counts what streams have used.
-            limits: Of each stream.
-            on_disowned: Called with each stream that belongs to another process now, or has ended.
-            on_revoked: Run when this process has a new name.
+        `on_disowned` is called with each stream that belongs to another process now, or has ended; `on_revoked` is run
+        when this process has a new name.
         """
         self._log = log
         self._dispatcher = dispatcher
@@ -171,7 +166,7 @@ class StreamOwner:
             return False
         if head.owner != stream.head.owner:
             # Others are taken over at the same time: a purge keeps NATS from answering them.
-            self._loop.call_later(random.uniform(*_PURGE_S), self._forget_copy, head)
+            self._loop.call_later(random.uniform(*_PURGE_S), self._forget, self._log.delete_pieces, head)
         stream.started, stream.requests, stream.is_held = time.perf_counter(), pieces, False
         stream.show(len(stream.entries))
         self._resume(stream, requests)
@@ -287,19 +282,12 @@ class StreamOwner:
         self._on_disowned(stream)
 
     def _count(self, stream: LiveStream) -> None:
-        generation, usage = stream.generation, stream.usage
-        failure = stream.failure
+        usage, failure, is_complete = stream.usage, stream.failure, stream.is_complete
         is_free = failure is not None and failure.status not in (408, 409)
-        if not stream.is_complete:
+        if not is_complete:
             usage.count_delivered(*stream.delivered())
-        count_answer(
-            self._metrics,
-            generation,
-            stream.head.tenant,
-            usage,
-            stream.started,
-            is_complete=stream.is_complete,
-        )
+        head, started = stream.head, stream.started
+        count_answer(self._metrics, stream.generation, head.tenant, usage, started, is_complete=is_complete)
         if stream.lease is not None:
             stream.lease.release(0 if is_free else usage.prompt_tokens + usage.completion_tokens)
             stream.lease = None
@@ -320,22 +308,13 @@ class StreamOwner:
         except ERRORS as error:
             self._log_limit.warning("", "the end of a stream could not be noted: %r", error)
             return
-        self._loop.call_later(self._limits.keep_s, self._forget, ended)
+        self._loop.call_later(self._limits.keep_s, self._forget, self._log.delete, ended)
 
-    def _forget(self, head: StreamHead) -> None:
-        self._tasks.spawn(self._delete(head), f"forget stream {head.id}")
+    def _forget(self, delete: Callable[[StreamHead], Coroutine[Any, Any, None]], head: StreamHead) -> None:
+        async def forget() -> None:
+            try:
+                await delete(head)
+            except ERRORS as error:
+                self._log_limit.warning("", "a stream, or a dead gateway's copy, is kept for longer: %r", error)
 
-    def _forget_copy(self, head: StreamHead) -> None:
-        self._tasks.spawn(self._delete_pieces(head), f"purge of a copy of stream {head.id}")
-
-    async def _delete_pieces(self, head: StreamHead) -> None:
-        try:
-            await self._log.delete_pieces(head)
-        except ERRORS as error:
-            self._log_limit.warning("", "the pieces of a dead gateway are kept for a while: %r", error)
-
-    async def _delete(self, head: StreamHead) -> None:
-        try:
-            await self._log.delete(head)
-        except ERRORS as error:
-            self._log_limit.warning("", "a stream is kept for longer: %r", error)
+        self._tasks.spawn(forget(), f"forget stream {head.id}")

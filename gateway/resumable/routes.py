@@ -6,7 +6,9 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -78,23 +80,15 @@ class BackgroundStreams(Protocol):
         """Stop and delete a response; `ApiError` 404 for an unknown one."""
 
 
+@dataclass(frozen=True, slots=True)
 class StreamRoutes:
     """Handles the routes. Keeps nothing."""
 
-    def __init__(
-        self,
-        hub: StreamHub,
-        service: GenerationService,
-        endpoints: Mapping[str, Endpoint],
-        services: RouteServices,
-        background: BackgroundStreams,
-    ) -> None:
-        self._background = background
-        self._hub = hub
-        self._service = service
-        self._endpoints = endpoints
-        self._limiter = services.limiter
-        self._allow_unknown = services.config.allow_unknown_parameters
+    hub: StreamHub
+    service: GenerationService
+    endpoints: Mapping[str, Endpoint]
+    services: RouteServices
+    background: BackgroundStreams
 
     def routes(self) -> list[KeyRoute]:
         """Return the routes; each is for those who have a key."""
@@ -105,37 +99,46 @@ class StreamRoutes:
         ]
 
     async def _list(self, request: Request, principal: Principal) -> Response:
-        check_query(request, frozenset(), allow_unknown=self._allow_unknown)
-        lease, num_read = await self._limiter.admit_read(principal), 0
+        check_query(request, frozenset(), allow_unknown=self.services.config.allow_unknown_parameters)
+        lease, num_read = await self.services.limiter.admit_read(principal), 0
         try:
-            heads, num_read, has_more = await self._hub.running(principal)
+            heads, num_read, has_more = await self.hub.running(principal)
         finally:
             lease.release(1 + num_read // _HEADS_A_READ)
         streams = [
-            StreamInfo(head.id, "stream", int(head.created), head.model, self._endpoints[head.form.endpoint].path)
+            StreamInfo(head.id, "stream", int(head.created), head.model, endpoint.path)
             for head in heads
-            if head.form.endpoint in self._endpoints
+            if (endpoint := self.endpoints.get(head.form.endpoint)) is not None
         ]
         return json_response(StreamList("list", streams, has_more))
 
     async def _read(self, request: Request, principal: Principal) -> Response:
-        check_query(request, frozenset({"from"}), allow_unknown=self._allow_unknown)
+        check_query(request, frozenset({"from"}), allow_unknown=self.services.config.allow_unknown_parameters)
         first_event = _first_event(request)
         found = await self._found(request, principal)
         if isinstance(found, str):
-            return await self._background.stream(request, found, principal, first_event - 1)
+            return await self.background.stream(request, found, principal, first_event - 1)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        endpoint = self._endpoints[found.head.form.endpoint]
-        return _StreamResponse(self._service, endpoint, self._hub, found, principal, first_event)
+        return _StreamResponse(partial(self._show, found, principal, first_event))
+
+    async def _show(self, found: Stored, principal: Principal, first_event: int, scope: Scope) -> None:
+        exchange, head = exchange_of(scope), head_of(scope)
+        endpoint = self.endpoints[found.head.form.endpoint]
+        head.dialect, head.first_event = endpoint.dialect, first_event
+        # A client that goes on later names the stream as before.
+        others = [header for header in exchange.more_headers if header[0] != REQUEST_ID]
+        exchange.more_headers = [*others, (REQUEST_ID, found.head.id.encode())]
+        stream = self.hub.open(found)
+        head.status = await self.service.show(endpoint, stream, exchange, head, principal)
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
-        (await self._limiter.admit_read(principal)).release(1)
+        (await self.services.limiter.admit_read(principal)).release(1)
         found = await self._found(request, principal)
         if isinstance(found, str):
-            await self._background.forget(found, principal)
+            await self.background.forget(found, principal)
             return json_response(DeletedStream(found, "stream", True))
-        await self._hub.stop(found.head)
+        await self.hub.stop(found.head)
         return json_response(DeletedStream(found.head.id, "stream", True))
 
     async def _found(self, request: Request, principal: Principal) -> Stored | str:
@@ -144,43 +147,26 @@ class StreamRoutes:
         if not 1 <= len(stream_id.encode(errors="replace")) <= MAX_NAME_BYTES or "\0" in stream_id:
             raise not_found(stream_id)
         try:
-            found = await self._hub.find(principal.tenant, stream_id)
+            found = await self.hub.find(principal.tenant, stream_id)
         except ApiError as error:
-            if error.status == 404 and self._background.is_one(stream_id):
+            if error.status == 404 and self.background.is_one(stream_id):
                 return stream_id
             raise
         form = found.head.form
-        if not form.has_ids or form.endpoint not in self._endpoints or not principal.can_use(found.head.model):
+        if not form.has_ids or form.endpoint not in self.endpoints or not principal.can_use(found.head.model):
             raise not_found(stream_id)
         return found
 
 
 class _StreamResponse(Response):
-    def __init__(
-        self,
-        service: GenerationService,
-        endpoint: Endpoint,
-        hub: StreamHub,
-        found: Stored,
-        principal: Principal,
-        first_event: int,
-    ) -> None:
+    """An answer that `show` writes to the exchange of a scope."""
+
+    def __init__(self, show: Callable[[Scope], Awaitable[None]]) -> None:
         super().__init__()
-        self._service = service
-        self._endpoint = endpoint
-        self._hub = hub
-        self._found = found
-        self._principal = principal
-        self._first_event = first_event
+        self._show = show
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange, head = exchange_of(scope), head_of(scope)
-        head.dialect, head.first_event = self._endpoint.dialect, self._first_event
-        # A client that goes on later names the stream as before.
-        others = [header for header in exchange.more_headers if header[0] != REQUEST_ID]
-        exchange.more_headers = [*others, (REQUEST_ID, self._found.head.id.encode())]
-        stream = self._hub.open(self._found)
-        head.status = await self._service.show(self._endpoint, stream, exchange, head, self._principal)
+        await self._show(scope)
 
 
 def _first_event(request: Request) -> int:

@@ -61,16 +61,12 @@ class LogWriter:
         on_lost: Callable[[LiveStream], None],
         on_large: Callable[[LiveStream], None],
     ) -> None:
-        """Write to `log`.
+        """Write up to `max_stream_bytes` of each stream to `log`.
 
-        Args:
-            log: The log.
-            max_stream_bytes: Of one stream's entries.
-            may_use_journal: Whether whoever takes a stream over reads the journal; asked once a round.
-            on_revoked: Called once, when another process has taken the streams over.
-            on_silent: Called with each stream that has waited for `OUTAGE_S`.
-            on_lost: Called with each stream when the log was lost with NATS; its head has to be written again.
-            on_large: Called with a stream that has more entries than it may.
+        `may_use_journal` is asked once a round whether whoever takes a stream over reads the journal. `on_revoked` is
+        called once, when another process has taken the streams over. The others are called with a stream: `on_silent`
+        when it has waited for `OUTAGE_S`, `on_lost` when its head was lost with NATS and has to be written again,
+        `on_large` when it has more entries than it may.
         """
         self.name = secrets.token_hex(8)
         self.owned: dict[LiveStream, PieceWriter] = {}

@@ -9,12 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.dispatch.nats_watch import AnswerLimits, NatsWatch, SilenceLimits
+from gateway.dispatch.nats_watch import (
+    ANSWER_LOST_S,
+    CALM_S,
+    INTERVAL_S,
+    MAX_SUSPECT_S,
+    PING_AFTER_S,
+    SUSPECT_S,
+    NatsWatch,
+)
 from shared.direct_client import DirectClient
 
 ROUND_S = 0.05
-LIMITS = SilenceLimits()
-ANSWERS = AnswerLimits()
 
 
 @dataclass
@@ -92,7 +98,7 @@ async def test_server_that_is_silent_from_the_start_is_suspected_as_soon() -> No
 async def test_idle_server_that_answers_is_not_suspected(rounds: Rounds) -> None:
     num_asked = len(rounds.connection.pings)
     for _ in range(20):
-        await rounds.run(LIMITS.ping_after_s + ROUND_S)
+        await rounds.run(PING_AFTER_S + ROUND_S)
         await rounds.run(ROUND_S, is_heard=True)
     assert len(rounds.connection.pings) - num_asked == 20
     assert (rounds.watch.is_suspected, rounds.watch.is_late, rounds.discounted_s) == (False, False, [])
@@ -133,14 +139,14 @@ async def test_false_alarm_makes_the_next_one_come_later_until_it_has_been_quiet
         delays_s.append(await rounds.until_suspected())
         await rounds.run(0.2, is_heard=True)
     longer_s = [later - earlier for earlier, later in pairwise(delays_s)]
-    assert longer_s[:2] == [pytest.approx(LIMITS.suspect_s, abs=0.06), pytest.approx(2 * LIMITS.suspect_s, abs=0.06)]
-    assert delays_s[-1] == pytest.approx(LIMITS.ping_after_s + LIMITS.max_suspect_s, abs=0.11)
-    await rounds.run(LIMITS.calm_s + 1, is_heard=True)
+    assert longer_s[:2] == [pytest.approx(SUSPECT_S, abs=0.06), pytest.approx(2 * SUSPECT_S, abs=0.06)]
+    assert delays_s[-1] == pytest.approx(PING_AFTER_S + MAX_SUSPECT_S, abs=0.11)
+    await rounds.run(CALM_S + 1, is_heard=True)
     assert await rounds.until_suspected() == pytest.approx(delays_s[0], abs=0.11)
 
 
 async def test_suspicion_of_not_being_heard_stands_until_the_end_of_the_connection_is_told(rounds: Rounds) -> None:
-    await rounds.run(ANSWERS.interval_s + ANSWERS.lost_s + 2 * ROUND_S, is_heard=True, answers=False)
+    await rounds.run(INTERVAL_S + ANSWER_LOST_S + 2 * ROUND_S, is_heard=True, answers=False)
     assert rounds.watch.is_suspected
     rounds.connection.is_connected = False
     await rounds.run(0.5)
@@ -169,9 +175,9 @@ async def test_time_in_which_this_process_stood_still_is_no_silence(rounds: Roun
     await rounds.run(40.0, round_s=5.0)
     assert not rounds.watch.is_suspected
     await rounds.run(ROUND_S, is_heard=True)
-    await rounds.run(LIMITS.ping_after_s + LIMITS.suspect_s - 2 * ROUND_S)
+    await rounds.run(PING_AFTER_S + SUSPECT_S - 2 * ROUND_S)
     rounds.watch.forget()
-    await rounds.run(LIMITS.ping_after_s + LIMITS.suspect_s - 2 * ROUND_S)
+    await rounds.run(PING_AFTER_S + SUSPECT_S - 2 * ROUND_S)
     assert not rounds.watch.is_suspected
 
 
@@ -182,10 +188,10 @@ async def test_server_with_others_beside_it_is_suspected_and_refuses_nothing(rou
 
 
 async def test_server_that_is_heard_and_does_not_answer_is_suspected_until_it_does(rounds: Rounds) -> None:
-    await rounds.run(ANSWERS.lost_s - ROUND_S, is_heard=True, answers=False)
+    await rounds.run(ANSWER_LOST_S - ROUND_S, is_heard=True, answers=False)
     assert not rounds.watch.is_suspected
     assert rounds.watch.owes_answer
-    await rounds.run(ANSWERS.interval_s + 2 * ROUND_S, is_heard=True, answers=False)
+    await rounds.run(INTERVAL_S + 2 * ROUND_S, is_heard=True, answers=False)
     assert (rounds.watch.refuses, rounds.watch.is_connected) == (True, False)
     await rounds.run(30.0, is_heard=True, answers=False)
     assert rounds.watch.is_suspected
@@ -196,15 +202,15 @@ async def test_server_that_is_heard_and_does_not_answer_is_suspected_until_it_do
 @pytest.mark.parametrize("ending", ["disconnected", "forget"])
 async def test_answer_that_a_lost_connection_or_a_pause_kept_away_is_not_owed(rounds: Rounds, ending: str) -> None:
     for _ in range(5):
-        await rounds.run(ANSWERS.lost_s - 2 * ROUND_S, is_heard=True, answers=False)
+        await rounds.run(ANSWER_LOST_S - 2 * ROUND_S, is_heard=True, answers=False)
         getattr(rounds.watch, ending)()
     assert not rounds.watch.is_suspected
-    await rounds.run(ANSWERS.interval_s + ANSWERS.lost_s + 2 * ROUND_S, is_heard=True, answers=False)
+    await rounds.run(INTERVAL_S + ANSWER_LOST_S + 2 * ROUND_S, is_heard=True, answers=False)
     assert rounds.watch.is_suspected
 
 
 async def test_what_is_awaited_while_an_answer_is_late_is_not_lost(rounds: Rounds) -> None:
-    await rounds.run(ANSWERS.interval_s, is_heard=True, answers=False)
+    await rounds.run(INTERVAL_S, is_heard=True, answers=False)
     assert not rounds.watch.is_late
     await rounds.run(1.0, is_heard=True, answers=False)
     # Nothing is moved, and no worker is taken for dead, for what does not come meanwhile.
