@@ -8,29 +8,16 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
-from gateway.admission.api_keys import (
-    ALL_MODELS,
-    KeyRecord,
-    TenantRecord,
-    hash_key,
-    list_keys,
-    list_tenants,
-    tenants_file,
-)
-from gateway.admission.watermark_secrets import (
-    Marked,
-    WatermarkRecord,
-    list_watermarks,
-    secrets_in_use,
-    watermarks_file,
-)
+from gateway.admission import api_keys, watermark_secrets
+from gateway.admission.api_keys import KeyRecord, TenantRecord, hash_key
+from gateway.admission.watermark_secrets import Marked, WatermarkRecord
 from gateway.config import PROBE_KEY_ID
 from gateway.errors import ApiError, model_not_found
 from gateway.http1.body import BodyOwner
@@ -46,6 +33,7 @@ _WHERE_KEYS_ARE = (
     "The operator makes keys with `headrace keys create`; that of `headrace up` is api_key in its state directory."
 )
 
+_PORT = re.compile(r":[0-9]+\Z")
 _logger = logging.getLogger(__name__)
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -151,12 +139,11 @@ class KeyStore:
         """
         if self._clock() >= self._next_check:
             self._reload_if_changed()
-        notes = {} if notes is None else notes
-        if self._asks_for_key:
-            return self._holder(headers, notes)
         try:
-            return self._holder(headers, notes)
+            return self._holder(headers, {} if notes is None else notes)
         except ApiError:
+            if self._asks_for_key:
+                raise
             if may_be_web_page(headers):
                 message = "Web pages need an API key here. Send it as `Authorization: Bearer <key>`."
                 raise unauthorized(message) from None
@@ -195,32 +182,33 @@ class KeyStore:
 
     def _read(self) -> tuple[list[KeyRecord], list[TenantRecord], list[WatermarkRecord]]:
         path = self._path
-        return ([], [], []) if path is None else (list_keys(path), list_tenants(path), list_watermarks(path))
+        if path is None:
+            return [], [], []
+        return api_keys.list_keys(path), api_keys.list_tenants(path), watermark_secrets.list_watermarks(path)
 
     def _index(self, records: list[KeyRecord], tenants: list[TenantRecord], watermarks: list[WatermarkRecord]) -> None:
-        self._watermarks = secrets_in_use(watermarks, records)
+        self._watermarks = watermark_secrets.secrets_in_use(watermarks, records)
         limits = {record.tenant: record for record in tenants}
-        valid = [record for record in records if record.revoked is None]
-        self._principals: dict[str, Holder] = {
-            record.sha256: (
-                record.sha256,
-                record.expires,
-                _principal(record, limits.get(record.tenant), self._secret_of(record.tenant, record.id)),
-            )
-            for record in valid
-        }
+        self._principals: dict[str, Holder] = {}
+        for record in records:
+            if record.revoked is None:
+                secret = self._secret_of(record.tenant, record.id)
+                holder = _principal(record, limits.get(record.tenant), secret)
+                self._principals[record.sha256] = (record.sha256, record.expires, holder)
         secret = self._watermarks.get(Marked("default"))
-        of_default: dict[str, Any] = {"tenant_limits": limits.get("default"), "watermark": secret}
+        self._nobody = Principal(NO_KEY_ID, "default", tenant_limits=limits.get("default"), watermark=secret)
         if self._bootstrap is not None:
-            own = Principal(BOOTSTRAP_KEY_ID, "default", **of_default)
+            own = replace(self._nobody, key_id=BOOTSTRAP_KEY_ID)
             self._principals[self._bootstrap] = (self._bootstrap, None, own)
         if self._probe is not None:
             self._principals[self._probe] = (self._probe, None, Principal(PROBE_KEY_ID, "default"))
-        self._nobody = Principal(NO_KEY_ID, "default", **of_default)
 
     def _stat(self) -> tuple[FileState | None, ...]:
         path = self._path
-        return (None,) if path is None else tuple(map(_state, (path, tenants_file(path), watermarks_file(path))))
+        if path is None:
+            return (None,)
+        beside = api_keys.tenants_file(path), watermark_secrets.watermarks_file(path)
+        return tuple(map(_state, (path, *beside)))
 
     def _reload_if_changed(self) -> None:
         self._next_check = self._clock() + CHECK_INTERVAL_S
@@ -272,15 +260,8 @@ def may_be_web_page(headers: Headers) -> bool:
     A page names its origin where it may not simply read; a page whose name resolves to this machine (DNS rebinding)
     sends its own name as the host.
     """
-    return any(
-        name == b"origin" or (name == b"host" and not is_loopback(_without_port(value.decode("latin-1"))))
-        for name, value in headers
-    )
-
-
-def _without_port(host: str) -> str:
-    name, mark, port = host.rpartition(":")
-    return name if mark and port.isdigit() else host
+    hosts = [_PORT.sub("", value.decode("latin-1")) for name, value in headers if name == b"host"]
+    return any(name == b"origin" for name, _ in headers) or not all(map(is_loopback, hosts))
 
 
 def shown_key(headers: Headers) -> str:
@@ -325,7 +306,7 @@ def _principal(record: KeyRecord, tenant_limits: TenantRecord | None, watermark:
     return Principal(
         key_id=record.id,
         tenant=record.tenant,
-        models=None if ALL_MODELS in record.models else frozenset(record.models),
+        models=None if api_keys.ALL_MODELS in record.models else frozenset(record.models),
         requests_per_minute=record.requests_per_minute,
         tokens_per_minute=record.tokens_per_minute,
         max_concurrent=record.max_concurrent,

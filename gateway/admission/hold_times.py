@@ -107,14 +107,11 @@ class AnswerPlaces:
 
     def _refused(self, refusal: Refusal, key_id: str) -> ApiError:
         if refusal is Refusal.ALL_TAKEN:
-            wait_s = self._all.retry_after_s(self._clock())
-            message = f"This gateway answers {self._shares.total} requests at once, and does. {_advice(wait_s)}"
-            return ApiError(503, message, code="too_many_streams", retry_after_s=wait_s)
-        wait_s = self._keys[key_id].retry_after_s(self._clock())
-        num = self._shares.held(key_id)
-        message = f"This gateway answers {num} requests of this key, and keeps the free places for others."
-        return ApiError(429, f"{message} {_advice(wait_s)}", code="too_many_streams", retry_after_s=wait_s)
-
-
-def _advice(wait_s: float) -> str:
-    return f"Try again in {whole_seconds(wait_s)} s, when one of them is expected to have ended."
+            status, holds = 503, self._all
+            message = f"This gateway answers {self._shares.total} requests at once, and does."
+        else:
+            status, holds, num = 429, self._keys[key_id], self._shares.held(key_id)
+            message = f"This gateway answers {num} requests of this key, and keeps the free places for others."
+        wait_s = holds.retry_after_s(self._clock())
+        advice = f"Try again in {whole_seconds(wait_s)} s, when one of them is expected to have ended."
+        return ApiError(status, f"{message} {advice}", code="too_many_streams", retry_after_s=wait_s)

@@ -10,7 +10,7 @@ import itertools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -159,12 +159,7 @@ LEASE_TTL_S = 4.0
 _encode = msgspec.msgpack.Encoder().encode
 # That follow the name of the exceeded limit in the reply of `ADMIT`.
 _NUM_NUMBERS = 7
-_LIMIT_NAMES: dict[bytes, LimitName | None] = {
-    b"": None,
-    b"requests": "requests",
-    b"tokens": "tokens",
-    b"concurrency": "concurrency",
-}
+_LIMIT_NAMES: dict[bytes, LimitName | None] = {name.encode(): name for name in get_args(LimitName)} | {b"": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +193,13 @@ class LimitStore:
         self, key_id: str, account: KeyAccount, limits: Limits, tokens: int, num_sequences: int
     ) -> Reply | None:
         """Count a request if the limits allow it; None when Redis does not answer."""
-        wishes = {
-            "batch": _milliseconds(BATCH_S),
-            "max_requests": limits.requests or 0,
-            "max_tokens": limits.tokens or 0,
-            "max_running": limits.concurrency or 0,
-            "tokens": tokens,
-            "sequences": num_sequences,
-        }
+        wishes = {"batch": _milliseconds(BATCH_S), "tokens": tokens, "sequences": num_sequences}
+        most = {"requests": limits.requests, "tokens": limits.tokens, "running": limits.concurrency}
+        wishes |= {f"max_{name}": limit or 0 for name, limit in most.items()}
         # Statements that are made while Redis is asked count the sequences as if they were to run.
         account.num_pending += num_sequences
         try:
-            reply, version = await self._run(ADMIT, key_id, account, num_sequences, Question, wishes)
+            reply, version = await self._run(ADMIT, key_id, account, num_sequences, wishes)
         finally:
             account.num_pending -= num_sequences
         if reply is None:
@@ -222,21 +212,15 @@ class LimitStore:
 
     async def state(self, key_id: str, account: KeyAccount) -> bool:
         """State what runs, and what is to be corrected; False when Redis does not confirm it."""
-        reply, _ = await self._run(STATE, key_id, account, 0, Statement, {})
-        return reply is not None
+        return (await self._run(STATE, key_id, account, 0, {}))[0] is not None
 
     async def _run(
-        self,
-        script: Script,
-        key_id: str,
-        account: KeyAccount,
-        num_asked: int,
-        kind: type[Statement],
-        wishes: dict[str, int],
+        self, script: Script, key_id: str, account: KeyAccount, num_asked: int, wishes: dict[str, int]
     ) -> tuple[Any, int]:
         """Run a script; return its reply, or None when Redis does not answer, and the version that was stated."""
         account.num_calls += 1
         reply: Any = None
+        kind = Question if script is ADMIT else Statement
         try:
             # A script that Redis did not know is sent twice, and the second time may come behind later statements.
             for _ in range(2):

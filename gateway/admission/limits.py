@@ -181,7 +181,11 @@ class RateLimiter:
             if verdict.exceeded is None:
                 lease.batch, lease.first_ms = account.usage.record(now, tokens, num_sequences), reply.first_ms
         if verdict.exceeded is not None:
-            verdict = self._with_slot_wait(account, verdict, limits, num_sequences, running, hold_s)
+            if verdict.exceeded == "concurrency" and limits.concurrency is not None:
+                missing = running + num_sequences - limits.concurrency
+                # The header has whole seconds, and the text says the same.
+                wait_s = max(1.0, account.holds.wait_s(self._clock(), missing, running, hold_s))
+                verdict = replace(verdict, retry_after_s=wait_s)
             raise self._refusal(limits, verdict, tokens, output)
         account.holds.begin(lease, now, num_sequences)
         lease.headers = _headers(limits, verdict)
@@ -221,16 +225,6 @@ class RateLimiter:
             elif store is not None and (account.is_dirty or is_due):
                 stating.append(store.state(key_id, account))
         return all(await asyncio.gather(*stating))
-
-    def _with_slot_wait(
-        self, account: KeyAccount, verdict: Verdict, limits: Limits, num_sequences: int, running: int, hold_s: float
-    ) -> Verdict:
-        if verdict.exceeded != "concurrency" or limits.concurrency is None:
-            return verdict
-        missing = running + num_sequences - limits.concurrency
-        wait_s = account.holds.wait_s(self._clock(), missing, running, hold_s)
-        # The header has whole seconds, and the text says the same.
-        return replace(verdict, retry_after_s=max(1.0, wait_s))
 
     def _refusal(self, limits: Limits, verdict: Verdict, tokens: int, output: Output) -> ApiError:
         assert verdict.exceeded is not None
@@ -304,10 +298,8 @@ def _headers(limits: Limits, verdict: Verdict) -> dict[str, str]:
     headers: dict[str, str] = {}
     if limits.are_reads:
         return headers
-    for name, limit, used in (
-        ("requests", limits.requests, verdict.requests),
-        ("tokens", limits.tokens, verdict.tokens),
-    ):
+    kinds = (("requests", limits.requests, verdict.requests), ("tokens", limits.tokens, verdict.tokens))
+    for name, limit, used in kinds:
         if limit is not None:
             headers[f"x-ratelimit-limit-{name}"] = str(limit)
             headers[f"x-ratelimit-remaining-{name}"] = str(max(0, limit - used))

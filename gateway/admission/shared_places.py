@@ -84,16 +84,9 @@ class SharedPlaces:
     def offer(self, model: str, reservation: Reservation) -> bytes:
         """Let other gateways find a reservation; returns what withdraws it."""
         offset = self._wall() - self._clock()
-        place = _Place(
-            reservation.ticket,
-            reservation.key_id,
-            reservation.size,
-            reservation.cost_s,
-            reservation.since + offset,
-            reservation.return_at + offset,
-            reservation.is_booked,
-            reservation.promised_wait_s,
-        )
+        shared = {name: getattr(reservation, name) for name in _Place.__struct_fields__}
+        shared |= {"since": reservation.since + offset, "return_at": reservation.return_at + offset}
+        place = _Place(**shared)
         member = self._encode(place)
         lifetime = _milliseconds(HORIZON_S + _REMEMBERED_S)
         arguments: list[Argument] = [_milliseconds(place.return_at), member, lifetime]

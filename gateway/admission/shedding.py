@@ -141,12 +141,12 @@ class Shedder:
             why = "nothing can give way to it yet" if coming.state == "no_room" else "it is being loaded"
             message = f"`{load.model}` will serve in about {coming.ready_in_s:.1f} s: {why}."
             raise self._refusal("waking", message, later_s)
-        if load.queued_requests + generation.num_at_once > self._config.max_queued_requests:
+        most = self._config.max_queued_requests
+        if load.queued_requests + generation.num_at_once > most:
             message = f"{load.queued_requests} requests are waiting for `{load.model}` already, which is being loaded."
             raise self._refusal("queue_full", message, later_s)
-        most = self._config.max_queued_requests
         if (own := tenant_excess(load, generation.num_at_once, num_own, 0.0, most)) is not None:
-            raise self._refusal("queue_full", own.text.format(*own.values), later_s)
+            raise self._refusal("queue_full", own.message, later_s)
         self._experience.setdefault(load.model, Experience())
         tokens, num = generation.estimated_prompt_tokens, generation.num_sequences
         return Prediction(load.model, coming.ready_in_s, tokens, num, own_s=coming.ready_in_s)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -78,9 +79,9 @@ class Fleet:
         own = (self.started, self._gateway)
         return all(own <= (other.started, other.gateway) for other, _ in self._gateways.values())
 
-    def workers(self) -> list[Heartbeat]:
-        """Return the last heartbeats of all workers that are not dead, draining ones too."""
-        return list(self.liveness.live())
+    def workers(self, model: str | None = None) -> list[Heartbeat]:
+        """Return the last heartbeats of all workers of a model, or of any, that are not dead, draining ones too."""
+        return [beat for beat in self.liveness.live() if model in (None, beat.model)]
 
     def has_room_for(self, worker: str) -> bool:
         """Whether heartbeats of this worker are taken in: it is known, or there are fewer than `MAX_WORKERS`."""
@@ -190,7 +191,7 @@ class Fleet:
         """Return how a host is about to serve a model; None while a worker takes its requests, or if no host will."""
         if self._takers(model):
             return None
-        return self.hosted.find(model, sum(beat.model == model for beat in self.liveness.live()))
+        return self.hosted.find(model, len(self.workers(model)))
 
     def knows(self, name: str) -> bool:
         """Whether a name is that of a model which live workers serve, or served minutes ago."""
@@ -228,11 +229,9 @@ class Fleet:
         return len(self._takers(model))
 
     def reported_load(self, model: str) -> FleetLoad | None:
-        """Return what the heartbeats say of a model, summed up over the workers that take new requests.
+        """Return what the heartbeats say of a model, summed up over its takers; None if it had no worker for minutes.
 
-        None for one without workers for minutes. While no worker at all can be heard, no model is unknown: it has no
-        workers. What this gateway has queued since the last heartbeats is left out, so that asking costs next to
-        nothing.
+        While no worker at all can be heard, no model is unknown. What this gateway has queued since is left out.
         """
         return self._loads.get(model) or self._sum_up(model)
 
@@ -267,20 +266,19 @@ class Fleet:
 
     def takers_of_resumed(self, model: str) -> tuple[int, int]:
         """Count the live workers of a model that pull the queue of what goes first, and all of its live ones."""
-        beats = [beat for beat in self.liveness.live() if beat.model == model]
+        beats = self.workers(model)
         return sum("resumed" in beat.features for beat in beats), len(beats)
 
     def pulled(self, model: str, queue: Queue) -> tuple[int, int]:
-        """Return the stream sequences between which all requests of a queue are with some worker.
+        """Return the stream sequences after which, and up to which, all requests of a queue are with some worker.
 
-        The highest that a worker has given back: it, and those before it, may wait again. And the highest that a worker
-        was sent: those after it wait.
+        Those up to the highest that a worker has given back may wait again.
         """
-        return pulled_between([beat for beat in self.liveness.live() if beat.model == model], queue)
+        return pulled_between(self.workers(model), queue)
 
     def waiting_for_prefix(self, model: str) -> frozenset[int]:
         """Return the stream sequences of a model's requests that wait in a worker for the holder of their prefix."""
-        news = [beat.prefixes for beat in self.liveness.live() if beat.model == model and beat.prefixes is not None]
+        news = [beat.prefixes for beat in self.workers(model) if beat.prefixes is not None]
         return frozenset(sequence for each in news for sequence in each.waiting)
 
     def _sum_up(self, model: str) -> FleetLoad | None:
@@ -318,10 +316,10 @@ class Fleet:
         """Add up changes. All at once: a login that may send heartbeats can make up workers."""
         if not self._changed_models:
             return
-        heard: dict[str, list[Heartbeat]] = {}
+        heard: defaultdict[str, list[Heartbeat]] = defaultdict(list)
         for heartbeat in self.liveness.live():
             if heartbeat.model in self._changed_models:
-                heard.setdefault(heartbeat.model, []).append(heartbeat)
+                heard[heartbeat.model].append(heartbeat)
         self._changed_models.clear()
         for model, workers in heard.items():
             self._traits[model] = _answer_traits([h for h in workers if not h.draining] or workers)
@@ -337,7 +335,10 @@ def _fleet_load(
     waiting: tuple[int, int],
     traits: _AnswerTraits,
 ) -> FleetLoad:
-    unclaimed = [unclaimed_of(gateway, model) for gateway in gateways]
+    unclaimed, bounds = (
+        [unclaimed_of(gateway, model) for gateway in gateways],
+        [h.max_prompt_characters for h in workers],
+    )
     revisions = tuple(sorted({h.revision for h in workers}))
     return FleetLoad(
         model=model,
@@ -361,7 +362,8 @@ def _fleet_load(
         some_features=frozenset(feature for h in workers for feature in h.features),
         chat_format=traits.chat_format,
         sampling_defaults=traits.sampling_defaults,
-        max_prompt_characters=_largest_bound([h.max_prompt_characters for h in workers]),
+        # 0, for no bound, if one of them has none.
+        max_prompt_characters=0 if 0 in bounds else max(bounds, default=0),
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
         spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
@@ -390,8 +392,3 @@ def _answer_traits(workers: list[Heartbeat]) -> _AnswerTraits:
 def _most_common(values: list[_T]) -> _T:
     """Return the value that occurs most often; of several, the same one whichever worker came first."""
     return max(sorted(set(values), key=repr), key=values.count)
-
-
-def _largest_bound(bounds: list[int]) -> int:
-    """Return what exceeds every worker's bound; 0, for no bound, if one of them has none."""
-    return 0 if 0 in bounds else max(bounds, default=0)

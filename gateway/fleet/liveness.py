@@ -1,10 +1,9 @@
 """Which workers are alive, by their heartbeats, their answers to probes, and the progress of their steps.
 
-Owns the state of each worker; the fleet passes heartbeats in. A worker is dead when NATS reports no responders on its
-probe subject, when it is silent and leaves probes unanswered, or when its step counter stands still although it has
-work. How long it may be silent depends on how late its heartbeats have been lately: a worker on a busy machine, or
-heard by a busy gateway, is not taken for dead, while one that is always on time is missed at once. No worker is
-declared dead while this gateway could receive nothing, because NATS was away or this process was paused.
+Owns the state of each worker. A worker is dead when NATS reports no responders on its probe subject, when it is silent
+and leaves probes unanswered, or when its step counter stands still although it has work. How long it may be silent
+depends on how late its heartbeats have been lately: one on a busy machine is not taken for dead, while one that is
+always on time is missed at once. None is declared dead while this gateway could receive nothing.
 """
 
 from __future__ import annotations
@@ -135,10 +134,9 @@ class Liveness:
         return name in self._workers
 
     def model_of(self, name: str) -> str | None:
-        """Return the model for which a worker holds its name; None if the name is free.
+        """Return the model for which a worker holds its name; None if its heartbeats have stopped for `silence_s`.
 
-        It is free when its heartbeats have stopped for `silence_s`, whoever answers the probes: a new process of this
-        name that serves another model answers them too, and its own heartbeats are not taken in meanwhile.
+        Whoever answers the probes: a new process of this name that serves another model answers them too.
         """
         worker = self._workers.get(name)
         # As of the last sweep: after a pause of this process, it comes behind `discount_pause`.
@@ -311,10 +309,7 @@ class Liveness:
         return self.is_anyone_silent(now) or now < self._disturbed_until
 
     def _lateness_at_return(self, silent_s: float | None) -> float:
-        """Return how late the next heartbeats of a worker may come, which had been dead for `silent_s` if that is set.
-
-        One that was only late may be again. One that stood still for long was taken for dead rightly.
-        """
+        # One that was only late may be again. One that stood still for long was taken for dead rightly.
         was_late = silent_s is not None and silent_s <= _STANDSTILL_FACTOR * self._limits.silence_s
         return self._max_lateness_s if was_late else 0.0
 

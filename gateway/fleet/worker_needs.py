@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -116,10 +116,8 @@ class ModelNeed:
         interactive = max(1.0, busy / TARGET_UTILIZATION + backlog)
         job_s = outlook.departure_s * num_measured
         batch = num_jobs * job_s / self._batch_drain_s if job_s > 0 else min(1, num_jobs)
-        both, own = (
-            self._held(self._highest[0], interactive + batch, now),
-            self._held(self._highest[1], interactive, now),
-        )
+        both = self._held(self._highest[0], interactive + batch, now)
+        own = self._held(self._highest[1], interactive, now)
         lanes = {"interactive": own, "batch": both - own}
         return Need(load.num_workers, both, lanes, busy, outlook.wait_s, self._target_wait_s)
 
@@ -177,10 +175,10 @@ class WorkerNeeds:
 
     def look(self, now: float) -> None:
         """Compute them."""
-        beats: dict[str, list[Heartbeat]] = {}
+        beats: defaultdict[str, list[Heartbeat]] = defaultdict(list)
         for beat in self._models.workers():
             if not beat.draining:
-                beats.setdefault(beat.model, []).append(beat)
+                beats[beat.model].append(beat)
         latest = {}
         for model in sorted({*self._models.names(), *self._needs}):
             load = self._models.load(model)
@@ -189,8 +187,8 @@ class WorkerNeeds:
                 self._needs.pop(model, None)
                 continue
             need = self._needs.setdefault(model, ModelNeed(*self._settings))
-            own = beats.get(model, [])
-            latest[model] = need.look(now, load, map(_sample, own), self._models.outlook(load), _num_jobs(own))
+            outlook, num_jobs = self._models.outlook(load), _num_jobs(beats[model])
+            latest[model] = need.look(now, load, map(_sample, beats[model]), outlook, num_jobs)
         self.latest = latest
 
     def shown(self) -> dict[str, Any]:

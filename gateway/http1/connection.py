@@ -63,12 +63,6 @@ class Connection(asyncio.BufferedProtocol):
         self.is_limited = False
 
     @property
-    def num_bytes_held(self) -> int:
-        """Bytes this connection keeps in memory: its input, its body in flight, and what the client has not read."""
-        body = 0 if self._exchange is None else len(self._exchange.body)
-        return len(self._input.data) + body + self.transport.get_write_buffer_size()
-
-    @property
     def is_busy(self) -> bool:
         """Whether an answer is due or not written out, or a request may still come."""
         if self._exchange is not None or self.transport.get_write_buffer_size() > 0:

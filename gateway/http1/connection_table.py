@@ -59,17 +59,10 @@ class ConnectionLimits:
 
 
 class Member(Protocol):
-    """What the table asks of a connection."""
+    """What the table asks of a connection; `is_limited` if it is one too many, and gets one answer at most."""
 
-    @property
-    def address(self) -> str:
-        """The client's address."""
-        ...
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether it is one too many, and gets one answer at most."""
-        ...
+    address: str
+    is_limited: bool
 
     def evict(self) -> None:
         """Close at once; no request is being answered, but one may be on its way."""
@@ -106,11 +99,6 @@ class ConnectionTable(Generic[M]):
         self._clock = clock
         self._pauses = PauseDetector(SWEEP_INTERVAL_S, MAX_SWEEP_DELAY_S, clock)
         self.default_headers = _default_headers()
-
-    @property
-    def num_busy(self) -> int:
-        """Connections whose request is being read or answered."""
-        return len(self.members) - len(self._waiting) - len(self._waiting_extra)
 
     @property
     def num_places(self) -> int:

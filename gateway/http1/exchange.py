@@ -23,15 +23,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 class ResponseChannel(Protocol):
     """What an exchange needs of its connection."""
 
-    @property
-    def transport(self) -> asyncio.WriteTransport:
-        """Where the answer is written."""
-        ...
-
-    @property
-    def client(self) -> tuple[str, int] | None:
-        """Address and port of the client; None on a Unix socket."""
-        ...
+    transport: asyncio.Transport
+    client: tuple[str, int] | None
 
     @property
     def default_headers(self) -> Headers:
@@ -125,11 +118,7 @@ class Exchange(_WritePath):
     ) -> bytes:
         """Return the whole body, which counts against `owner`; it is compressed only with an `inflater`.
 
-        Raises:
-            ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compression other
-                than gzip, 400 for one with broken framing or compression, 429 or 503 while there are too many, see
-                `RequestBody.read` and `LargeBodies.read`.
-            ClientGoneError: The client left.
+        Raises as `RequestBody.read` and `LargeBodies.read`, and `ApiError` 415 for a compression other than gzip.
         """
         is_compressed = check_body_headers(self.head.headers, max_bytes)
         if not is_compressed:

@@ -120,9 +120,8 @@ class AsgiCall:
             if exchange.started:
                 exchange.finish(body)
             else:
-                exchange.respond(
-                    self._status, self._headers, body, self._length if exchange.head.method == "HEAD" else None
-                )
+                length = self._length if exchange.head.method == "HEAD" else None
+                exchange.respond(self._status, self._headers, body, length)
             return
         if not exchange.started:
             exchange.start(self._status, self._headers, self._length)

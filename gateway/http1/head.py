@@ -59,17 +59,11 @@ class RequestHead(Struct, frozen=True):
     notes: dict[str, str] = field(default_factory=dict)
 
 
-def new_request_id() -> str:
-    """Return a fresh id."""
-    return "req_" + urandom(12).hex()
-
-
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the id that a client has chosen, or a fresh one where it chose none, several, or one that will not do."""
     chosen = [value for name, value in headers if name == REQUEST_ID]
-    if len(chosen) == 1 and _VALID_ID.fullmatch(chosen[0]):
-        return chosen[0].decode()
-    return new_request_id()
+    is_valid = len(chosen) == 1 and _VALID_ID.fullmatch(chosen[0])
+    return chosen[0].decode() if is_valid else "req_" + urandom(12).hex()
 
 
 def id_header(headers: Iterable[tuple[bytes, bytes]] = ()) -> tuple[bytes, bytes]:
