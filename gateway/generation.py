@@ -75,11 +75,6 @@ class Prompt(Struct, frozen=True):
             return Conversation(self.messages, self.chat or ChatOptions()).num_characters
         return len(self.text or "") + len(self.query or "") + len(self.suffix or "")
 
-    @property
-    def num_queued_bytes(self) -> int:
-        """Its approximate size in a message of the queue."""
-        return self.num_characters + _BYTES_PER_TOKEN_ID * len(self.token_ids or ())
-
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
@@ -196,11 +191,8 @@ class Generation(Struct, frozen=True):
         ranking: Which of the sequences are told; None for all.
         is_resumable: Its stream is logged: a client that has lost it goes on with any gateway.
         details: Further output; None if only the text is wanted.
-        add_special_tokens: As in `Request`.
-        truncate_prompt_tokens: As in `Request`.
-        cache_hints: As in `Request`.
+        add_special_tokens, truncate_prompt_tokens, cache_hints, kv_budget: As in `Request`.
         cache_salt: As in `Request`; answers are repeated only to those who give the same.
-        kv_budget: As in `Request`.
         base: The model that answers with the adapter that `model` names; None where it names a model.
         adapter: Digest of that adapter's content when the request came.
         alias: The name that the client asked for, if it is an alias of `model`.
@@ -278,11 +270,10 @@ class Generation(Struct, frozen=True):
     @property
     def num_at_once(self) -> int:
         """Sequences that are queued or computed at once, at most. Each takes its whole prompt through the queue."""
-        num_sequences = len(self.prompts) * self.n
-        if num_sequences == 1:
+        if self.num_sequences == 1:
             return 1
-        longest = max(prompt.num_queued_bytes for prompt in self.prompts)
-        return min(num_sequences, MAX_SEQUENCES, max(1, MAX_BYTES_AT_ONCE // max(1, longest)))
+        sizes = (each.num_characters + _BYTES_PER_TOKEN_ID * len(each.token_ids or ()) for each in self.prompts)
+        return min(self.num_sequences, MAX_SEQUENCES, max(1, MAX_BYTES_AT_ONCE // max(1, *sizes)))
 
     @property
     def estimated_prompt_tokens(self) -> int:

@@ -10,6 +10,7 @@ import hashlib
 import math
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
@@ -49,44 +50,38 @@ class _Sender(Struct):
 _read_sender = msgspec.json.Decoder(_Sender).decode
 
 
+@dataclass(slots=True, eq=False)
 class ArmProbe:
-    """Measures one request of an alias with a canary; `wants_logprobs` has its worker report log probabilities."""
+    """Measures one request of an alias with a canary: into `counts`, and by alias, tenant and arm into `told`.
 
-    def __init__(
-        self,
-        counts: ArmCounts,
-        *,
-        wants_logprobs: bool,
-        told: Counter[Labels],
-        labels: tuple[str, str, str],
-        has_own_timeout: bool = False,
-    ) -> None:
-        """Count into `counts`, and by `labels`, which are alias, tenant and arm, into `told`.
+    Attributes:
+        wants_logprobs: Its worker is to report log probabilities; `total` and `num` add them up.
+        has_own_timeout: The client has chosen the time that the answer may take: one that is late is no failure.
+    """
 
-        With `has_own_timeout` the client has chosen the time that the answer may take: one that is late is no failure.
-        """
-        self._told = told
-        self._labels = labels
-        self.wants_logprobs = wants_logprobs
-        self.total = 0.0
-        self.num = 0
-        self._counts = counts
-        self._has_own_timeout = has_own_timeout
+    counts: ArmCounts
+    wants_logprobs: bool
+    told: Counter[Labels]
+    labels: tuple[str, str, str]
+    has_own_timeout: bool = False
+    total: float = 0.0
+    num: int = 0
 
     def ended(self, error: ApiError | None, started: float, first_token_at: float | None, num_tokens: int) -> None:
         """Count an answer that ends now; times are those of `time.perf_counter()`."""
         if error is not None:
             self.failed(error)
-            return
-        began = first_token_at
-        itl_s = None if began is None or num_tokens < 2 else (time.perf_counter() - began) / (num_tokens - 1)
-        self.answered(None if began is None else began - started, itl_s)
+        elif first_token_at is None:
+            self.answered(None, None)
+        else:
+            itl_s = (time.perf_counter() - first_token_at) / (num_tokens - 1) if num_tokens > 1 else None
+            self.answered(first_token_at - started, itl_s)
 
     def answered(self, ttft_s: float | None, itl_s: float | None) -> None:
         """Count an answer that was generated."""
-        counts = self._counts
+        counts = self.counts
         counts.requests += 1
-        self._told[*self._labels, "answered"] += 1
+        self.told[*self.labels, "answered"] += 1
         if ttft_s is not None:
             counts.ttft.add(ttft_s)
         if itl_s is not None:
@@ -99,12 +94,12 @@ class ArmProbe:
 
     def failed(self, error: ApiError) -> None:
         """Count an answer that the server failed to give, or that its model cannot give; not the client's faults."""
-        is_late = error.status == 408 and not self._has_own_timeout
+        is_late = error.status == 408 and not self.has_own_timeout
         is_servers = (error.status >= 500 and error.code != "shutting_down") or is_late
         if is_servers or error.code in MODEL_CODES:
-            self._counts.requests += 1
-            self._counts.errors += 1
-            self._told[*self._labels, "failed"] += 1
+            self.counts.requests += 1
+            self.counts.errors += 1
+            self.told[*self.labels, "failed"] += 1
 
 
 class LogprobTap:
@@ -209,14 +204,9 @@ class AliasBook:
             return target, None
         arms = self.own.setdefault(canary.id, BothArms())
         wants_logprobs = other < canary.rules.logprob_share
-        counts, labels = arms.canary if is_canary else arms.stable, (alias.name, alias.tenant or "")
-        return target, ArmProbe(
-            counts,
-            wants_logprobs=wants_logprobs,
-            told=self.told,
-            labels=(*labels, "canary" if is_canary else "stable"),
-            has_own_timeout=generation.timeout_s is not None,
-        )
+        arm, counts = ("canary", arms.canary) if is_canary else ("stable", arms.stable)
+        labels = (alias.name, alias.tenant or "", arm)
+        return target, ArmProbe(counts, wants_logprobs, self.told, labels, generation.timeout_s is not None)
 
     def _counts(self, canary: str, conversation: bytes) -> bool:
         """Whether a further request of a conversation is measured."""

@@ -92,13 +92,10 @@ class ArmCounts(Struct):
 
     def merge(self, other: ArmCounts) -> None:
         """Add another's counts."""
-        self.requests += other.requests
-        self.errors += other.errors
-        self.ttft.merge(other.ttft)
-        self.itl.merge(other.itl)
-        self.perplexity.merge(other.perplexity)
-        self.logprob += other.logprob
-        self.num_logprobs += other.num_logprobs
+        for name in ("requests", "errors", "logprob", "num_logprobs"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("ttft", "itl", "perplexity"):
+            getattr(self, name).merge(getattr(other, name))
 
 
 class BothArms(Struct):

@@ -105,8 +105,12 @@ class AliasStore:
         async with self._lock:
             await self._read()
         for alias in self._book.table.aliases:
-            if alias.canary is not None and self._is_counting(alias.canary):
-                await self._exchange(alias.canary)
+            canary = alias.canary
+            # Ended ones, too, while gateways may have counted more than this one knows.
+            if canary is not None and (
+                canary.ended is None or canary.id not in self._others or time.time() - canary.ended < _LAST_ANSWERS_S
+            ):
+                await self._exchange(canary)
             if alias.running is not None:
                 await self._judge(alias, alias.running)
         known = {alias.canary.id for alias in self._book.table.aliases if alias.canary is not None}
@@ -147,12 +151,6 @@ class AliasStore:
         if len(payload) > most:
             message = f"The table of aliases would have {len(payload)} bytes, and NATS takes {most}: remove some first."
             raise ApiError(400, message, code="invalid_value")
-
-    def _is_counting(self, canary: Canary) -> bool:
-        """Whether gateways may have counted more of a canary than this one knows."""
-        if canary.ended is None or canary.id not in self._others:
-            return True
-        return time.time() - canary.ended < _LAST_ANSWERS_S
 
     async def _hear(self, message: Msg) -> None:
         self._changed.set()
@@ -225,11 +223,10 @@ class AliasStore:
         self._metrics.canary_rollbacks[word] += 1
         fields = {"alias": alias.name, "tenant": alias.tenant, "canary": canary.model, "reason": reason}
         _log.warning("canary rolled back", extra=fields)
-        if self._audit_file is None:
-            return
         try:
-            with audited(self._audit_file, "canary.rollback", by="comparison", **fields):
-                pass
+            if self._audit_file is not None:
+                with audited(self._audit_file, "canary.rollback", by="comparison", **fields):
+                    pass
         except ConfigError as error:
             # Unlike an operator's change it has been made: a worse model does not stay for want of a log.
             _log.warning("the rollback is not in the audit log: %s", error)

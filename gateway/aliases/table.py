@@ -170,19 +170,9 @@ def end_canary(
     now: float,
     canary_id: str | None = None,
 ) -> AliasTable:
-    """Return the table with a canary promoted or rolled back.
+    """Return the table with a canary promoted or rolled back; `ApiError` 404 if there is no such canary.
 
-    Args:
-        table: The table.
-        name: The alias.
-        tenant: Whose alias; None for all.
-        state: How it ends.
-        reason: Why, for people.
-        now: Unix seconds.
-        canary_id: Which canary is meant; None for the one that runs.
-
-    Raises:
-        ApiError: 404; there is no such canary.
+    `reason` is for people, `now` is in Unix seconds; without `canary_id` the canary that runs is meant.
     """
     alias, canary = _running(table, name, tenant)
     if canary_id not in (None, canary.id):

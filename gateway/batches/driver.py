@@ -107,7 +107,8 @@ class BatchDriver:
 
     async def _drive(self) -> None:
         record = self._lease.record
-        self._file = await patiently(self._services.catalog, self._find_file)
+        find = partial(self._services.catalog.find, record.tenant, record.input_file_id)
+        self._file = await patiently(self._services.catalog, find)
         if self._file is None:
             await self.fail(_MISSING)
             return
@@ -121,22 +122,13 @@ class BatchDriver:
             record.errors, record.ends_as = [_MISSING], "failed"
         await self._finish()
 
-    async def _find_file(self) -> FileRecord | None:
-        record = self._lease.record
-        return await self._services.catalog.find(record.tenant, record.input_file_id)
-
     async def _validate(self, file: FileRecord) -> None:
         record, services = self._lease.record, self._services
 
         async def check() -> InputCheck:
             watermark, fleet = services.watermark_of(record.tenant, record.key), services.fleet
-            checking = InputCheck(
-                record,
-                services.max_line_bytes,
-                fleet,
-                watermark,
-                lambda generation: services.settled(generation, record.tenant),
-            )
+            settled = partial(services.settled, tenant=record.tenant)
+            checking = InputCheck(record, services.max_line_bytes, fleet, watermark, settled)
             await checking.run(services.catalog, file, services.bodies)
             return checking
 
@@ -209,19 +201,17 @@ class BatchDriver:
 
     async def _read(self, start: int, num_bytes: int) -> bytes:
         assert self._file is not None
-        return await patiently(
-            self._services.catalog, partial(self._services.catalog.read, self._file, start, num_bytes)
-        )
+        catalog = self._services.catalog
+        return await patiently(catalog, partial(catalog.read, self._file, start, num_bytes))
 
     async def _fill(self, lines: AsyncIterator[InputLine], waiting: list[InputLine]) -> bool:
         """Publish lines while the queue is to have more; return whether all were read."""
         while self._jobs.num_jobs < MAX_JOBS and self._jobs.num_bytes < MAX_JOB_BYTES:
             is_last = False
             while len(waiting) < _PUBLISHED_AT_ONCE and _size(waiting) < _BYTES_AT_ONCE and not is_last:
-                try:
-                    waiting.append(await anext(lines))
-                except StopAsyncIteration:
-                    is_last = True
+                line = await anext(lines, None)
+                is_last = line is None
+                waiting += [] if line is None else [line]
             if waiting and not await self._publish(waiting):
                 await asyncio.sleep(_FULL_S)
                 return is_last
@@ -264,7 +254,6 @@ class BatchDriver:
 
     async def _parsed(self, place: InputLine, attempt: int = 0) -> BatchLine:
         record, services = self._lease.record, self._services
-
         watermark = services.watermark_of(record.tenant, record.key)
 
         def read() -> BatchLine:
@@ -282,7 +271,12 @@ class BatchDriver:
             )
 
         line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
-        return await self._with_images(line)
+        try:
+            return await with_images(line, services.images, self.tenant)
+        except ApiError as error:
+            if error.status != 400:
+                raise QueueFullError(error.message) from error
+            raise BadRequestError(error.message, f"body.{error.param}", error.code or "invalid_value") from None
 
     def _settled(self, generation: Generation) -> Generation:
         generation, fleet = self._services.settled(generation, self.tenant), self._services.fleet
@@ -295,14 +289,6 @@ class BatchDriver:
         except ApiError as error:
             # Its workers are away or being updated.
             raise QueueFullError(error.message) from error
-
-    async def _with_images(self, line: BatchLine) -> BatchLine:
-        try:
-            return await with_images(line, self._services.images, self.tenant)
-        except ApiError as error:
-            if error.status != 400:
-                raise QueueFullError(error.message) from error
-            raise BadRequestError(error.message, f"body.{error.param}", error.code or "invalid_value") from None
 
     async def _take(self) -> None:
         complete, repeated = self._jobs.take()
@@ -355,7 +341,7 @@ class BatchDriver:
         await self._end_jobs(reason)
         rest = [*waiting, *(place for place, _ in self._repeated)]
         waiting.clear()
-        while rest or (rest := [place async for place in _some(lines)]):
+        while rest or (rest := await _some(lines)):
             for place in rest:
                 if place.number > num_sent:
                     self._write_error(place, None, error)
@@ -384,10 +370,8 @@ def _size(lines: list[InputLine]) -> int:
     return sum(line.end - line.start for line in lines)
 
 
-async def _some(lines: AsyncIterator[InputLine]) -> AsyncIterator[InputLine]:
-    num = 0
-    async for line in lines:
-        yield line
-        num += 1
-        if num >= _AHEAD:
-            return
+async def _some(lines: AsyncIterator[InputLine]) -> list[InputLine]:
+    some: list[InputLine] = []
+    while len(some) < _AHEAD and (line := await anext(lines, None)) is not None:
+        some.append(line)
+    return some

@@ -47,7 +47,8 @@ class BatchDrivers:
     async def take(self, stored: Stored) -> None:
         """Drive a batch, unless another gateway was faster or this one drives enough."""
         batch_id = stored.record.id
-        if batch_id in self._driven or not self._has_seat_for(stored.record.tenant):
+        own = sum(driver.tenant == stored.record.tenant for driver, _ in self._driven.values())
+        if batch_id in self._driven or len(self._driven) >= MAX_DRIVEN or own >= MAX_OF_TENANT:
             return
         lease = await Lease.take(self._services.log, stored, self._gateway)
         if lease is None or batch_id in self._driven:
@@ -58,10 +59,6 @@ class BatchDrivers:
         self._count()
         extra = {"batch": batch_id, "tenant": stored.record.tenant, "epoch": lease.record.epoch}
         _log.info("driving a batch", extra=extra)
-
-    def _has_seat_for(self, tenant: str) -> bool:
-        own = sum(driver.tenant == tenant for driver, _ in self._driven.values())
-        return len(self._driven) < MAX_DRIVEN and own < MAX_OF_TENANT
 
     async def _drive(self, batch_id: str, driver: BatchDriver) -> None:
         try:

@@ -26,15 +26,7 @@ from gateway.batches.lease import cancelled
 from gateway.batches.line import PARSERS
 from gateway.batches.log import ERRORS, BatchLog, ReplacedError, Stored
 from gateway.batches.output import growing_file
-from gateway.batches.record import (
-    ENDED,
-    KINDS,
-    OUTPUT_ID,
-    BatchBody,
-    BatchList,
-    BatchRecord,
-    batch_answer,
-)
+from gateway.batches.record import ENDED, KINDS, OUTPUT_ID, BatchBody, BatchList, BatchRecord, batch_answer
 from gateway.batches.record import OPERATIONS as BATCH_OPERATIONS
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
@@ -108,7 +100,7 @@ class BatchRoutes:
         window_s = _window_s(body.completion_window)
         if body.endpoint not in PARSERS:
             raise invalid_value("endpoint", f"'endpoint' must be one of {', '.join(PARSERS)}.")
-        _check_metadata(body.metadata)
+        _check_metadata(body.metadata or {})
         expiry = body.output_expires_after
         name = "output_expires_after.seconds"
         output_expires_after_s = None if expiry is None else checked_expiry(name, str(expiry.seconds))
@@ -219,18 +211,16 @@ def _window_s(text: str) -> int:
     return seconds
 
 
-def _num_bytes(text: str) -> int:
-    return len(text.encode(errors="replace"))
-
-
-def _check_metadata(metadata: dict[str, Any] | None) -> None:
-    for name, text in (metadata or {}).items():
+def _check_metadata(metadata: dict[str, Any]) -> None:
+    num, key, value = _METADATA
+    is_large = len(metadata) > num
+    for name, text in metadata.items():
         if not isinstance(text, str):
             place = f"metadata.{name[:64]}"
             raise invalid_value(place, f"'{place}' must be a text.")
-    num, key, value = _METADATA
-    pairs = (metadata or {}).items()
-    if len(pairs) > num or any(_num_bytes(name) > key or _num_bytes(text) > value for name, text in pairs):
+        sizes = [len(each.encode(errors="replace")) for each in (name, text)]
+        is_large |= sizes[0] > key or sizes[1] > value
+    if is_large:
         message = f"'metadata' has up to {num} pairs, names of up to {key} and texts of up to {value} bytes of UTF-8."
         raise invalid_value("metadata", message)
 
@@ -276,18 +266,8 @@ async def batch_routes(
     catalog = FileCatalog(store, name, services.config.files_tenant_bytes, services.metrics)
     log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
     settled = partial(services.aliases.settled, fleet=fleet)
-    driver_services = DriverServices(
-        nats,
-        log,
-        catalog,
-        kept,
-        clock,
-        services.bodies,
-        services.images,
-        fleet,
-        services.keys.watermark_of,
-        settled,
-    )
+    own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled)
+    driver_services = DriverServices(nats, log, catalog, kept, clock, *own)
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
     stack.push_async_callback(drivers.close)
     for work, name in ((drivers.watch_forever(), "watch of batches"), (catalog.sweep_forever(), "sweep of files")):

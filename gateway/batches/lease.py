@@ -81,17 +81,18 @@ class Lease:
     @contextlib.asynccontextmanager
     async def renewed(self) -> AsyncIterator[None]:
         """Renew the lease until the block ends. A lost lease interrupts it with `LostLeaseError`."""
+
+        async def renew_forever() -> None:
+            while True:
+                await asyncio.sleep(RENEW_S)
+                await self.save()
+
         async with asyncio.TaskGroup() as group:
-            renewing = group.create_task(self._renew_forever())
+            renewing = group.create_task(renew_forever())
             try:
                 yield
             finally:
                 renewing.cancel()
-
-    async def _renew_forever(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_S)
-            await self.save()
 
     async def release(self) -> None:
         """Leave the batch to whoever looks first."""

@@ -201,14 +201,14 @@ def output_line(line: BatchLine) -> dict[str, Any]:
     results = [line.results[request.id] for request in line.requests]
     output: dict[str, Any] = {"id": line.requests[0].id.rpartition("-")[0], "custom_id": line.custom_id}
     failed = next((result for result in results if result.finish not in ("stop", "length")), None)
+    if failed is not None and failed.finish != "failed":
+        message = failed.error or f"The request was {failed.finish} before it was answered."
+        return {**output, "response": None, "error": {"code": f"batch_{failed.finish}", "message": message}}
     if failed is None:
-        body = _answer(line, results)
-        return {**output, "response": _response(output, 200, body), "error": None}
-    if failed.finish == "failed":
-        error = _refusal(line.generation, failed)
-        return {**output, "response": _response(output, 400, json.loads(error.body())), "error": None}
-    message = failed.error or f"The request was {failed.finish} before it was answered."
-    return {**output, "response": None, "error": {"code": f"batch_{failed.finish}", "message": message}}
+        status, body = 200, _answer(line, results)
+    else:
+        status, body = 400, json.loads(_refusal(line.generation, failed).body())
+    return {**output, "response": {"status_code": status, "request_id": output["id"], "body": body}, "error": None}
 
 
 def _answer(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
@@ -220,19 +220,11 @@ def _answer(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
 
 
 def _stored_response(generation: ResponseGeneration, result: BatchResult) -> dict[str, Any]:
-    job = BackgroundJob(
-        stream_seq=0,
-        deadline=0.0,
-        chat_format=result.chat_format or None,
-        includes_reasoning=generation.includes_reasoning,
-    )
+    shown = generation.includes_reasoning
+    job = BackgroundJob(stream_seq=0, deadline=0.0, chat_format=result.chat_format or None, includes_reasoning=shown)
     record = ResponseRecord(result.tenant, generation.name, generation.draft, b"", job)
     output = ResponseOutput(generation.draft)
     return ended_response(record, result, read_result(record, result, output), output)
-
-
-def _response(output: dict[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:
-    return {"status_code": status, "request_id": output["id"], "body": body}
 
 
 def _refusal(generation: Generation, failed: BatchResult) -> ApiError:
@@ -265,7 +257,11 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
         counts = result.prompt_tokens, result.completion_tokens, result.cached_tokens
         totals.add(place, Usage(*counts, evicted_tokens=result.evicted_tokens, evicted_by=result.evicted_by))
     choices: list[ChatChoice | CompletionChoice] = []
-    for index, result in enumerate(_returned_results(generation, results)):
+    returned = results
+    if generation.ranking is not None:
+        places = likeliest(list(map(_mean, results)), generation.n, generation.num_choices)
+        returned = [results[place] for place in places]
+    for index, result in enumerate(returned):
         reason = finish_reason(result.finish, 0, is_function_call=False)
         if generation.kind == "chat":
             choices.append(ChatChoice(index, _message(generation, result), None, reason))
@@ -276,12 +272,6 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     identity = AnswerIdentity(prefix + results[0].id, generation.kind, generation.name, created)
     answer: dict[str, Any] = msgspec.to_builtins(identity.whole(choices, usage_answer(totals)))
     return answer
-
-
-def _returned_results(generation: Generation, results: list[BatchResult]) -> list[BatchResult]:
-    if generation.ranking is None:
-        return results
-    return [results[place] for place in likeliest(list(map(_mean, results)), generation.n, generation.num_choices)]
 
 
 def _mean(result: BatchResult) -> float:

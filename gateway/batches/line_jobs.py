@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -185,16 +185,12 @@ class LineJobs:
         await asyncio.gather(*(self._end(request, finish, now) for request in self._missing()))
 
     def _missing(self) -> list[Request]:
-        heard = set()
+        known = {request_id for sent in self._sent.values() for request_id in sent.line.results}
         for data in self._heard:
             with contextlib.suppress(*UNDECODABLE):
-                heard.add(self._decode(data).id)
-        return [
-            request
-            for sent in self._sent.values()
-            for request in sent.line.requests
-            if request.id not in sent.line.results and request.id not in heard
-        ]
+                known.add(self._decode(data).id)
+        requests = (request for sent in self._sent.values() for request in sent.line.requests)
+        return [request for request in requests if request.id not in known]
 
     async def _end(self, request: Request, finish: FinishReason, now: float) -> None:
         result = BatchResult(
@@ -213,9 +209,9 @@ class LineJobs:
         self._has_heard.set()
 
     def _ask_to_end(self, requests: Iterable[Request]) -> None:
-        by_model: dict[str, list[str]] = {}
+        by_model: defaultdict[str, list[str]] = defaultdict(list)
         for request in requests:
-            by_model.setdefault(request.model, []).append(request.id)
+            by_model[request.model].append(request.id)
         with contextlib.suppress(*SEND_ERRORS):
             for model, ids in by_model.items():
                 for start in range(0, len(ids), _IDS_AT_ONCE):

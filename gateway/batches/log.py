@@ -108,7 +108,7 @@ class BatchLog:
 
     async def list_active(self, tenant: str | None = None) -> list[tuple[str, str]]:
         """Return tenant and id of every batch that runs, of one tenant or of all."""
-        return [(owner, batch_id) for owner, batch_id in await self._list("active", tenant)]
+        return await self._list("active", tenant)
 
     async def page(self, tenant: str, limit: int, after: str | None) -> tuple[list[BatchRecord], bool]:
         """Return up to `limit` batches of a tenant behind `after`, the newest first, and whether there are more."""

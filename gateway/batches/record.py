@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -24,15 +24,7 @@ BatchStatus = Literal[
 Kind = Literal["output", "error"]
 KINDS: tuple[Kind, ...] = ("output", "error")
 ENDED: frozenset[BatchStatus] = frozenset({"completed", "failed", "expired", "cancelled"})
-_TIMES: dict[BatchStatus, str] = {
-    "in_progress": "in_progress_at",
-    "finalizing": "finalizing_at",
-    "completed": "completed_at",
-    "failed": "failed_at",
-    "expired": "expired_at",
-    "cancelling": "cancelling_at",
-    "cancelled": "cancelled_at",
-}
+_TIMES: dict[BatchStatus, str] = {status: f"{status}_at" for status in get_args(BatchStatus) if status != "validating"}
 OUTPUT_ID = re.compile(r"file-([0-9a-f]{32})-(output|error)")
 
 
@@ -267,9 +259,4 @@ def batch_answer(record: BatchRecord) -> BatchAnswer:
     )
 
 
-_decoder = msgspec.msgpack.Decoder(BatchRecord)
-
-
-def decode_batch(payload: bytes) -> BatchRecord:
-    """Read a record; raise `msgspec.MsgspecError` if it is not one of this version."""
-    return _decoder.decode(payload)
+decode_batch = msgspec.msgpack.Decoder(BatchRecord).decode

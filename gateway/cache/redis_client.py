@@ -119,11 +119,10 @@ class RedisCache:
         if isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply):
             await self._call("UNLINK", *keys)
 
-    def _succeeded(self) -> None:
-        self._retry_s = 0.0
-
     def _drop_connection(self, pipeline: RedisPipeline, error: BaseException, missed: int) -> None:
         _logger.warning("redis is away (%s): going on without it", str(error) or type(error).__name__)
+        if pipeline.has_succeeded:
+            self._retry_s = 0.0
         self._metrics.redis_failures += missed
         self._metrics.is_redis_open = True
         self._pipeline = None
@@ -159,7 +158,7 @@ class RedisCache:
                 raise
             else:
                 break
-        self._pipeline = RedisPipeline(connection, self._timeout_s, self._succeeded, self._drop_connection)
+        self._pipeline = RedisPipeline(connection, self._timeout_s, self._drop_connection)
         self._metrics.is_redis_open = False
         _logger.info("redis is connected")
 

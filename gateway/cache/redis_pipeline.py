@@ -113,7 +113,6 @@ class RedisPipeline(asyncio.Protocol):
         self,
         connection: AbstractConnection,
         timeout_s: float,
-        on_success: Callable[[], None],
         on_broken: Callable[[RedisPipeline, BaseException, int], None],
     ) -> None:
         writer = connection._writer
@@ -121,8 +120,8 @@ class RedisPipeline(asyncio.Protocol):
         self.connection = connection
         self._transport = writer.transport
         self._timeout_s = timeout_s
-        self._on_success = on_success
         self._on_broken = on_broken
+        self.has_succeeded = False
         self._loop = asyncio.get_running_loop()
         self._parser = ReplyParser()
         self._waiting: deque[Call] = deque()
@@ -172,7 +171,7 @@ class RedisPipeline(asyncio.Protocol):
         if not self._under_way and not self._is_closed:
             if self._timer is not None:
                 self._timer.cancel()
-            self._on_success()
+            self.has_succeeded = True
             if self._waiting:
                 self._send()
 

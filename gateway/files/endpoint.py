@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from starlette.requests import Request
@@ -32,6 +31,7 @@ _MAX_FILES = 10_000
 # A slow reader holds some megabytes.
 MAX_DOWNLOADS = 32
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
+_UNQUOTABLE = re.compile(r'[^ -~]|["\\]')
 # Of the form around the file.
 _FORM_BYTES = 64 << 10
 _LIST = frozenset({"after", "limit", "order", "purpose"})
@@ -100,19 +100,15 @@ class FileRoutes:
         query = request.query_params
         if is_from_anthropic(request):
             allow_unknown = self._services.config.allow_unknown_parameters
-            async with self._reading(principal):
+            async with reading(self._services, principal):
                 page = await anthropic_page(request, self._catalog, principal.tenant, allow_unknown=allow_unknown)
             return json_response(page)
         check_query(request, _LIST, allow_unknown=self._services.config.allow_unknown_parameters)
         limit = whole_number(query.get("limit"), "limit", 1, _MAX_FILES, _MAX_FILES)
-        async with self._reading(principal):
-            found, has_more = await self._catalog.page(
-                principal.tenant,
-                limit,
-                checked_after(query.get("after"), FILE_ID),
-                is_ascending=is_ascending(request),
-                purpose=query.get("purpose"),
-            )
+        after, tenant = checked_after(query.get("after"), FILE_ID), principal.tenant
+        purpose, rises = query.get("purpose"), is_ascending(request)
+        async with reading(self._services, principal):
+            found, has_more = await self._catalog.page(tenant, limit, after, is_ascending=rises, purpose=purpose)
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_response(FileList("list", list(map(file_answer, found)), first, last, has_more))
 
@@ -140,7 +136,7 @@ class FileRoutes:
             message = f"File '{found.record.id}' has {size} bytes."
             raise ApiError(416, message, code="invalid_range", headers={"Content-Range": f"bytes */{size}"})
         headers = {
-            "content-disposition": 'attachment; filename="' + _quoted(found.record.filename) + '"',
+            "content-disposition": f'attachment; filename="{_UNQUOTABLE.sub("_", found.record.filename)}"',
             "accept-ranges": "bytes",
             "content-length": str(end - start),
         }
@@ -172,13 +168,10 @@ class FileRoutes:
                 self._catalog.note_failure(error)
                 raise
 
-    def _reading(self, principal: Principal) -> AbstractAsyncContextManager[None]:
-        return reading(self._services, principal)
-
     async def _found(self, request: Request, principal: Principal) -> ReadableFile:
         file_id: str = request.path_params["file_id"]
         catalog, tenant = self._catalog, principal.tenant
-        async with self._reading(principal):
+        async with reading(self._services, principal):
             record = await catalog.get(tenant, file_id)
             if record is not None:
                 return ReadableFile(record, partial(catalog.read, record))
@@ -230,10 +223,6 @@ async def _bounded(upload: UploadForm, body: AsyncIterator[bytes], most: int) ->
 def _too_large(most: int) -> ApiError:
     message = f"The file is larger than {most} bytes. Split it into several batches."
     return ApiError(413, message, param="file", code="file_too_large")
-
-
-def _quoted(filename: str) -> str:
-    return "".join(c if " " <= c <= "~" and c not in '"\\' else "_" for c in filename)
 
 
 def _not_found(file_id: str) -> ApiError:

@@ -16,7 +16,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from gateway.http1.connection import Connection
@@ -129,10 +128,9 @@ class HttpServer:
         self._tasks = tasks or TaskSupervisor()
         self._loop = asyncio.get_running_loop()
         self.table: ConnectionTable[Connection] = ConnectionTable(limits, self._loop.time)
-        runner, receive_buffer = HandlerRunner(handler, exempt_paths), memoryview(bytearray(MAX_HEAD_BYTES))
-        new_connection = partial(Connection, self.table, runner, receive_buffer)
-        self._acceptor = Acceptor(new_connection, lambda: self.table.num_places, handshake)
-        self._runner = runner
+        self._acceptor = Acceptor(self._new_connection, lambda: self.table.num_places, handshake)
+        self._runner = HandlerRunner(handler, exempt_paths)
+        self._receive_buffer = memoryview(bytearray(MAX_HEAD_BYTES))
         self._on_sweep = on_sweep
         self._bound: socket.socket | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -167,6 +165,9 @@ class HttpServer:
         for connection in list(self.table.members):
             connection.evict()
         await self._runner.cancel_all()
+
+    def _new_connection(self) -> Connection:
+        return Connection(self.table, self._runner, self._receive_buffer)
 
     async def _all_finish(self, timeout_s: float) -> bool:
         """Wait until no connection is busy; return whether that was in time."""

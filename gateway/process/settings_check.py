@@ -41,10 +41,9 @@ def check_settings(config: GatewayConfig) -> None:
     CrossOrigin(config.cors_origins or "")
     AllowedHosts.read(config.image_hosts)
     read_secrets(config.responses_secret)
-    if config.files is not None:
-        store_of(config.files, "HEADRACE_FILES")
-    if config.adapters is not None:
-        store_of(config.adapters, "HEADRACE_ADAPTERS")
+    for place, variable in ((config.files, "HEADRACE_FILES"), (config.adapters, "HEADRACE_ADAPTERS")):
+        if place is not None:
+            store_of(place, variable)
     check_endpoint(config.otlp_endpoint)
     check_redis_url(config.redis_url)
     check_url(config.nats_url)

@@ -67,28 +67,16 @@ class AnswerCounts:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Count nothing yet. Days are those of `clock`, in Unix seconds."""
-        self._clock = clock
+        self.clock = clock
         self._days: dict[str, dict[tuple[str, str, str], AnswerRow]] = {}
 
     @property
     def today(self) -> str:
         """The day, as documents name it."""
-        return day_of(self._clock())
-
-    @property
-    def now(self) -> float:
-        """Unix seconds."""
-        return self._clock()
+        return day_of(self.clock())
 
     def add(self, key: tuple[str, str, str], num_tokens: int, ending: Ending, logprob: float | None) -> None:
-        """Count an answer.
-
-        Args:
-            key: Model, worker, revision.
-            num_tokens: Its length.
-            ending: Why it ended.
-            logprob: Mean log probability of its tokens; None if they were not asked for.
-        """
+        """Count an answer of a model, worker and revision; `logprob` is the mean over its tokens, if asked for."""
         rows = self._days.setdefault(self.today, {})
         row = rows.get(key)
         if row is None:

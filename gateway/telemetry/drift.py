@@ -145,7 +145,7 @@ class _Pool:
     """Histograms added up; no worker counts for more than the middle one of those with enough answers."""
 
     def __init__(self, rows: list[AnswerRow]) -> None:
-        self._most = [_middle([sum(row.histograms[place]) for row in rows]) for place in range(len(MEASURES))]
+        self._most = [_middle(sum(row.histograms[place]) for row in rows) for place in range(len(MEASURES))]
         self.sums = tuple([sum(bucket) for bucket in zip(*each, strict=True)] for each in self._scaled(rows))
 
     def without(self, row: AnswerRow) -> _Histograms:
@@ -158,7 +158,7 @@ class _Pool:
         return [[_at_most(row.histograms[place], most) for row in rows] for place, most in enumerate(self._most)]
 
 
-def _middle(totals: list[int]) -> int:
+def _middle(totals: Iterable[int]) -> int:
     enough = sorted(total for total in totals if total >= MIN_ANSWERS)
     return enough[len(enough) // 2] if enough else MIN_ANSWERS
 

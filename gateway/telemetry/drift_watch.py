@@ -63,15 +63,10 @@ class DriftWatch(Collector):
         live: Callable[[], set[str]],
         processes: Callable[[], Set[str]] = frozenset,
     ) -> None:
-        """Store and read nothing yet.
+        """Store the counts of `process`, a name that no other has.
 
-        Args:
-            js: JetStream.
-            process: Name of this process, which no other has.
-            counts: What it counts.
-            is_wanted: Whether this process shows the fleet to Prometheus.
-            live: Returns the names of workers that are shown.
-            processes: Returns the names of processes that live, but for this one.
+        `is_wanted` tells whether this process shows the fleet to Prometheus; `live` returns the names of workers that
+        are shown, `processes` those of the other processes that live.
         """
         self._js = js
         self._process = process
@@ -101,28 +96,25 @@ class DriftWatch(Collector):
     async def store(self) -> None:
         """Store what was counted since the last time; what NATS does not take is stored the next time."""
         async with self._is_storing:
-            await self._store()
-
-    async def _store(self) -> None:
-        try:
-            for document in self._counts.documents():
-                data = msgspec.msgpack.encode(document)
-                if data != self._stored.get(document.day):
-                    await self._js.publish(answers_subject(document.day, self._process), data)
-                    self._stored[document.day] = data
-        except SEND_ERRORS as error:
-            self._log_limit.warning("answers", "counts of answers are not stored yet: %r", error)
-            return
-        today = self._counts.today
-        self._counts.forget_days_before(today)
-        self._stored = {day: data for day, data in self._stored.items() if day >= today}
+            try:
+                for document in self._counts.documents():
+                    data = msgspec.msgpack.encode(document)
+                    if data != self._stored.get(document.day):
+                        await self._js.publish(answers_subject(document.day, self._process), data)
+                        self._stored[document.day] = data
+            except SEND_ERRORS as error:
+                self._log_limit.warning("answers", "counts of answers are not stored yet: %r", error)
+                return
+            today = self._counts.today
+            self._counts.forget_days_before(today)
+            self._stored = {day: data for day, data in self._stored.items() if day >= today}
 
     async def findings(self) -> list[Finding]:
         """Return the comparisons of live workers, at most `FRESH_S` old; `nats.errors.Error` if NATS is away."""
         async with self._is_making:
             if time.monotonic() - self._made_at >= FRESH_S:
                 await self.store()
-                now = self._counts.now
+                now = self._counts.clock()
                 days = [await self._read(day_of(now - ago)) for ago in (0.0, _DAY_S)]
                 # In a thread: of a large fleet it takes a part of a second.
                 self._findings = await asyncio.to_thread(_compare, *days)
@@ -174,7 +166,7 @@ class DriftWatch(Collector):
         if self._swept == self._counts.today:
             return
         for ago in range(2, _SWEPT_DAYS):
-            day = day_of(self._counts.now - ago * _DAY_S)
+            day = day_of(self._counts.clock() - ago * _DAY_S)
             await self._js.purge_stream(RESPONSES_STREAM, subject=answers_subject(day, "*"))
         self._swept = self._counts.today
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -26,8 +26,7 @@ STREAM_ROWS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StreamState:
+class StreamState(NamedTuple):
     """What a stream holds."""
 
     messages: int

@@ -6,6 +6,7 @@ Results are kept for days, so these timelines outlive every process. They tell o
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 from nats.js import JetStreamContext
@@ -63,16 +64,13 @@ class JobTimelines:
             return _of_result(self._decode_result(data))
         if kind == "end":
             end = msgspec.msgpack.decode(data, type=JobEnd)
-            outcome = _outcome(end.finish)
-            return Timeline(
-                id=job_id, gateway="", began=end.ended, route="job", tenant=tenant, outcome=outcome, error=_NO_RESULT
-            )
-        progress = msgspec.msgpack.decode(data, type=BatchProgress)
-        attempt = Attempt(
-            epoch=progress.num_delivered, why=_why(progress.num_delivered + 1), tokens=len(progress.token_ids)
-        )
-        life = SequenceLife(job_id, [attempt])
-        return Timeline(id=job_id, gateway="", began=0.0, route="job", tenant=tenant, sequences=[life])
+            told: dict[str, Any] = {"began": end.ended, "outcome": _outcome(end.finish), "error": _NO_RESULT}
+        else:
+            progress = msgspec.msgpack.decode(data, type=BatchProgress)
+            epoch = progress.num_delivered
+            attempt = Attempt(epoch=epoch, why=_why(epoch + 1), tokens=len(progress.token_ids))
+            told = {"began": 0.0, "sequences": [SequenceLife(job_id, [attempt])]}
+        return Timeline(id=job_id, gateway="", route="job", tenant=tenant, **told)
 
 
 def _of_result(result: BatchResult) -> Timeline:

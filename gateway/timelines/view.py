@@ -215,26 +215,25 @@ def _attempt_events(name: str, attempt: Attempt, base_s: float) -> Iterator[Even
             told = f"{receipt.accepted_tokens} of {receipt.drafted_tokens} drafts accepted"
             yield Event(attempt.ended_s, f"{name}{told}")
     if attempt.end:
-        end = _WHY.get(attempt.end, attempt.end) if attempt.end not in ("cancelled",) else "cancelled"
+        end = attempt.end if attempt.end == "cancelled" else _WHY.get(attempt.end, attempt.end)
         yield Event(attempt.ended_s, f"{name}attempt {attempt.epoch} ended after {attempt.tokens} tokens: {end}")
 
 
 def _receipt(timeline: Timeline, device_hour_cost: float | None) -> ReceiptView:
     told = [(each, each is life.attempts[-1]) for life in timeline.sequences for each in life.attempts]
     receipts = [attempt.receipt for attempt, _ in told if attempt.receipt is not None]
-    device_s = sum(each.device_s for each in receipts)
+    names = ("device_s", "prefill_s", "rejected_s", "recomputed_s")
+    device_s, prefill_s, rejected_s, recomputed_s = (sum(getattr(each, name) for each in receipts) for name in names)
     energies = [each.energy_j for each in receipts if each.energy_j is not None]
     # What a prefill worker has computed is fetched by the one that goes on: nothing of it is done again.
     lost = [each.receipt for each, is_last in told if not is_last and each.end != "prefilled"]
-    retries_s = sum(each.device_s for each in lost if each is not None)
-    prefill_s = sum(each.prefill_s for each in receipts)
     return ReceiptView(
         device_ms=1e3 * device_s,
         prefill_ms=1e3 * prefill_s,
         decode_ms=1e3 * (device_s - prefill_s),
-        rejected_ms=1e3 * sum(each.rejected_s for each in receipts),
-        recomputed_ms=1e3 * sum(each.recomputed_s for each in receipts),
-        retries_ms=1e3 * retries_s,
+        rejected_ms=1e3 * rejected_s,
+        recomputed_ms=1e3 * recomputed_s,
+        retries_ms=1e3 * sum(each.device_s for each in lost if each is not None),
         energy_j=sum(energies) if energies else None,
         cost=None if device_hour_cost is None else device_s / 3600 * device_hour_cost,
         prompt_tokens=timeline.prompt_tokens,

@@ -93,7 +93,8 @@ class UsageReader:
     async def _read(self, tenant: str, periods: Sequence[str | None], measures: tuple[Measure, ...]) -> list[Counts]:
         now, found = self._clock(), {}
         for period in periods:
-            if (counts := self._recall((tenant, period, measures), now)) is not None:
+            until, counts = self._kept.get((tenant, period, measures), (0.0, None))
+            if counts is not None and now < until:
                 found[period] = counts
         missing = [period for period in periods if period not in found]
         hours = [period for period in missing if period is not None and len(period) == HOUR_DIGITS]
@@ -124,21 +125,13 @@ class UsageReader:
                 found[hour][each.model, each.lane][each.measure] = each.total
         return found
 
-    def _recall(self, key: _Key, now: float) -> Counts | None:
-        until, counts = self._kept.get(key, (0.0, None))
-        return counts if now < until else None
-
     def _keep(self, key: _Key, counts: Counts, until: float) -> None:
         _, replaced = self._kept.pop(key, (0.0, None))
-        self._num_kept += _size(counts) - (0 if replaced is None else _size(replaced))
+        self._num_kept += 1 + len(counts) - (0 if replaced is None else 1 + len(replaced))
         self._kept[key] = (until, counts)
         while self._num_kept > _MAX_KEPT:
             _, (_, oldest) = self._kept.popitem(last=False)
-            self._num_kept -= _size(oldest)
-
-
-def _size(counts: Counts) -> int:
-    return 1 + len(counts)
+            self._num_kept -= 1 + len(oldest)
 
 
 def _is_settled(period: str, now: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -100,19 +101,28 @@ class ListSink:
         return "".join(delta.text for delta in self.deltas)
 
 
+class NotingCounter(Counter[str]):
+    """Notes what it counts in its order."""
+
+    def __init__(self, noted: list[str]) -> None:
+        super().__init__()
+        self._noted = noted
+
+    def __setitem__(self, key: str, count: int) -> None:
+        self._noted.append(key)
+        super().__setitem__(key, count)
+
+
 class NotingCounts(DispatchCounts):
     """Notes ends and moves in their order."""
 
     def __init__(self, endings: list[str], moves: list[str]) -> None:
         super().__init__(GatewayMetrics())
         self._endings = endings
-        self._moves = moves
+        self.metrics.redispatches = NotingCounter(moves)
 
     def ended(self, flight: Flight, ending: Ending, finish: Finish | None) -> None:
         self._endings.append(ending)
-
-    def moved(self, reason: str) -> None:
-        self._moves.append(reason)
 
 
 class Bench:

@@ -33,6 +33,7 @@ class Heard:
             serves_another=lambda worker, model: False,
             note_heartbeat=lambda beat, now: self.log.append((beat, now)),
             note_gateway_heartbeat=lambda beat, now: self.log.append((beat, now)),
+            note_host_beat=lambda beat, now: self.log.append((beat, now)),
         )
         self.receiver = HeartbeatReceiver(cast("Any", fleet), lambda model, name: self.log.append((model, name)))
         self.receiver._loop = cast("Any", SimpleNamespace(time=lambda: 7.0))
@@ -74,7 +75,7 @@ async def test_gateway_is_told_by_its_state(heard: Heard) -> None:
         (worker_subject("m", "w1"), b"\xc1", "is not a heartbeat"),
         (worker_subject("m", "w1"), encode(GATEWAY), "is not a heartbeat"),
         (worker_subject("m", "w1"), encode(msgspec.structs.replace(BEAT, worker="a\0")), "is not a heartbeat"),
-        (gateway_subject("gw1"), encode(GATEWAY), "it names gateway 'gw2'"),
+        (gateway_subject("gw1"), encode(GATEWAY), "it names hr.gateway.gw2"),
         (gateway_subject("gw2"), encode(BEAT), "is not a heartbeat"),
         (gateway_subject("gw2"), encode(msgspec.structs.replace(GATEWAY, gateway="\0")), "is not a heartbeat"),
     ],
