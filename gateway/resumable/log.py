@@ -69,7 +69,6 @@ class StreamLog:
     Attributes:
         fences: The fences and journals of writers.
         count: Counts messages that a tenant keeps more than before; now and then, its oldest ones are dropped.
-        together: Writes what is sent in the block with one call of the system.
     """
 
     def __init__(self, nats: DirectClient, limits: StreamLimits | None = None) -> None:
@@ -80,7 +79,7 @@ class StreamLog:
         self.fences = Fences(self._store, self._js)
         self._bound = TenantBound(self._js, STREAMS_STREAM, streams_filter, TENANT_MESSAGES, MESSAGES_BETWEEN_PURGES)
         self._log_limit = LogLimit(_log)
-        self.count, self.together = self._bound.count, nats.together
+        self.count = self._bound.count
 
     async def start(self) -> None:
         """Listen for answers; must be awaited before a fence is written."""
@@ -159,6 +158,10 @@ class StreamLog:
     def send(self, tenant: str, stream_id: str, *place: str | int, payload: bytes) -> None:
         """Write a part of a stream without waiting; a later message that is acknowledged says that it is stored."""
         self._nats.send(stream_subject(tenant, stream_id, *place), payload)
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Write what is sent in the block with one call of the system."""
+        return self._nats.together()
 
     async def heads(self, tenant: str) -> tuple[list[StreamHead], bool]:
         """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`."""
