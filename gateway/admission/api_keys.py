@@ -145,10 +145,7 @@ def first_ids(records: Iterable[KeyRecord]) -> dict[str, str]:
 def create_key(path: Path, *, tenant: str, **fields: Any) -> tuple[KeyRecord, str]:
     """Add a key to the file and return its record and the key itself; `fields` that are None have their defaults.
 
-    Raises:
-        ConfigError: The file cannot be read or is not a key file.
-        InvalidNameError: The tenant cannot be used as a name.
-        KeyNameTakenError: A key that is not revoked has this name, or any key has it as its id.
+    Raises as `list_keys`, `InvalidNameError` for a tenant, and `KeyNameTakenError` for a name that means another key.
     """
     encode_name(tenant)
     given = {name: value for name, value in fields.items() if value is not None}
@@ -163,13 +160,7 @@ def create_key(path: Path, *, tenant: str, **fields: Any) -> tuple[KeyRecord, st
 
 
 def update_key(path: Path, named: str, changes: Mapping[str, Any]) -> KeyRecord:
-    """Change fields of a key, named by id or name, and return its record.
-
-    Raises:
-        ConfigError: The file cannot be read or is not a key file.
-        KeyNotFoundError: There is no such key, or several are called so.
-        RevokedKeyError: It is revoked.
-    """
+    """Change fields of a key, named by id or name, and return its record; raises as `find_key` and `list_keys`."""
     with exclusive(path):
         records = list_keys(path)
         index = _find(records, named)
@@ -179,15 +170,9 @@ def update_key(path: Path, named: str, changes: Mapping[str, Any]) -> KeyRecord:
 
 
 def rotate_key(path: Path, named: str, overlap_s: float) -> tuple[KeyRecord, str]:
-    """Make a key that may do the same as another one, which expires after `overlap_s`.
+    """Make a key that may do the same as another one, which expires after `overlap_s`, with as long a life.
 
-    The new one has as long a life as the old one was given.
-
-    Raises:
-        ConfigError: The file cannot be read or is not a key file.
-        KeyNotFoundError: There is no such key, or several are called so.
-        RevokedKeyError: It is revoked.
-        ReplacedKeyError: Another key that is not revoked is in its place.
+    Raises as `find_key` and `list_keys`, and `ReplacedKeyError` if another key that is not revoked is in its place.
     """
     with exclusive(path):
         records = list_keys(path)
@@ -208,14 +193,7 @@ def rotate_key(path: Path, named: str, overlap_s: float) -> tuple[KeyRecord, str
 def revoke_key(path: Path, named: str) -> list[KeyRecord]:
     """Mark a key as revoked, named by id or name, and those that it replaced and that still open.
 
-    A key revoked before stays as it is.
-
-    Returns:
-        The record of the key, then those of the others that are revoked with it.
-
-    Raises:
-        ConfigError: The file cannot be read or is not a key file.
-        KeyNotFoundError: There is no such key, or several are called so.
+    Return its record, then the others'. A key revoked before stays as it is. Raises as `find_key` and `list_keys`.
     """
     with exclusive(path):
         records = list_keys(path)

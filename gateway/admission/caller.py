@@ -22,12 +22,9 @@ class Caller:
     """One request's sender.
 
     Attributes:
-        key_id, tenant: Whose request it is.
-        request_id: Names the request in log lines.
         traceparent: Names its span, when requests are traced.
         weight: Of its key.
         request_key: Ids of its sequences begin with it; None for any.
-        body: Its body.
         probe: Measures it for a canary.
         ticket: The ticket that it shows, or None.
         is_retry: Whether it says that it was sent before; None when it does not say.

@@ -1,12 +1,10 @@
 """Limits of keys and tenants, beyond which a 429 says when to return: requests, tokens, reads, sequences at once.
 
-Redis decides for all gateways together, in one atomic round trip. Each gateway also keeps its own account of what it
-has admitted, which decides while Redis is away: N gateways may then admit N times a limit, but none starts afresh.
-Tokens are reserved by estimate at admission and corrected when the request ends. Unlimited keys touch nothing. A
-request counts against its key first, then against its tenant, so a key beyond its limit takes nothing from others.
-
-A gateway states in Redis how many sequences of a key it runs, whenever that changes and once in `RENEW_S`. What Redis
-does not confirm is stated again. A statement expires, so that the sequences of a dead gateway stop counting.
+Redis decides for all gateways together, in one atomic round trip. Each gateway's own account decides while Redis is
+away: N gateways may then admit N times a limit, but none starts afresh. Tokens are reserved by estimate and corrected
+when the request ends. A request counts against its key first, then against its tenant, so a key beyond its
+limit takes nothing from others. A gateway states in Redis how many sequences of a key it runs, whenever that changes
+and once in `RENEW_S`, until Redis confirms it; statements expire with their gateway.
 """
 
 from __future__ import annotations
@@ -128,13 +126,9 @@ class RateLimiter:
         self._unlimited = UnlimitedLease()
 
     async def admit(self, principal: Principal, num_sequences: int, tokens: int, output: Output = NO_OUTPUT) -> Lease:
-        """Count one request against the limits of its key and its tenant.
+        """Count one request against the limits of its key and its tenant; `ApiError` 429, or 400 if it never fits.
 
-        `tokens` is the estimate to reserve; `output` the part of it that the client can make smaller, as a refusal
-        tells it.
-
-        Raises:
-            ApiError: 429 with the time after which it would be admitted; 400 when it never would.
+        `tokens` is the estimate to reserve; `output` the part of it that the client can make smaller.
         """
         if principal.is_unlimited:
             return self._unlimited

@@ -1,12 +1,9 @@
 """Places that gateways have promised, in Redis: a client may return to another gateway than the one that refused it.
 
 Used only while several gateways are alive. A promise is offered here when it is made and withdrawn when it is used,
-both without waiting. The gateway that takes it holds it alone. Without Redis, a client that returns to another gateway
-is a newcomer.
-
-One sorted set per model, key and body: each member is a place, scored by its return time in Unix milliseconds. A place
-that no gateway has taken stays there for a while after its time, so that the one that promised it learns whether
-another kept the promise.
+both without waiting. The gateway that takes it holds it alone. One sorted set per model, key and body: each member is a
+place, scored by its return time in Unix milliseconds. It stays for a while after its time, so that the one that
+promised it learns whether another kept the promise.
 """
 
 from __future__ import annotations

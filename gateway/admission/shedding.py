@@ -32,10 +32,8 @@ JITTER = 0.25
 MAX_RETRY_S = 60.0
 UNKNOWN_RETRY_S = 2.0
 
-# By how much of the objective the queue may be too long for a client with a promised place, because predictions err:
-# a fleet of half the speed makes twice the wait of the same queue, and the queue may be half as long again as it was
-# predicted to be. The longer ago a promise was made, the more could be promised to others before it: the time that was
-# promised comes on top.
+# By how much of the objective the queue may be too long for a client with a promised place, because predictions err.
+# The longer ago a promise was made, the more could be promised to others before it: that time comes on top.
 PROMISE_TOLERANCE = 1.5
 # The same where the queue is as long as it may be in requests or tokens, which bounds memory and not only time.
 FULL_QUEUE_TOLERANCE = 0.5
@@ -127,10 +125,7 @@ class Shedder:
     def _admit_coming(self, load: FleetLoad, coming: HostedModel, generation: Generation, num_own: int) -> Prediction:
         """Let a request wait for a model that a host loads, unless its deadline is sooner, or the queue is full.
 
-        One tenant has at most seven eighths of the queue, as where workers run.
-
-        The wait is the measured time of the model's last start. Retry-After is as long, and a little more: whoever
-        comes back then finds the model awake.
+        The wait is the measured time of the model's last start; Retry-After is a little longer.
         """
         later_s = coming.ready_in_s * (1 + JITTER * self._uniform())
         if coming.state == "failed":

@@ -1,9 +1,8 @@
 """Keeps the table of aliases in NATS, where all gateways see its changes, and adds up what they count of canaries.
 
-The table is the last message of `hr.alias` (stream `HR_ALIASES`). It is replaced only if it is still the one that was
-read, so of two changes none is lost, and a canary is rolled back once. NATS tells every gateway of a new table on
-`hr.aliased`; besides, each reads it every few seconds. Each gateway process keeps its own counts of a canary in
-`hr.canary.<canary>.<gateway>`, so they outlive it; every process adds up all of them, and judges.
+The table is the last message of `hr.alias` (stream `HR_ALIASES`), replaced by compare-and-set. NATS tells every gateway
+of a new table on `hr.aliased`; besides, each reads it every few seconds. Each gateway process keeps its own counts of a
+canary in `hr.canary.<canary>.<gateway>`, so they outlive it; every process adds up all of them, and judges.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The jobs of a batch's lines in the batch lane: published, heard of, looked for, cancelled.
 
-A job's id is that of its batch with the number of its line, so a driver that takes over publishes the same jobs, and
-those that have results are not computed again. Results are heard as they are stored; those that pass by while NATS or
-the driver is away are looked for.
+A job's id is that of its batch with the number of its line, so a driver that takes over publishes the same jobs.
+Results are heard as they are stored; those that pass by while NATS or the driver is away are looked for.
 """
 
 from __future__ import annotations

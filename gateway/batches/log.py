@@ -1,8 +1,7 @@
 """The records of batches in NATS, stream `HR_BATCHES`: those that run, and those that have ended.
 
-`hr.batch.active.<tenant>.<id>` is replaced by compare-and-set, which is the fence between drivers. When a batch has
-ended, its last record is written to `hr.batch.ended.<tenant>.<id>` first and the active one is deleted after that. It
-counts from then on: a NATS server that was killed may have an older active record back when it starts again.
+`hr.batch.active.<tenant>.<id>` is replaced by compare-and-set, which is the fence between drivers. The last record of a
+batch is written to `hr.batch.ended.<tenant>.<id>` first, which counts from then on; then the active one is deleted.
 """
 
 from __future__ import annotations

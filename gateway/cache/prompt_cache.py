@@ -1,9 +1,8 @@
 """The response cache: exact answers of deterministic requests, in Redis and in memory, isolated by tenant.
 
 The key is the SHA-256 of everything that decides the answer. A value carries the tenant and the full key and is checked
-when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is sent through
-the same sinks as a live answer, streamed or whole. Redis is never required: every failure is a miss. Answers that were
-written or read lately are also kept in this process, in the same encoding and no longer than Redis keeps them.
+when read. Values are the deltas themselves: a hit is sent through the same sinks as a live answer. Every failure of
+Redis is a miss. Answers that were written or read lately are also kept in this process, no longer than in Redis.
 """
 
 from __future__ import annotations
@@ -78,13 +77,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CacheKey(msgspec.Struct, frozen=True):
-    """Whose answer, and to what.
-
-    Attributes:
-        tenant: Whose.
-        digest: Of everything that decides the answer.
-        revisions: Of the model's workers, which are part of that.
-    """
+    """Whose answer, and the digest of all that decides it, `revisions` of the model's workers among that."""
 
     tenant: str
     digest: bytes

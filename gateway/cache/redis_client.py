@@ -1,9 +1,8 @@
 """Redis for things that may be missing: a call that fails, or is not answered in time, is a miss and never an error.
 
 One connection; a call travels at once, and those that come while it is under way form the next pipeline. The circuit
-breaker is the connection itself: the first failure drops it, because its replies can no longer be told apart, and from
-then on every call misses at once until a background task has a new connection that answers a PING in time. So no
-request ever pays for a probe, and a call waits for one timeout at most.
+breaker is the connection itself: the first failure drops it, and every call misses at once until a background task has
+a new connection that answers a PING in time. So a call waits for one timeout at most.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@ This runs inside the NATS callback, once per engine step and worker. The usual d
 duplicates, gaps and deltas of other attempts take the long one. A delta counts only if it comes from the worker that
 holds the current epoch and continues exactly where the last one ended.
 
-A worker's counts of tokens are bounded by what this gateway knows itself. Admission, limits, metrics and cached answers
-add them up, so one worker's lie would close a model or use up a tenant's tokens. Generated tokens can be counted as
-they come. Those of a prompt cannot be, because a template and a tokenizer make them, but the bytes of the prompt bound
-them.
+A worker's counts of tokens are bounded by what this gateway knows itself, since one worker's lie would close a model or
+use up a tenant's tokens. Generated tokens are counted as they come; those of a prompt are bounded by its bytes.
 """
 
 from __future__ import annotations

@@ -84,11 +84,7 @@ class FlightLog:
 
 @dataclass(slots=True, eq=False)
 class _Progress:
-    """The fields of a flight that must be given, and those that every token reads or writes.
-
-    The slots of a base class lie together: of many streams none is in the processor's cache when its token comes, and
-    so the part to read is half as long.
-    """
+    """The fields of a flight that must be given, and those that every token uses: such slots lie together."""
 
     request: Request
     sink: Sink

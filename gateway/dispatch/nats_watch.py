@@ -1,17 +1,12 @@
-"""Whether NATS answers on a connection that is open: a dead one is closed only after seconds.
+"""Whether NATS answers on an open connection: the client itself closes a dead one only after four to six seconds.
 
-The client's own PINGs close a connection after four to six seconds of silence. Until then, publications wait in the
-buffers of the socket. Here silence is noticed sooner. When nothing has come in for a moment, NATS gets a PING. When its
-PONG is missing for long, NATS is *suspected* of being away until anything comes in. It is suspected too when messages
-come in but no PONG: a link may pass bytes in one direction only. Then nothing that is published arrives, and requests
-wait for a claim that cannot come.
-
-A link that is too slow for the incoming messages delays the PONG as much as tokens. Whatever is awaited over it is late
-and not lost: to move a request would only send the same again over this link.
+When nothing has come in for a moment, NATS gets a PING. When its PONG is missing for long, NATS is *suspected* of being
+away until anything comes in. It is suspected too when messages come in but no PONG: a link may pass bytes in one
+direction only, and then nothing that is published arrives. A link that is too slow for the incoming messages delays the
+PONG as much as tokens: whatever is awaited over it is late and not lost.
 
 Silence is counted in rounds of this process, each bounded: a process that was starved or stopped does not take its own
-absence for that of NATS. After a false alarm the next one takes twice the silence, so that a server that is late now
-and then is not suspected again and again.
+absence for that of NATS. After a false alarm the next one takes twice the silence.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Requests that kill workers: which one is to blame, when suspects run, which are refused, and their dead letters.
 
-A request that kills its worker also loses the worker's other requests, and would kill the next worker too. So requests
-become suspects: those that had produced no token when their worker died, and those that lost two workers within
+Suspects are requests that had produced no token when their worker died, and those that lost two workers within
 `HARMLESS_TOKENS` tokens. A suspect runs on probation, on a worker with no other suspect. If that worker dies, the
 suspect alone is to blame, unless the worker held something else that had produced nothing; after the second time it is
-quarantined. Probation ends after one token, or after `HARMLESS_TOKENS` for a request that had produced some. An attempt
-that produces `HARMLESS_TOKENS` clears its request of earlier losses.
+quarantined. Probation ends after one token, or after `HARMLESS_TOKENS` for a request that had produced some, which
+clear a request of earlier losses.
 
-Each gateway remembers its verdicts for a while. The first repetition of a quarantined request is not refused, because
-the cause may be mended or the verdict wrong: it begins as a suspect with one death to its account, and the next death
-convicts it. After that, the same tenant's same prompt with the same parameters is refused. A request that is answered
-is forgotten.
+Each gateway remembers its verdicts for a while. The first repetition of a quarantined request begins as a suspect with
+one death to its account, because the cause may be mended or the verdict wrong. After the next death, the same tenant's
+same prompt with the same parameters is refused. A request that is answered is forgotten.
 """
 
 from __future__ import annotations

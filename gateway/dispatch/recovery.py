@@ -1,10 +1,8 @@
 """What happens when an attempt does not end as it should: re-dispatch from prompt + emitted tokens, or an explicit end.
 
 An attempt is moved when its worker died, handed it over, went silent about it, or left a gap; when no worker claims it
-although one could; and when NATS was restarted before it was claimed. Each move raises the epoch, which is the
-fence: whatever the old holder still sends no longer counts. A periodic sweep looks after time, for all flights at once.
-`timeouts` says which flights have waited for too long, `poison` which are suspected of killing workers and when those
-may run.
+although one could; and when NATS was restarted before it was claimed. Each move raises the epoch, which is the fence:
+whatever the old holder still sends no longer counts. A periodic sweep looks after time, for all flights at once.
 """
 
 from __future__ import annotations

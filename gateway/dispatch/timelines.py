@@ -1,12 +1,9 @@
 """Keeps what timelines of requests are made of, of those that have ended lately and those that run.
 
-A timeline is made when somebody looks: of thousands of requests few are looked at.
-
-It hears of a request twice: from the observer of requests, when it comes and when its answer has ended, and from the
-dispatcher, of each of its sequences. The two may come in either order: the stream of a client that left goes on, and an
-answer from the cache has no sequence. What is kept is bounded in number, bytes and time. Where it is full, the tenant
-with the most requests loses its oldest one; those that were refused before their tenant was known have a small room of
-their own, so requests without a key cannot evict others. The one writer is the event loop's thread.
+A timeline is made when somebody looks. The observer of requests tells when one comes and when its answer has ended, the
+dispatcher tells of each of its sequences, in either order. What is kept is bounded in number, bytes and time. Where it
+is full, the tenant with the most requests loses its oldest one; those that were refused before their tenant was known
+have a small room of their own. The one writer is the event loop's thread.
 """
 
 from __future__ import annotations
@@ -110,14 +107,9 @@ class TimelineKeeper:
         shows_prompts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keep nothing yet.
+        """Keep up to `max_kept` requests of tenants that have ended; with 0 none at all.
 
-        Args:
-            gateway: Name of this process.
-            max_kept: Requests of tenants that have ended; 0 keeps none at all.
-            usage: Counts what attempts have taken of devices.
-            shows_prompts: Keep the ends of prompts, too.
-            clock: Monotonic seconds, as of the event loop.
+        `usage` counts what attempts have taken of devices, `clock` is that of the event loop.
         """
         self.gateway = gateway
         self.shows_prompts = shows_prompts
@@ -169,13 +161,7 @@ class TimelineKeeper:
                 self._pack(key, request)
 
     def receipt_came(self, worker: str, delta: Delta, flight: Flight | None) -> None:
-        """Count what an attempt took of its worker, once, whenever it comes.
-
-        Args:
-            worker: Who tells.
-            delta: The attempt's last, with a receipt.
-            flight: Whose attempt it is; None if the flight has ended.
-        """
+        """Count what an attempt took of its worker, once, by its last delta; `flight` is None if that has ended."""
         assert delta.finish is not None
         receipt, now = delta.finish.receipt, self._clock()
         if receipt is None:

@@ -145,14 +145,10 @@ class FileCatalog:
             raise ApiError(400, message, param="file", code="file_quota_exceeded")
 
     async def check_stored(self, tenant: str, file_id: str) -> None:
-        """Check that a file, whose bytes are stored and which has no record yet, fits; delete it if it does not.
+        """Check that a file, whose bytes are stored and which has no record yet, fits; delete it and raise otherwise.
 
-        Uploads at other gateways may have ended since `room` looked. Each is checked once its bytes are there, so the
-        last one sees all. Two that end at the same moment may both be refused.
-
-        Raises:
-            ApiError: 400; the tenant has too many files or bytes.
-            StoreError: The store cannot be read.
+        Uploads at other gateways may have ended since `room` looked: the last one sees all. `ApiError` 400 beyond the
+        quota, `StoreError` if the store cannot be read.
         """
         stored = await self.store.objects(_folder(tenant))
         sizes = {each.name: each.num_bytes for each in stored}

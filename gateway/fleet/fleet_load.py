@@ -1,11 +1,8 @@
 """A snapshot of one model's fleet, made from heartbeats, for the shedder and the health routes.
 
-Admission counts the requests that workers report as waiting. Anyone who has a worker's login can report any number, and
-an invented queue would close the model to all clients. But gateways know what waits in workers: requests that are
-claimed and have produced nothing yet. Reports count up to that number.
-
-Preempted sequences wait too, after their first output. Here they count as running; the free blocks show them. Batch
-jobs do not count: no gateway waits for them, and they give way to interactive requests.
+Requests that workers report as waiting count up to what gateways know to wait there: requests that are claimed and have
+produced nothing yet. An invented queue would close the model to all clients. Preempted sequences count as running; the
+free blocks show them. Batch jobs do not count: they give way to interactive requests.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """How many workers each model needs now, by lane: the figure that autoscalers follow.
 
 The interactive lane needs the workers that are busy with it, so that each is busy `TARGET_UTILIZATION` of the time, and
-those that work off the wait of a request that comes now within half of the objective: requests are refused at twice
-that wait. A worker is as busy as its slots are taken, or as its tokens per second come to of its measured rates, where
-that is more: a small batch may take few slots of a device that is nearly full. The batch lane needs what its backlog
-takes over `batch_drain_s`, jobs being as long as interactive answers.
+those that work off the wait of a request that comes now within half of the objective. A worker is as busy as its slots
+are taken, or as its tokens per second come to of its measured rates, where that is more. The batch lane needs what its
+backlog takes over `batch_drain_s`, jobs being as long as interactive answers.
 
-A need rises at once and falls when it has been lower for `SCALE_DOWN_AFTER_S`, so that autoscalers need no rule of
-their own. Each gateway process computes it for itself from the heartbeats that all of them hear.
+A need rises at once and falls when it has been lower for `SCALE_DOWN_AFTER_S`. Each gateway process computes it.
 """
 
 from __future__ import annotations

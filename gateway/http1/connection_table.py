@@ -1,10 +1,9 @@
 """All connections of one server: who may stay when there are too many, and whose time is up.
 
 Owns the set of connections, the order of those that wait for a request or receive its body, and the switch to draining.
-A connection waits from its accept, or its last answer, until the next request's head is complete: sending half a head,
-empty lines, or nothing of a body that the answer did not wait for, does not make it busy. It receives while a handler
-waits for the rest of a body. To make room, the connection that waits longest is closed, and where none waits the one
-that has received longest, but none that has had no time to send its request; those whose request is complete never are.
+A connection waits from its accept, or its last answer, until the next request's head is complete, and receives while a
+handler waits for the rest of a body. To make room, the connection that waits longest is closed, and where none waits
+the one that has received longest, but none that has had no time to send its request, or whose request is complete.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Runs the handler of each request as a task. An ASGI application is such a handler: this is the server's side of ASGI.
 
-The application finds the exchange itself in the scope, `scope["extensions"]["headrace.exchange"]`, and may answer
-through it, without an await and two dictionaries for each token. An answer by `send` is sent whole where it comes as
-one piece, else as it comes and as fast as its client reads. The application names the owner of the body that it is
-about to read as `scope["state"]["body_owner"]`, and who inflates it as `scope["state"]["inflater"]`.
+The application finds the exchange in the scope, `scope["extensions"]["headrace.exchange"]`, and may answer through it.
+An answer by `send` is sent whole where it comes as one piece, else as it comes and as fast as its client reads. The
+scope's `state` has the owner of the body, `body_owner`, and who inflates it, `inflater`.
 """
 
 from __future__ import annotations

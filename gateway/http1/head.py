@@ -4,9 +4,8 @@ llhttp (through httptools) checks the grammar of RFC 9112; what it leaves to ser
 body is unambiguous, `Host` is there once, and everything has a bound. A parser sees exactly one head and no body, so
 an upgrade that a client offers cannot change how its body is read.
 
-The id that every answer carries in `x-request-id` names a request in every log line down to the engine's. A client may
-choose it, so that its own logs agree with ours. It identifies nothing: wire requests have ids of our own that no client
-can guess, so two clients with one id do each other no harm.
+The id that every answer carries in `x-request-id`, which a client may choose, names a request in every log line. It
+identifies nothing: wire requests have ids of our own that no client can guess.
 """
 
 from __future__ import annotations

@@ -107,15 +107,9 @@ class ImageIntake:
     async def references(
         self, images: Sequence[ImageSource], tenant: str, ttl_s: float | None = None
     ) -> tuple[MediaRef, ...]:
-        """Return the references of images, in their order.
+        """Return the references of a request's images, in their order; without `ttl_s` none is stored.
 
-        Args:
-            images: Of one request.
-            tenant: Whose they are.
-            ttl_s: For how long they are stored; None stores none.
-
-        Raises:
-            ApiError: As `stored`.
+        Raises as `stored`.
         """
         limits = self._limits
         if images and not limits.max_images:

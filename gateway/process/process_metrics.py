@@ -1,8 +1,7 @@
 """What a scrape of a gateway process shows: its own metrics, the fleet's, and those of the processes beside it.
 
 `MetricsBoard` is memory that the parent makes before it forks: one slot a process. Each process writes its own slot
-about once a second, and the process that is scraped reads the others'. Samples keep the label of their process: a
-process that is replaced begins at zero, which Prometheus takes for the reset of that one counter and no other. The
+about once a second, and the process that is scraped reads the others'. Samples keep the label of their process. The
 parent clears the slot of a process that has ended.
 """
 

@@ -1,10 +1,9 @@
 """Several gateway processes on one port: fork them, replace those that end, stand still or drain, pass signals on.
 
-The parent serves nothing and runs no event loop and no threads: it forks. It holds the listening sockets, from which
-all processes accept, and watches each process through a pipe, into which the process writes one byte, its state, four
-times a second; a process sees its parent's death at the end of another pipe. Silence is counted in the parent's own
-rounds: a pause of the machine or of the parent counts as one round, however long it was. A process that begins to drain
-is replaced at once; SIGUSR1 drains the processes one after the other, so that some always serve.
+The parent serves nothing and runs no event loop and no threads: it forks. It holds the listening sockets, and watches
+each process through a pipe, into which the process writes one byte, its state, four times a second; a process sees its
+parent's death at the end of another pipe. Silence is counted in the parent's own rounds, however long each was. A
+process that begins to drain is replaced at once; SIGUSR1 drains the processes one after the other.
 """
 
 from __future__ import annotations

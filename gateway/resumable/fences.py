@@ -36,13 +36,7 @@ _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
 
 class Fence(NamedTuple):
-    """The last message of a fence.
-
-    Attributes:
-        is_own: Its writer has written it.
-        seq: Its number.
-        span: The messages of the writer's journal that may hold entries which pieces lack.
-    """
+    """The last message of a fence, with its number; `span` names the journal's messages that pieces may lack."""
 
     is_own: bool
     seq: int

@@ -184,10 +184,8 @@ class StreamHub:
     ) -> Membership:
         """Let a generation begin (`gateway.api.logged.GenerationLog`).
 
-        Raises:
-            RepeatedError: The idempotency key stands for a stream already.
-            ApiError: 400, the request's id has the form of a response's; 409, another request with this key is
-                beginning; 422, the key was used for another request; 429, the tenant has enough streams here; 503.
+        `RepeatedError` if the idempotency key stands for a stream already; `ApiError` 400 for an id in the form of a
+        response's, 409 while another request with this key begins, 422 if it was used for another, 429, or 503.
         """
         caller, answer = asked.caller, asked.answer
         _check_name(caller.request_id)

@@ -1,10 +1,8 @@
 """Writes the logs of the streams that this process generates, in rounds: pieces and journal first, then the fence.
 
-A round takes what came since the one before, so that one acknowledgement stands for the tokens of all streams. The
-first entries of a stream have a round of their own when the next one is not due yet. The
-fence is a message that names this writer, written only if it is still the last one of its subject. Whoever takes
-streams over writes to it first. Then no round of the old owner ends well, and it shows nothing that the new owner has
-not read.
+A round takes what came since the one before, so that one acknowledgement stands for the tokens of all streams; the
+first entries of a stream do not wait for it. The fence is a message that names this writer, written only if it is still
+the last one of its subject. Whoever takes streams over writes to it first: then no round of the old owner ends well.
 
 New entries go into the journal, and into pieces later, unless another process reads the pieces: a stream that is
 followed, one that ends, and all streams while a gateway runs that reads no journal.

@@ -4,12 +4,9 @@ An event stream owns the bytes that its sinks have said and the transport has no
 they are held up to a bound; a reader slower than that, or stuck for longer than the send timeout, is cut: it costs
 itself, not its neighbours. A stream that is cut says so by an error event.
 
-Adaptive flush: one write per stream with something to send per flush, and flushes as rare as the machine is slow. The
-kernel's send is most of what a streamed token costs, so coalescing is what raises the ceiling. The next flush waits as
-long as the last one took: an idle gateway flushes each token at once, a saturated one spends half its time sending and
-packs what has come meanwhile into one write per stream. It waits for a tenth of a second at most, because a flush that
-took longer was interrupted by a pause of the process or of the machine, which says nothing about sending. A stream's
-first token does not wait for a flush at all.
+Adaptive flush: the kernel's send is most of what a streamed token costs, so the next flush waits as long as the last
+one took, a tenth of a second at most. An idle gateway flushes each token at once, a saturated one spends half its time
+sending and packs what has come meanwhile into one write per stream. A stream's first token does not wait for a flush.
 """
 
 from __future__ import annotations
@@ -122,16 +119,9 @@ class EventStream(_SendPath):
         dialect: Dialect = OPENAI,
         on_cut: Callable[[], None] | None = None,
     ) -> None:
-        """Wait for the first bytes.
+        """Wait for the first bytes, at loop time `now`.
 
-        Args:
-            exchange: Where the bytes go.
-            flusher: Sends the bytes that do not go out at once.
-            limits: Of buffer and waits.
-            head: Gives the headers when they are needed.
-            now: Loop time.
-            dialect: How errors, silence and the end are told.
-            on_cut: Called once if the reader was too slow and the stream has therefore ended.
+        `head` gives the headers when they are needed; `on_cut` is called once if the reader was too slow.
         """
         self._dialect = dialect
         self._exchange = exchange

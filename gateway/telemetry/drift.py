@@ -6,9 +6,8 @@ freedom less than buckets. What 999 of 1,000 such pairs stay below is subtracted
 of all sizes. Buckets are merged with their neighbours until each has a tenth of the answers, and about five of the
 smaller sample.
 
-One worker that differs makes the rest of each other worker's fleet differ, too. So no worker counts for more than the
-middle one, and while one is beyond the limit, the worst is compared, and left out of what the others are compared with.
-There is always a majority left: of two workers that differ, both are shown.
+No worker counts for more than the middle one, and while one is beyond the limit, the worst is left out of what the
+others are compared with. There is always a majority left: of two workers that differ, both are shown.
 
 Sources: B. Yurdakul, *Statistical Properties of Population Stability Index*, 2018, for the distribution; E. B. Wilson
 and M. M. Hilferty, *The Distribution of Chi-Square*, 1931, for its quantile.

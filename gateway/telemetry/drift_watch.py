@@ -1,9 +1,8 @@
 """Stores what gateways count of answers, adds up all of it, and shows how workers differ.
 
-Each process keeps its own counts of a day in `hr.response._answers.<day>.<process>` (stream `HR_RESPONSES`, which
-gateways alone write and read), so they outlive it; a process that is killed loses what it counted in its last
-`INTERVAL_S`. Today's and yesterday's are read, older ones deleted. A document that is too large, or of another
-format or day, is ignored.
+Each process keeps its own counts of a day in `hr.response._answers.<day>.<process>` (stream `HR_RESPONSES`), so they
+outlive it but for its last `INTERVAL_S`. Today's and yesterday's are read, older ones deleted. A document that is too
+large, or of another format or day, is ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reads usage from the ledger, a few reads at a time, and keeps what no longer changes.
 
-A request of 100 bytes can ask for a week of hours. So each tenant has one read at a time, and each process a few. A few
-more wait; beyond these, a request is refused and told when to retry.
+Each tenant has one read at a time, and each process a few. A few more wait; beyond these, a request is refused.
 """
 
 from __future__ import annotations
