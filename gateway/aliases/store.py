@@ -104,12 +104,12 @@ class AliasStore:
         async with self._lock:
             await self._read()
         for alias in self._book.table.aliases:
-            canary = alias.canary
+            last = alias.canary
             # Ended ones, too, while gateways may have counted more than this one knows.
-            if canary is not None and (
-                canary.ended is None or canary.id not in self._others or time.time() - canary.ended < _LAST_ANSWERS_S
+            if last is not None and (
+                last.ended is None or last.id not in self._others or time.time() - last.ended < _LAST_ANSWERS_S
             ):
-                await self._exchange(canary)
+                await self._exchange(last)
             if alias.running is not None:
                 await self._judge(alias, alias.running)
         known = {alias.canary.id for alias in self._book.table.aliases if alias.canary is not None}

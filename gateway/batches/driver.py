@@ -127,8 +127,8 @@ class BatchDriver:
 
         async def check() -> InputCheck:
             watermark, fleet = services.watermark_of(record.tenant, record.key), services.fleet
-            settled = partial(services.settled, tenant=record.tenant)
-            checking = InputCheck(record, services.max_line_bytes, fleet, watermark, settled)
+            settle = lambda generation: services.settled(generation, record.tenant)  # noqa: E731
+            checking = InputCheck(record, services.max_line_bytes, fleet, watermark, settle)
             await checking.run(services.catalog, file, services.bodies)
             return checking
 

@@ -95,19 +95,13 @@ def test_anything_but_one_valid_key_is_a_401(headers: list[tuple[bytes, bytes]])
 
 
 @pytest.mark.parametrize(
-    ("header", "shown_in"),
-    [((b"x-api-key", b"other"), "x-api-key"), ((b"authorization", b"Bearer other"), "Authorization")],
-)
-def test_refusal_names_the_header_that_holds_the_unknown_key(header: tuple[bytes, bytes], shown_in: str) -> None:
-    assert f"`{shown_in}`" in refused(KeyStore(None, "secret", GatewayMetrics()), [header]).message
-
-
-@pytest.mark.parametrize(
     ("header", "told"),
     [
         ((b"authorization", b"Bearer "), "variable that it comes from may be empty"),
         ((b"authorization", b"secret"), "must be `Bearer <key>`"),
         ((b"authorization", b"Bearer other"), "api_key in its state directory"),
+        ((b"authorization", b"Bearer other"), "knows none like that in `Authorization`"),
+        ((b"x-api-key", b"other"), "knows none like that in `x-api-key`"),
         ((b"x-api-key", b"other"), "`headrace keys create`"),
         ((b"x-goog-api-key", b"secret"), "as `Authorization: Bearer <key>` or as `x-api-key: <key>`"),
     ],
@@ -116,17 +110,13 @@ def test_refusal_says_what_to_do(header: tuple[bytes, bytes], told: str) -> None
     assert told in refused(KeyStore(None, "secret", GatewayMetrics()), [header]).message
 
 
-def test_key_may_stand_in_either_header_or_in_both() -> None:
+def test_key_may_stand_in_either_header_or_in_both_and_its_scheme_in_any_case() -> None:
     store = KeyStore(None, "secret", GatewayMetrics())
     assert store.authenticate([(b"x-api-key", b"secret")])
     assert store.authenticate([(b"x-api-key", b"secret"), (b"authorization", b"Bearer secret")])
     assert store.authenticate([(b"api-key", b"secret")])
-    refused(store, [(b"api-key", b"secret"), (b"x-api-key", b"secret")])
-
-
-def test_scheme_is_read_in_any_case() -> None:
-    store = KeyStore(None, "secret", GatewayMetrics())
     assert store.authenticate([(b"authorization", b"bearer secret")])
+    refused(store, [(b"api-key", b"secret"), (b"x-api-key", b"secret")])
 
 
 def test_key_of_probes_is_known_beside_the_others(path: Path) -> None:

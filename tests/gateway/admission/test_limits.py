@@ -61,6 +61,17 @@ async def redis(redis_url: str) -> AsyncIterator[RedisCache]:
     await cache.close()
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(NOW)
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+def limiter(request: pytest.FixtureRequest, redis: RedisCache, clock: Clock) -> RateLimiter:
+    """A limiter without Redis, and one with it."""
+    return RateLimiter(redis if request.param else None, GatewayMetrics(), clock)
+
+
 async def refused(
     limiter: RateLimiter, principal: Principal, sequences: int = 1, tokens: int = 1, output: Output = NO_OUTPUT
 ) -> ApiError:
@@ -133,7 +144,6 @@ async def test_gateways_sharing_redis_never_admit_more_than_the_limit_in_any_win
         await cache.close()
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     ("limits", "tokens", "wait_s"),
     [
@@ -146,10 +156,8 @@ async def test_gateways_sharing_redis_never_admit_more_than_the_limit_in_any_win
     ],
 )
 async def test_refusal_tells_when_enough_has_left_the_window_and_no_later(
-    redis: RedisCache, limits: dict[str, int], tokens: int, wait_s: float, shared: bool
+    limiter: RateLimiter, clock: Clock, limits: dict[str, int], tokens: int, wait_s: float
 ) -> None:
-    clock = Clock(NOW)
-    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
     principal = limited(**limits)
     for _ in range(3):
         # Tokens up to the limit itself are admitted.
@@ -159,10 +167,7 @@ async def test_refusal_tells_when_enough_has_left_the_window_and_no_later(
     assert (await refused(limiter, principal, tokens=tokens)).retry_after_s == pytest.approx(wait_s)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_tokens_that_come_back_after_their_minute_count_in_no_other(redis: RedisCache, shared: bool) -> None:
-    clock = Clock(NOW)
-    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
+async def test_tokens_that_come_back_after_their_minute_count_in_no_other(limiter: RateLimiter, clock: Clock) -> None:
     principal = limited(tokens=100)
     slow = await limiter.admit(principal, 1, 90)
     clock.now += WINDOW_S + 1
@@ -229,9 +234,7 @@ async def test_redis_killed_in_the_middle_leaves_each_gateway_with_its_own_limit
         await cache.close()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_tokens_not_used_come_back_and_tokens_used_too_much_are_counted(redis: RedisCache, shared: bool) -> None:
-    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), Clock(NOW))
+async def test_tokens_not_used_come_back_and_tokens_used_too_much_are_counted(limiter: RateLimiter) -> None:
     principal = limited(tokens=100)
     lease = await limiter.admit(principal, 1, 90)
     assert lease.headers["x-ratelimit-remaining-tokens"] == "10"
@@ -244,15 +247,12 @@ async def test_tokens_not_used_come_back_and_tokens_used_too_much_are_counted(re
     assert (await refused(limiter, principal, tokens=1)).headers["x-ratelimit-remaining-tokens"] == "0"
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_concurrency_counts_sequences_until_they_are_released(redis: RedisCache, shared: bool) -> None:
-    metrics = GatewayMetrics()
-    limiter = RateLimiter(redis if shared else None, metrics, Clock(NOW))
+async def test_concurrency_counts_sequences_until_they_are_released(limiter: RateLimiter) -> None:
     principal = limited(concurrent=4)
     lease = await limiter.admit(principal, 3, 1)
     error = await refused(limiter, principal, sequences=2)
     assert (error.status, error.retry_after_s) == (429, 1.0)
-    assert +metrics.limited == {"concurrency": 1}
+    assert +limiter._metrics.limited == {"concurrency": 1}
     await limiter.admit(principal, 1, 1)
     lease.release()
     await limiter.admit(principal, 3, 1)
@@ -390,10 +390,8 @@ async def test_unlimited_key_never_asks_redis(redis: RedisCache, monkeypatch: py
     lease.release(5)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-async def test_reads_count_by_what_they_read_and_apart_from_requests(redis: RedisCache, shared: bool) -> None:
-    clock, metrics = Clock(NOW), GatewayMetrics()
-    limiter = RateLimiter(redis if shared else None, metrics, clock)
+async def test_reads_count_by_what_they_read_and_apart_from_requests(limiter: RateLimiter, clock: Clock) -> None:
+    metrics = limiter._metrics
     principal = Principal(f"key_{secrets.token_hex(8)}", "acme", requests_per_minute=1, reads_per_minute=10)
     (await limiter.admit_read(principal)).release(1)
     # Its size is known when it has been read, so one read may go beyond the limit.
@@ -410,9 +408,7 @@ async def test_reads_count_by_what_they_read_and_apart_from_requests(redis: Redi
     assert (await limiter.admit_read(principal)).headers == {}
 
 
-@pytest.mark.parametrize("shared", [True, False])
-async def test_largest_limits_are_counted(redis: RedisCache, shared: bool) -> None:
-    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), Clock(NOW))
+async def test_largest_limits_are_counted(limiter: RateLimiter) -> None:
     principal = dataclasses.replace(limited(MAX_LIMIT, MAX_LIMIT, MAX_LIMIT), reads_per_minute=MAX_LIMIT)
     headers = (await limiter.admit(principal, 1, 100)).headers
     assert headers["x-ratelimit-remaining-requests"] == str(MAX_LIMIT - 1)
@@ -421,10 +417,7 @@ async def test_largest_limits_are_counted(redis: RedisCache, shared: bool) -> No
     assert await limiter.state()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_headers_tell_limits_remaining_and_reset(redis: RedisCache, shared: bool) -> None:
-    clock = Clock(NOW)
-    limiter = RateLimiter(redis if shared else None, GatewayMetrics(), clock)
+async def test_headers_tell_limits_remaining_and_reset(limiter: RateLimiter, clock: Clock) -> None:
     principal = limited(requests=2, tokens=1000)
     await limiter.admit(principal, 1, 100)
     clock.now += 10

@@ -23,17 +23,7 @@ from ops.stack.config import DEMO_MODEL
 from shared.conversation import ChatMessage, ChatOptions
 from shared.disaggregation import KvReady
 from shared.kv_budget import EvictedBlocks, KvBudget
-from shared.messages import (
-    Delta,
-    Finish,
-    FinishReason,
-    Frame,
-    Request,
-    Usage,
-    decode_request,
-    encode,
-    encode_request,
-)
+from shared.messages import Delta, Finish, FinishReason, Frame, Request, Usage, decode_request, encode, encode_request
 from shared.receipt import Timing
 from tests.gateway.dispatch_bench import ListSink
 
@@ -57,7 +47,9 @@ class Received:
         self.errors: list[ApiError] = []
         self.flights = FlightTable()
         serves_another = lambda worker, model: worker == "of-n" and model != "n"  # noqa: E731
-        self.receiver = FrameReceiver(self.flights, self, self, serves_another)  # type: ignore[arg-type]
+        self.gaps: list[tuple[str, float, int]] = []
+        note_gap = lambda *gap: self.gaps.append(gap)  # noqa: E731
+        self.receiver = FrameReceiver(self.flights, self, self, serves_another, note_gap)  # type: ignore[arg-type]
 
     def accept(self, frame: Frame) -> None:
         self.receiver.accept(frame)
@@ -102,8 +94,10 @@ def tokens(flight: Flight) -> int:
     return flight.sink.num_tokens
 
 
-async def test_delta_of_an_older_epoch_is_dropped_and_its_sender_told(received: Received) -> None:
+async def test_delta_of_another_epoch_is_dropped_and_the_sender_of_an_older_one_told(received: Received) -> None:
     flight = received.held("a", epoch=1)
+    received.accept(Frame("w", 1, [Delta("a", 2, 2, (9,), "not begun")]))
+    assert (tokens(flight), received.cancels) == (0, [])
     received.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "old")]))
     assert (tokens(flight), flight.emitted) == (0, [7, 8])
     assert received.cancels == [("a", 0)]
@@ -157,13 +151,6 @@ async def test_evictions_that_cannot_be_true_end_what_the_next_attempt_is_told(
     assert (tokens(flight), received.losses) == (4, [])
 
 
-async def test_delta_of_an_epoch_that_has_not_begun_is_dropped(received: Received) -> None:
-    flight = received.held("a")
-    received.accept(Frame("w", 1, [Delta("a", 1, 2, (9,), "?")]))
-    assert tokens(flight) == 0
-    assert received.cancels == []
-
-
 async def test_delta_of_a_worker_that_does_not_hold_the_flight_is_dropped_and_the_worker_stopped(
     received: Received,
 ) -> None:
@@ -204,15 +191,13 @@ async def test_announcement_claims_a_flight_and_is_told_to_no_one(received: Rece
 
 
 async def test_word_of_a_request_that_waits_is_no_output_but_says_what_it_has(received: Received) -> None:
-    gaps: list[float] = []
-    received.receiver._on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
     sink = ListSink()
     flight = received.held("r", sink=sink)
     flight.progressed_at = since = 1.0
     received.accept(Frame("w", 1, [Delta("r", 0, 2)]))
     assert flight.heard_at > since
     # Its client has still waited since its last token.
-    assert (flight.progressed_at, sink.deltas, gaps, received.losses) == (since, [], [], [])
+    assert (flight.progressed_at, sink.deltas, received.gaps, received.losses) == (since, [], [], [])
     # A frame before it was lost.
     received.accept(Frame("w", 2, [Delta("r", 0, 3)]))
     assert received.losses == ["gap"]
@@ -301,11 +286,9 @@ async def test_end_that_was_not_asked_for_here_is_a_loss(received: Received, rea
 
 
 async def test_worker_whose_clock_is_a_little_ahead_may_end_a_request_at_its_deadline(received: Received) -> None:
-    flight = received.held("a")
-    flight.expires_at = asyncio.get_running_loop().time() + EARLY_S / 2
+    received.held("a").expires_at = asyncio.get_running_loop().time() + EARLY_S / 2
     received.accept(Frame("w", 1, [Delta("a", 0, 2, finish=Finish("expired"))]))
-    assert [error.status for error in received.errors] == [408]
-    assert received.losses == []
+    assert ([error.status for error in received.errors], received.losses) == ([408], [])
 
 
 async def test_message_is_a_frame_or_dropped(received: Received) -> None:
@@ -338,35 +321,29 @@ async def test_stray_of_an_unknown_request_is_cancelled_the_second_time(
 async def test_gaps_between_tokens_are_told_once_a_frame_for_streams_that_got_their_last_token_together(
     received: Received,
 ) -> None:
-    gaps: list[tuple[str, float, int]] = []
-    received.receiver._on_gap = lambda model, seconds, num_streams: gaps.append((model, seconds, num_streams))
     now = received.receiver._loop.time()
     for name, since in (("a", 5.0), ("b", 5.0), ("c", 7.0)):
         received.held(name).progressed_at = now - since
     received.accept(Frame("w", 1, [Delta(name, 0, 2, (9,), "x") for name in "abc"]))
-    assert [(model, num_streams) for model, _, num_streams in gaps] == [("m", 2), ("m", 1)]
-    assert [seconds for _, seconds, _ in gaps] == pytest.approx([5.0, 7.0], abs=0.5)
+    assert [(model, num_streams) for model, _, num_streams in received.gaps] == [("m", 2), ("m", 1)]
+    assert [seconds for _, seconds, _ in received.gaps] == pytest.approx([5.0, 7.0], abs=0.5)
 
 
 async def test_first_token_has_no_gap_and_the_last_one_has(received: Received) -> None:
-    gaps: list[int] = []
-    received.receiver._on_gap = lambda model, seconds, num_streams: gaps.append(num_streams)
     flight = received.held("a")
     flight.emitted = []
     received.accept(Frame("w", 1, [Delta("a", 0, 0, (7,), "x")]))
-    assert gaps == []
+    assert received.gaps == []
     received.accept(Frame("w", 2, [Delta("a", 0, 1, (8,), "y", Finish("stop"))]))
-    assert gaps == [1]
+    assert [num_streams for _, _, num_streams in received.gaps] == [1]
 
 
 async def test_claim_of_a_later_attempt_tells_how_long_the_client_has_waited(received: Received) -> None:
-    gaps: list[float] = []
-    received.receiver._on_gap = lambda model, seconds, num_streams: gaps.append(seconds)
     flight = received.held("a", epoch=1)
     received.flights.release(flight)
     flight.progressed_at = received.receiver._loop.time() - 3.0
     received.accept(Frame("v", 1, [Delta("a", 1, 2)]))
-    assert gaps == pytest.approx([3.0], abs=0.5)
+    assert [seconds for _, seconds, _ in received.gaps] == pytest.approx([3.0], abs=0.5)
 
 
 async def test_tokens_of_an_answer_are_those_that_came_whatever_its_worker_says(

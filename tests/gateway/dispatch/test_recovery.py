@@ -322,38 +322,35 @@ async def test_what_a_worker_may_have_given_back_is_not_taken_for_delivered(move
     assert [flight.delivered_at for flight in (before, after, first, second)] == [None, now, None, now]
 
 
-async def test_timeout_of_a_request_that_no_worker_claims_doubles(moves: Moves) -> None:
-    idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
-    flight = moves.flight("a")
-    for epoch, factor in enumerate((1, 2, 4)):
+IDLE = msgspec.structs.replace(BEAT, waiting=0, running=0)
+
+
+async def check_timeouts(moves: Moves, flight: Flight, *timeouts_s: float) -> None:
+    """Check that a flight is moved after each of these waits for a claim, and not before, while a worker is idle."""
+    for epoch, timeout_s in enumerate(timeouts_s):
         for seconds, expected in ((-0.2, epoch), (0.2, epoch + 1)):
-            now = 100.0 + LIMITS.claim_timeout_s * factor + seconds
+            now = 100.0 + timeout_s + seconds
             flight.published_at, flight.stream_seq = 100.0, 10
-            moves.fleet.note_heartbeat(idle, now)
+            moves.fleet.note_heartbeat(IDLE, now)
             await moves.sweep(now)
             assert flight.epoch == expected
+
+
+async def test_timeout_of_a_request_that_no_worker_claims_doubles(moves: Moves) -> None:
+    await check_timeouts(moves, moves.flight("a"), *(LIMITS.claim_timeout_s * factor for factor in (1, 2, 4)))
 
 
 async def test_timeout_is_shorter_while_a_worker_may_have_died_and_does_not_grow_beyond_the_usual(
     moves: Moves,
 ) -> None:
-    idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
-    silent = msgspec.structs.replace(idle, worker="silent")
+    silent = msgspec.structs.replace(IDLE, worker="silent")
     moves.fleet.note_heartbeat(silent, 99.0)
-    flight = moves.flight("a")
-    for epoch, timeout_s in enumerate(
-        (LIMITS.disturbed_claim_timeout_s, LIMITS.claim_timeout_s, LIMITS.claim_timeout_s)
-    ):
-        for seconds, expected in ((-0.2, epoch), (0.2, epoch + 1)):
-            now = 100.0 + timeout_s + seconds
-            flight.published_at, flight.stream_seq = 100.0, 10
-            moves.fleet.note_heartbeat(idle, now)
-            await moves.sweep(now)
-            assert flight.epoch == expected
+    flight, usual_s = moves.flight("a"), LIMITS.claim_timeout_s
+    await check_timeouts(moves, flight, LIMITS.disturbed_claim_timeout_s, usual_s, usual_s)
     # What was lost then says nothing about how long a claim takes once all is quiet.
     now = 200.0 + LIMITS.claim_timeout_s + 0.2
     flight.published_at, flight.stream_seq = 200.0, 10
-    for beat, told_at in ((idle, now - 0.2), (idle, now), (silent, now)):
+    for beat, told_at in ((IDLE, now - 0.2), (IDLE, now), (silent, now)):
         moves.fleet.note_heartbeat(beat, told_at)
     await moves.sweep(now)
     assert flight.epoch == 4
@@ -504,18 +501,11 @@ async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
     await moves.sweep(now + 600)
     assert moves.wire.published == []
     # What was read before the pause was noticed is not moved into the future.
-    silent.progressed_at = now + 600
+    silent.progressed_at, unclaimed.delivered_at = now + 600, now - 1
     moves.recovery.discount_pause(600.0, now + 600)
-    assert silent.progressed_at == now + 600
-
-
-async def test_pause_does_not_count_as_time_since_the_delivery(moves: Moves) -> None:
-    flight = moves.flight("a")
-    flight.delivered_at = 100.0
-    moves.recovery.discount_pause(50.0, 200.0)
-    assert flight.delivered_at == 150.0
-    moves.recovery.discount_pause(90.0, 200.0)
-    assert flight.delivered_at == 200.0
+    assert (silent.progressed_at, unclaimed.delivered_at) == (now + 600, now + 599)
+    moves.recovery.discount_pause(600.0, now + 600)
+    assert unclaimed.delivered_at == now + 600
 
 
 @pytest.mark.parametrize("is_same_stream", [True, False])
@@ -600,17 +590,20 @@ async def test_copy_that_ends_with_another_choice_of_its_answer_is_not_counted_a
     assert moves.flights.unclaimed() == (0, 0)
 
 
-async def test_request_that_is_claimed_while_cancellations_are_sent_is_not_published(
-    moves: Moves, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "ended"])
+async def test_request_that_is_claimed_or_ends_while_cancellations_are_sent_is_not_published(
+    moves: Moves, monkeypatch: pytest.MonkeyPatch, is_claimed: bool
 ) -> None:
-    claimed = moves.flight("a", "w")
-    moves.flight("b", "w")
+    gone, moved = moves.flight("a", "w"), moves.flight("b", "w")
 
-    async def claim() -> None:
-        moves.flights.claim(claimed, "w2")
+    async def send_cancels() -> None:
+        if is_claimed:
+            moves.flights.claim(gone, "w2")
+        else:
+            moves.flights.remove(gone)
 
-    monkeypatch.setattr(moves.wire, "send_cancels", claim)
-    await moves.move([claimed, moves.flights.by_id["b"]], "gap")
+    monkeypatch.setattr(moves.wire, "send_cancels", send_cancels)
+    await moves.move([gone, moved], "gap")
     assert moves.wire.published == [("b", 1)]
 
 
@@ -684,14 +677,6 @@ async def test_what_workers_hold_is_left_to_them_while_no_server_leads_the_queue
     assert moves.wire.published == [("b", 1)]
     await moves.sweep(held.progressed_at + LIMITS.reconnect_timeout_s + 0.1)
     assert held.epoch == 0
-
-
-async def test_request_that_ends_while_cancellations_are_sent_keeps_no_other_from_the_queue(moves: Moves) -> None:
-    ended, moved = moves.flight("a", "w"), moves.flight("b", "w")
-    moves.recovery.move([ended, moved], "gap")
-    moves.flights.remove(ended)
-    await moves.settle()
-    assert moves.wire.published == [("b", 1)]
 
 
 async def test_request_that_is_given_up_keeps_no_other_from_moving(moves: Moves) -> None:

@@ -123,28 +123,21 @@ def test_frozen_worker_that_was_always_on_time_is_dead_after_two_missed_heartbea
     assert watched.dead == watched.blamed == ["a"]
 
 
-def test_worker_that_was_late_and_taken_for_dead_has_more_time_for_a_while(watched: Watched) -> None:
+@pytest.mark.parametrize(
+    ("silent_s", "again_s", "is_dead_again"), [(0.9, 0.65, False), (5, 0.45, True)], ids=["late", "stood still"]
+)
+def test_worker_that_was_late_has_more_time_for_a_while_and_one_that_stood_still_has_not(
+    watched: Watched, silent_s: float, again_s: float, is_dead_again: bool
+) -> None:
     watched.run(30)
     worker = watched.workers["a"]
-    for state, span_s in (("frozen", 0.9), ("alive", 3)):
+    for state, span_s in (("frozen", silent_s), ("alive", 3)):
         worker.state = state
         watched.run(span_s)
     assert watched.dead == ["a"]
     worker.state = "frozen"
-    watched.run(0.65)
-    assert watched.dead == ["a"]
-
-
-def test_worker_that_stood_still_for_long_has_no_more_time_than_a_new_one(watched: Watched) -> None:
-    watched.run(30)
-    worker = watched.workers["a"]
-    for state, span_s in (("frozen", 5), ("alive", 3)):
-        worker.state = state
-        watched.run(span_s)
-    assert watched.dead == ["a"]
-    worker.state = "frozen"
-    watched.run(0.45)
-    assert watched.dead == ["a", "a"]
+    watched.run(again_s)
+    assert watched.dead == ["a"] * (1 + is_dead_again)
 
 
 def test_worker_whose_heartbeats_are_late_has_more_time_until_it_is_on_time_again(watched: Watched) -> None:
@@ -190,18 +183,14 @@ def test_worker_whose_heartbeats_are_lost_but_who_answers_lives(watched: Watched
     assert watched.dead == []
 
 
-def test_only_worker_that_is_gone_is_dead_and_blamed() -> None:
+@pytest.mark.parametrize(("state", "within_s", "blamed"), [("gone", 0.5, ["a"]), ("frozen", 2, [])])
+def test_only_worker_is_blamed_if_it_is_gone_and_not_if_it_is_silent(
+    state: str, within_s: float, blamed: list[str]
+) -> None:
     watched = Watched("a")
-    watched.workers["a"].state = "gone"
-    watched.run(0.5)
-    assert watched.dead == watched.blamed == ["a"]
-
-
-def test_only_worker_that_is_silent_is_dead_without_blame() -> None:
-    watched = Watched("a")
-    watched.workers["a"].state = "frozen"
-    watched.run(2)
-    assert (watched.dead, watched.blamed) == (["a"], [])
+    watched.workers["a"].state = state
+    watched.run(within_s)
+    assert (watched.dead, watched.blamed) == (["a"], blamed)
 
 
 @pytest.mark.parametrize("state", ["gone", "frozen"])
@@ -356,16 +345,12 @@ def test_pause_of_this_process_proves_nothing_about_others(watched: Watched) -> 
     assert watched.dead == ["a"]
 
 
-def _run_with_late_answers(watched: Watched, rounds: int) -> None:
-    for _ in range(rounds):
-        watched.run(0.65)
-        watched.liveness.discount_silence(0.65, watched.now)
-
-
 def test_death_of_all_workers_is_found_over_a_link_on_which_every_answer_is_late(watched: Watched) -> None:
     for worker in watched.workers.values():
         worker.state = "frozen"
-    _run_with_late_answers(watched, 4)
+    for _ in range(4):
+        watched.run(0.65)
+        watched.liveness.discount_silence(0.65, watched.now)
     assert sorted(watched.dead) == sorted(watched.workers)
 
 
@@ -465,15 +450,11 @@ def test_steps_tell_of_streams_and_computed_prompts_and_idleness_of_all(
         assert resumption.is_complete(now, has_output=False) is (has_prompt_news and is_later)
 
 
-def test_one_heartbeat_proves_nothing() -> None:
+def test_one_heartbeat_proves_nothing_and_later_ones_do_not_put_the_time_off() -> None:
     resumption = _heard({"running": 0, "step": 1000})
     assert not resumption.is_complete(50.0, has_output=True)
     assert not resumption.is_complete(50.0, has_output=False)
-
-
-def test_later_heartbeats_do_not_put_the_time_off() -> None:
-    resumption = _heard({}, {"step": 200}, {"step": 300})
-    assert resumption.is_complete(1.0 + 2 * MARGIN_S, has_output=True)
+    assert _heard({}, {"step": 200}, {"step": 300}).is_complete(1.0 + 2 * MARGIN_S, has_output=True)
 
 
 def test_each_absence_of_nats_begins_anew_and_others_never_resume() -> None:
@@ -490,27 +471,17 @@ def test_each_absence_of_nats_begins_anew_and_others_never_resume() -> None:
     assert not liveness.has_resumed("unknown", 30.0, has_output=True)
 
 
-def die(deaths: RememberedDeaths, worker: str, at: float) -> None:
-    deaths.add(Death(worker, "m", "it is not there any more", at, True), 1.0, at - 1)
-
-
-def remembered(deaths: RememberedDeaths) -> list[str]:
-    return [death.worker for death in deaths.since("m", 0.0)]
-
-
-def test_deaths_of_ten_minutes_are_remembered() -> None:
+@pytest.mark.parametrize(
+    ("died", "kept"),
+    [
+        ([("a", 0), ("b", 300), ("c", 600)], "abc"),
+        ([("a", 0), ("b", 300), ("c", 600), ("d", 601)], "bcd"),
+        # A worker that dies again keeps no older death in memory.
+        ([("a", 0), ("b", 1), ("a", 590), ("c", 602)], "ac"),
+    ],
+)
+def test_deaths_of_ten_minutes_are_remembered(died: list[tuple[str, float]], kept: str) -> None:
     deaths = RememberedDeaths()
-    for at, worker in enumerate("abc"):
-        die(deaths, worker, at * 300.0)
-    assert remembered(deaths) == ["a", "b", "c"]
-    die(deaths, "d", 601.0)
-    assert remembered(deaths) == ["b", "c", "d"]
-
-
-def test_worker_that_dies_again_keeps_no_older_death_in_memory() -> None:
-    deaths = RememberedDeaths()
-    die(deaths, "a", 0.0)
-    die(deaths, "b", 1.0)
-    die(deaths, "a", 590.0)
-    die(deaths, "c", 602.0)
-    assert remembered(deaths) == ["a", "c"]
+    for worker, at in died:
+        deaths.add(Death(worker, "m", "it is not there any more", at, True), 1.0, at - 1)
+    assert [death.worker for death in deaths.since("m", 0.0)] == [*kept]
