@@ -37,14 +37,6 @@ async def cache(redis_url: str, metrics: GatewayMetrics) -> AsyncIterator[RedisC
     await cache.close()
 
 
-async def until_available(cache: RedisCache) -> None:
-    for _ in range(500):
-        if cache.is_available:
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("the connection did not come back")
-
-
 async def until_stored(cache: RedisCache, key: str, value: bytes) -> None:
     for _ in range(500):
         if await cache.set(key, value, 60) and await cache.get(key) == value:
@@ -145,7 +137,7 @@ async def test_redis_killed_and_started_again_recovers_by_itself(
     assert metrics.redis_failures >= 50
     assert "redis is away" in caplog.messages[0]
     server.start()
-    await until_available(cache)
+    await until(lambda: cache.is_available)
     assert await cache.set("a", b"2", 60)
     assert await cache.get("a") == b"2"
     assert not metrics.is_redis_open
@@ -196,11 +188,11 @@ async def test_reply_that_cannot_be_parsed_is_a_miss_at_once_and_answers_no_othe
     async with await lying_server(reply) as server:
         cache = RedisCache(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", TIMEOUT_S, metrics)
         await cache.start()
-        await until_available(cache)
+        await until(lambda: cache.is_available)
         pipeline = cache._pipeline
         assert await cache.get("rc:a") is None
         assert cache._pipeline is not pipeline
-        await until_available(cache)
+        await until(lambda: cache.is_available)
         assert await cache.get("rc:b") is None
         await cache.close()
     assert "redis is away" in caplog.text

@@ -155,28 +155,17 @@ async def test_moved_stream_leaves_a_queue_that_no_worker_pulls_any_more(bench: 
     assert bench.moves == ["handoff", "waiting"]
 
 
-@pytest.mark.parametrize(("epoch", "expected"), [(0, "prefilled"), (7, "handoff")])
-async def test_a_computed_prompt_moves_without_the_place_of_its_kv_where_no_worker_fetches_it(
-    bench: Bench, epoch: int, expected: str
+@pytest.mark.parametrize(("epoch", "expected"), [(None, "handoff"), (0, "prefilled"), (7, "handoff")])
+async def test_handoff_moves_the_request_at_once_without_the_place_of_its_kv_where_no_worker_fetches_it(
+    bench: Bench, epoch: int | None, expected: str
 ) -> None:
     worker, sink, request = await bench.begun(2)
-    ready = KvReady(request.id, epoch, "w1", "0" * 32)
+    ready = None if epoch is None else KvReady(request.id, epoch, "w1", "0" * 32)
     await worker.end(request, 2, Finish("handoff", ready=ready))
     # No worker takes from the queue of those who decode: earlier ones would refuse the field.
     moved = await worker.next_request()
     assert (moved.emitted, moved.ready) == ((0, 1), None)
     assert bench.moves == [expected]
-    await worker.claim(moved)
-    await worker.end(moved, 2)
-    await sink.end()
-
-
-async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
-    worker, sink, request = await bench.begun(2)
-    await worker.end(request, 2, Finish("handoff"))
-    moved = await worker.next_request()
-    assert moved.emitted == (0, 1)
-    assert bench.moves == ["handoff"]
     await worker.claim(moved)
     await worker.end(moved, 2)
     await sink.end()

@@ -172,8 +172,11 @@ def test_death_that_was_none_does_not_count(remembered: Remembered) -> None:
     assert remembered.known.find(REQUEST) is None
 
 
-def test_request_that_was_answered_is_forgotten(remembered: Remembered) -> None:
-    remembered.convict()
+def test_request_that_was_answered_is_forgotten_and_no_other(remembered: Remembered) -> None:
+    death = remembered.convict()
+    remembered.known.forget(Flight(msgspec.structs.replace(REQUEST, text="food"), ListSink(), 1, 0.0))
+    assert (loss := remembered.known.find(REQUEST)) is not None
+    assert loss.death is death
     remembered.known.forget(Flight(REQUEST, ListSink(), 1, 0.0))
     assert remembered.known.find(REQUEST) is None
 
@@ -186,12 +189,11 @@ def test_number_of_remembered_requests_is_bounded(remembered: Remembered, monkey
     assert [loss is not None for loss in found] == [False, True, True]
 
 
-def test_answer_to_an_unknown_request_changes_nothing(remembered: Remembered) -> None:
-    death = remembered.convict()
-    remembered.known.forget(Flight(msgspec.structs.replace(REQUEST, text="food"), ListSink(), 1, 0.0))
-    loss = remembered.known.find(REQUEST)
-    assert loss is not None
-    assert loss.death is death
+def suspect(table: FlightTable, request_id: str, tenant: str = "t", model: str = "m") -> Flight:
+    request = Request(id=request_id, model=model, text=f"prompt {request_id}", tenant=tenant)
+    flight = Flight(request, ListSink(), 1, 0.0, probation=1)
+    table.add(flight)
+    return flight
 
 
 def test_tenants_take_turns_with_their_suspects() -> None:
@@ -199,23 +201,13 @@ def test_tenants_take_turns_with_their_suspects() -> None:
     queue = ProbationQueue(table, lambda model: 1)
     # One tenant's many suspects were there before the other's only one.
     for number, tenant in enumerate(["many", "many", "many", "one"]):
-        request = Request(id=str(number), model="m", text=f"prompt {number}", tenant=tenant)
-        flight = Flight(request, ListSink(), 1, 0.0, probation=1)
-        table.add(flight)
-        queue.add(flight)
+        queue.add(suspect(table, str(number), tenant))
     order = []
     for _ in range(4):
         [ready] = queue.take_ready()
         order.append(ready.request.tenant)
         table.remove(ready)
     assert order == ["many", "one", "many", "many"]
-
-
-def suspect(table: FlightTable, request_id: str, tenant: str = "t", model: str = "m") -> Flight:
-    request = Request(id=request_id, model=model, text=f"prompt {request_id}", tenant=tenant)
-    flight = Flight(request, ListSink(), 1, 0.0, probation=1)
-    table.add(flight)
-    return flight
 
 
 def test_tenant_whose_suspects_have_ended_is_as_new_as_any_other() -> None:

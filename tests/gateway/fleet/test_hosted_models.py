@@ -17,6 +17,12 @@ def new_fleet() -> Fleet:
     return Fleet("gw", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
 
 
+def coming(fleet: Fleet) -> HostedModel | None:
+    load = fleet.load("m")
+    assert load is not None
+    return load.coming
+
+
 def beat(state: HostedState, host: str = "h", **fields: object) -> HostBeat:
     values = {"path": "/m", "on_demand": True, "ready_in_s": 3.0, **fields}
     return HostBeat(host=host, models=(HostedModel(name="m", state=state, **values),))  # type: ignore[arg-type]
@@ -40,9 +46,7 @@ def test_model_with_workers_does_not_wait_for_its_host() -> None:
     fleet.note_host_beat(beat("failed"), 1.0)
     assert fleet.has_failed("m")
     fleet.note_heartbeat(msgspec.structs.replace(BEAT, model="m"), 1.0)
-    load = fleet.load("m")
-    assert load is not None
-    assert load.coming is None
+    assert coming(fleet) is None
     assert not fleet.has_failed("m")
 
 
@@ -62,10 +66,7 @@ def test_worker_that_is_withheld_is_not_waited_for_but_one_that_its_host_starts_
     assert fleet.coming("m") is not None  # Ready, and not heard here yet.
     cordoned = msgspec.structs.replace(BEAT, model="m", draining=True)
     fleet.note_heartbeat(cordoned, 1.0)
-    assert fleet.coming("m") is None
-    load = fleet.load("m")
-    assert load is not None
-    assert load.coming is None
+    assert fleet.coming("m") is coming(fleet) is None
     assert readiness(fleet, is_connected=True).status == "no_worker"
     fleet.note_host_beat(beat("asleep", "b"), 1.0)
     assert readiness(fleet, is_connected=True).models == ("m",)
@@ -87,9 +88,7 @@ def test_nothing_is_waited_for_that_a_silent_host_could_load() -> None:
     fleet.sweep(7.9)
     assert fleet.served_models() == ["m"]
     fleet.sweep(8.1)
-    load = fleet.load("m")
-    assert load is not None
-    assert load.coming is None
+    assert coming(fleet) is None
     assert fleet.served_models() == []
 
 
