@@ -108,9 +108,7 @@ async def assemble(
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
     shedder = Shedder(config, metrics, places=None if redis is None else SharedPlaces(redis, time.monotonic))
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
-    checker = GrammarChecker()
-    stack.push_async_callback(checker.close)
-    grammars = StructuredOutputAdmission(checker)
+    grammars = _grammars(stack)
     starter = GenerationStarter(dispatcher, shedder, cache, grammars, metrics, config.default_timeout_s)
     observer = await stack.enter_async_context(observing(config, slot, dispatcher.counts.timelines))
     adapters = await adapter_orders(stack, config.adapters, nats, dispatcher, tasks)
@@ -141,12 +139,18 @@ async def assemble(
     operator_handler = AsgiHandler(with_playground(create_operator_app(told), application), config.max_body_bytes)
     operator = HttpServer(operator_handler, ConnectionLimits(OPERATOR_CONNECTIONS), tasks=tasks, tls=tls)
     await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
-    usage, js = metrics.usage, nats.jetstream()
-    stack.push_async_callback(usage.flush, js, is_last=True)
-    await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))
+    await _count_usage(stack, metrics, nats, tasks)
     await stack.enter_async_context(running(tasks, services.limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
     return GatewayParts(public, operator, partial(_cut, dispatcher, responses, streams))
+
+
+async def _count_usage(
+    stack: contextlib.AsyncExitStack, metrics: GatewayMetrics, nats: DirectClient, tasks: TaskSupervisor
+) -> None:
+    usage, js = metrics.usage, nats.jetstream()
+    stack.push_async_callback(usage.flush, js, is_last=True)
+    await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))
 
 
 async def _console(
@@ -196,6 +200,12 @@ def _responses(
     stack.push_async_callback(jobs.kept.shares.close)
     seals = ReasoningSeals.read(services.config.responses_secret)
     return ResponseStore(log, jobs, seals, services.bodies, services.limiter)
+
+
+def _grammars(stack: contextlib.AsyncExitStack) -> StructuredOutputAdmission:
+    checker = GrammarChecker()
+    stack.push_async_callback(checker.close)
+    return StructuredOutputAdmission(checker)
 
 
 async def _streams(
@@ -277,9 +287,6 @@ async def _queue(
         for dispatcher in dispatchers:
             await dispatcher.reconnected()
 
-    async def end() -> None:
-        tasks.has_failed.set()
-
     nats = await connect(
         config.nats_url,
         role="gateway",
@@ -289,7 +296,7 @@ async def _queue(
         files=config,
         on_disconnect=lost,
         on_reconnect=back,
-        on_close=end,
+        on_close=partial(_end, tasks),
     )
     try:
         dispatcher = Dispatcher(nats, gateway, tasks=tasks, counts=counts)
@@ -303,6 +310,10 @@ async def _queue(
         dispatchers.clear()
         with contextlib.suppress(*SEND_ERRORS):
             await nats.close()
+
+
+async def _end(tasks: TaskSupervisor) -> None:
+    tasks.has_failed.set()
 
 
 @contextlib.asynccontextmanager
