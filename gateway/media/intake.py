@@ -66,7 +66,7 @@ class ImageIntake:
         self._held = Shares(MAX_HELD_BYTES, 1)
 
     async def stored(self, generation: Generation, tenant: str) -> Generation:
-        """Return a generation with its images stored; `ApiError` 400 for a bad one, 429 or 503 if not storable."""
+        """Return a generation with its images stored; `ApiError` 400 if one is bad, 429 or 503 if it cannot be."""
         with self._holding(tenant) as hold:
             hold(sum(len(image.data or b"") for prompt in generation.prompts for image in prompt.images))
             return await self._stored(generation, tenant)
