@@ -23,9 +23,16 @@ from gateway.aliases.book import ArmProbe, conversation_of
 from gateway.aliases.table import no_such_model
 from gateway.api.answer import Answer, Asked, Outcome, ResponseHead, StreamParts
 from gateway.api.door import CLIENT_LEFT
-from gateway.api.endpoint import Endpoint, GenerationStart
+from gateway.api.endpoint import (
+    Endpoint,
+    GenerationLog,
+    GenerationStart,
+    IdempotencyKey,
+    LoggedGeneration,
+    RepeatedError,
+    idempotency_key,
+)
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
 from gateway.api.model_abilities import ModelReading, check_sees, with_adapter, with_watermark
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices

@@ -112,11 +112,7 @@ class GenerationStarter:
     async def start_own(
         self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request]
     ) -> tuple[Prediction, SequenceWindow]:
-        """Admit and dispatch a generation whose answer is not repeated, as these requests, one per sequence.
-
-        Raises:
-            ApiError: As `start`.
-        """
+        """Admit and dispatch a generation whose answer is not repeated, as these requests, one per sequence."""
         return await self._dispatch(generation, caller, sinks, requests)
 
     def requests(self, generation: Generation, caller: Caller) -> list[Request]:

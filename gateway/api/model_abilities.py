@@ -1,4 +1,7 @@
-"""Fits a generation to its model: refuses those that no worker could answer, and applies the model's defaults."""
+"""Fits a generation to its model: refuses those that no worker could answer, and applies the model's defaults.
+
+An `ApiError` is 400 for what the model cannot do, 503 while too few of its workers run or some are being updated.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,7 @@ class ModelReading:
         self._one_costly = asyncio.Lock()
 
     async def read(self, generation: Generation, load: FleetLoad) -> Generation:
-        """Return the generation as its model's defaults and chat format make it.
-
-        Raises:
-            ApiError: 400; the model cannot do what is asked of its answer. 503 while no worker has said how the model
-                calls tools, and the answer may have calls.
-        """
+        """Return the generation as its model's defaults and chat format make it."""
         check_format_is_known(generation, load)
         generation = with_defaults(_as_understood(generation, load), load.sampling_defaults)
         if generation.sampling.watermark is not None:
@@ -60,11 +58,7 @@ class ModelReading:
 
 
 def with_adapter(generation: Generation, fleet: Fleet, tenant: str | None = None) -> Generation:
-    """Return a generation with the adapter that a tenant means by its model's name, settled from here on.
-
-    Raises:
-        ApiError: 503 while not all workers of the model can serve the adapter.
-    """
+    """Return a generation with the adapter that a tenant means by its model's name, settled from here on."""
     found = fleet.find_adapter(generation.model, tenant)
     if found is None:
         return generation
@@ -90,11 +84,7 @@ def with_defaults(generation: Generation, defaults: SamplingDefaults | None) -> 
 
 
 def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
-    """Refuse tools while no worker has reported the model's chat format: calls would be answered as text.
-
-    Raises:
-        ApiError: 503.
-    """
+    """Refuse tools while no worker has reported the model's chat format: calls would be answered as text."""
     if load.num_workers or load.chat_format or generation.tools is None or not generation.tools.tools:
         return
     if all(prompt.chat is None or prompt.chat.template is None for prompt in generation.prompts):
@@ -103,11 +93,7 @@ def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
 
 
 def check_task(generation: Generation, load: FleetLoad) -> None:
-    """Refuse tasks that no worker of the model serves, and features that workers of an earlier version ignore.
-
-    Raises:
-        ApiError: 400; 503 while workers of an earlier version run.
-    """
+    """Refuse tasks that no worker of the model serves, and features that workers of an earlier version ignore."""
     if load is None or load.num_workers == 0:
         return
     if generation.task in load.tasks:
@@ -152,11 +138,7 @@ def _without_parts(prompt: Prompt) -> Prompt:
 
 
 def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad | None) -> None:
-    """Refuse images for a model that reads text, or some of whose workers do not know images yet.
-
-    Raises:
-        ApiError: 400; 503 while workers of an earlier version run.
-    """
+    """Refuse images for a model that reads text, or some of whose workers do not know images yet."""
     if not images or load is None or load.num_workers == 0 or IMAGES in load.features:
         return
     if IMAGES in load.some_features:
@@ -168,11 +150,7 @@ def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad
 
 
 def check_budget(generation: Generation, load: FleetLoad) -> None:
-    """Refuse a budget of KV cache for a model that cannot evict, or some of whose workers do not know budgets yet.
-
-    Raises:
-        ApiError: 400; 503 while workers of an earlier version run.
-    """
+    """Refuse a budget of KV cache for a model that cannot evict, or some of whose workers do not know budgets yet."""
     budget = generation.kv_budget
     if budget is None or load.num_workers == 0:
         return
@@ -187,11 +165,7 @@ def check_budget(generation: Generation, load: FleetLoad) -> None:
 
 
 def check_length(generation: Generation, load: FleetLoad) -> None:
-    """Refuse a prompt that is too long for the context of the model, by its length alone.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Refuse a prompt that is too long for the context of the model, by its length alone."""
     if generation.truncate_prompt_tokens is not None:
         return
     for prompt in generation.prompts:
@@ -216,11 +190,7 @@ def with_watermark(generation: Generation, secret: str | None) -> Generation:
 
 
 def check_watermark(generation: Generation) -> None:
-    """Refuse a generation that is to carry a watermark and leaves nothing to chance.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Refuse a generation that is to carry a watermark and leaves nothing to chance."""
     if generation.sampling.watermark is None:
         return
     try:

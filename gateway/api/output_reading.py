@@ -33,9 +33,6 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     """Return a generation with its reading and its grammar, by the name of the format of its model's template.
 
     An answer of a model without reasoning, to a conversation without tools, is left as it is: all its text is content.
-
-    Raises:
-        ApiError: 400; a call is demanded of a model whose format has none, or the grammar becomes too large.
     """
     prompt = generation.prompts[0] if generation.prompts else None
     if prompt is None or prompt.messages is None:
@@ -80,11 +77,7 @@ def _with_strict(use: ToolUse, names: Set[str]) -> ToolUse:
 
 
 def schema_grammar(generation: Generation, names: Set[str]) -> Grammar | None:
-    """Return the grammar that holds calls to the schemas of the tools of these names, and of the strict ones.
-
-    Raises:
-        ApiError: 400; the format of the model cannot express such a schema, or the grammar becomes too large.
-    """
+    """Return the grammar that holds calls to the schemas of the tools of these names, and of the strict ones."""
     use, reading, asked = generation.tools, generation.reading, generation.structured_output
     if use is None or reading is None or reading.format_name is None:
         return None

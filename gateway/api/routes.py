@@ -27,7 +27,7 @@ from gateway.api.model_abilities import check_sees
 from gateway.api.operation import Operation
 from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.checks import missing_parameter
-from gateway.api.schemas.known_names import BodyRules
+from gateway.api.schemas.names import BodyRules
 from gateway.api.schemas.parsing import parse_detokenize, parse_tokenize
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
@@ -165,11 +165,7 @@ class RouteServices:
     async def read_body(
         self, request: Request, principal: Principal, parse: Callable[[bytes, BodyRules], Result]
     ) -> Result:
-        """Return what `parse` makes of a body by the rules of its sender.
-
-        Raises:
-            ApiError: It is refused.
-        """
+        """Return what `parse` makes of a body by the rules of its sender."""
         body = await request.body()
         read = partial(parse, body, self.body_rules(principal))
         return await self.bodies.read(principal.tenant, len(body), read)

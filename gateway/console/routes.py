@@ -16,11 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission.auth import KeyStore
 from gateway.api.operator_app import OperatorRoute
-from gateway.api.query import check_query, whole_number
-from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.checks import check_query, invalid_value, whole_number
 from gateway.console.keys import ConsoleKeys
-from gateway.console.now import NowView
-from gateway.console.records import dead_letters_view, nats_away, tenants_view
+from gateway.console.views import NowView, dead_letters_view, nats_away, tenants_view
 from gateway.errors import ApiError
 from gateway.telemetry.drift_watch import DriftWatch
 from gateway.timelines.exchange import TimelineExchange
@@ -58,11 +56,7 @@ class ConsoleFiles:
         self._contents = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in files}
 
     def response(self, request: Request) -> Response:
-        """Return the file that the path names, the page itself without a name.
-
-        Raises:
-            ApiError: 404; there is none.
-        """
+        """Return the file that the path names, the page itself without a name."""
         name: str = request.path_params.get("name", "index.html")
         found = self._contents.get(name)
         if found is None:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.anthropic import endpoint as anthropic
+from gateway.anthropic import message as anthropic
 from gateway.anthropic.names import ANTHROPIC_NAMES
 from gateway.api import chat_answers as chat
 from gateway.api import routes as shared
@@ -25,7 +25,7 @@ from gateway.api.schemas.bodies import OPENAI_NAMES
 from gateway.api.schemas.names import Use
 from gateway.batches import record as batches
 from gateway.files import objects as files
-from gateway.pooling import endpoints as pooling
+from gateway.pooling import answers as pooling
 from gateway.pooling.bodies import POOLED_NAMES
 from gateway.responses import draft as responses
 from gateway.responses.names import RESPONSE_NAMES

@@ -1,4 +1,4 @@
-"""From the bodies of embeddings, reranking and scores to their sequences. Pure functions."""
+"""From the bodies of embeddings, reranking and scores to their sequences. Each function may raise an `ApiError` 400."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_value, missing_parameter, require_text
 from gateway.api.schemas.decoding import BodyReader
-from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.api.schemas.parameters import checked_truncation, counted
 from gateway.api.schemas.parsing import token_prompt
 from gateway.generation import Generation, Prompt
@@ -47,11 +47,7 @@ class RerankRequest(Generation, frozen=True):
 
 
 def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsRequest:
-    """Turn the body of embeddings into sequences to compute; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn the body of embeddings into sequences to compute; `rules` as in `BodyReader.read`."""
     parsed = _embeddings_reader.read(body, rules)
     return EmbeddingsRequest(
         kind="embedding",
@@ -67,11 +63,7 @@ def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsReques
 
 
 def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
-    """Turn the body of reranking into sequences to compute; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn the body of reranking into sequences to compute; `rules` as in `BodyReader.read`."""
     parsed = _rerank_reader.read(body, rules)
     query = _required_text("query", parsed.query)
     is_teis = parsed.texts is not None
@@ -111,11 +103,7 @@ def _input_type(body: EmbeddingsBody) -> str | None:
 
 
 def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn the body of scores into sequences to compute; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn the body of scores into sequences to compute; `rules` as in `BodyReader.read`."""
     parsed = _score_reader.read(body, rules)
     queries, texts = _as_list(parsed.text_1), _as_list(parsed.text_2)
     if len(queries) not in (1, len(texts)):
@@ -132,21 +120,13 @@ def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
 
 
 def _limit(body: PooledBody) -> int | None:
-    """Return how many of a text's first tokens count; None for all, -1 for as many as the model reads.
-
-    Raises:
-        ApiError: 400; none would be left.
-    """
+    """Return how many of a text's first tokens count; None for all, -1 for as many as the model reads."""
     limit = checked_truncation(body.truncate_prompt_tokens)
     return -1 if limit is None and body.truncate in (True, "END") else limit
 
 
 def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
-    """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept.
-
-    Raises:
-        ApiError: 400; a name holds a NUL or is longer than its subject token may be, or no token would be left.
-    """
+    """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept."""
     if isinstance(body.user, str):
         require_text("user", body.user)
     limit = _limit(body)

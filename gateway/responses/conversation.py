@@ -57,11 +57,7 @@ def asks_for_compaction(body: ResponseBody, items: Sequence[ItemBody]) -> bool:
 
 
 def compacting(body: ResponseBody) -> ResponseBody:
-    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same.
-
-    Raises:
-        ApiError: 400; it asks for a stream, the background or storing.
-    """
+    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same."""
     for name in ("stream", "background", "store"):
         if getattr(body, name):
             message = f"'{name}' is not supported here: the answer is sent whole, and not stored. Leave it out."
@@ -100,9 +96,6 @@ def to_messages(
 
     `names` are those of functions in namespaces, by the names that the model sees. What messages show is added to
     `images`. Errors name earlier items as `previous_response_id.[3]`, counted from the conversation's beginning.
-
-    Raises:
-        ApiError: 400; `param` names the item that is not served or not complete.
     """
     return _Conversation(num_earlier, names or {}, images or Images()).read(items)
 

@@ -20,7 +20,7 @@ from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
-from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, submit_job
 from gateway.responses.body import ItemBody, ResponseBody

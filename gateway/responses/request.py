@@ -9,16 +9,14 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.api.schemas.cache_fields import openai_hints
 from gateway.api.schemas.checks import checked_model, invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.conversation import conversation_prompt
 from gateway.api.schemas.decoding import BodyReader, without_lone_surrogates
 from gateway.api.schemas.images import Images
-from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
+from gateway.api.schemas.names import STRICT, BodyRules
+from gateway.api.schemas.shared_fields import is_deterministic, left_out, openai_hints, sampling_of
 from gateway.api.schemas.structured_output import constrained
-from gateway.api.schemas.template_options import may_reason, template_variables
-from gateway.api.schemas.thinking import asked_thinking, switch
+from gateway.api.schemas.thinking import asked_thinking, may_reason, switch, template_variables
 from gateway.api.schemas.tools import NO_TOOLS
 from gateway.generation import Prompt
 from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBody, repeated_format, text_output
@@ -77,9 +75,6 @@ def to_generation(
         history: Items of the conversation that it continues.
         items: Its own.
         ancestors: Ids of the responses in `history`, the oldest first.
-
-    Raises:
-        ApiError: 400; an item is not complete or not served.
     """
     functions = flat_functions(body.tools)
     names = namespaced_names(functions)

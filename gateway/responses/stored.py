@@ -12,9 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.api.large_bodies import LARGE_BYTES
-from gateway.api.query import check_query, is_ascending, whole_number
 from gateway.api.routes import KeyRoute, json_response
-from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.checks import check_query, invalid_value, is_ascending, whole_number
 from gateway.errors import ApiError
 from gateway.responses.background import BackgroundStream
 from gateway.responses.body import ItemBody

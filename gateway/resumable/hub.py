@@ -15,9 +15,8 @@ from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.admission.limits import Lease
 from gateway.api.answer import Answer, Asked
-from gateway.api.endpoint import GenerationStart
+from gateway.api.endpoint import GenerationStart, IdempotencyKey, LoggedGeneration, RepeatedError
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.logged import IdempotencyKey, LoggedGeneration, RepeatedError
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
@@ -38,7 +37,7 @@ _HEAD_POLL_S = 0.05
 
 
 class StreamHub:
-    """Keeps and shows logged generations (`gateway.api.logged.GenerationLog`).
+    """Keeps and shows logged generations (`gateway.api.endpoint.GenerationLog`).
 
     Where the log does not answer, all methods that read or write it raise an `ApiError` 503; for a stream that is not
     there one of 404, and `open` one of 410 for a stream that was too large or whose time is over.
@@ -183,7 +182,7 @@ class StreamHub:
     async def start_logged(
         self, endpoint: str, asked: GenerationStart, stamped: Asked, lease: Lease, key: IdempotencyKey | None
     ) -> Membership:
-        """Let a generation begin (`gateway.api.logged.GenerationLog`).
+        """Let a generation begin (`gateway.api.endpoint.GenerationLog`).
 
         Raises:
             RepeatedError: The idempotency key stands for a stream already.

@@ -149,11 +149,7 @@ MessageBodies = Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_M
 
 
 def flatten_messages(messages: Iterable[MessageBody], images: Images) -> tuple[ChatMessage, ...]:
-    """Return the messages as they travel; what they show is added to `images`.
-
-    Raises:
-        ApiError: 400; a role is unknown, or a content is missing or is not text.
-    """
+    """Return the messages as they travel; what they show is added to `images`."""
     flat: list[ChatMessage] = []
     last_function_call: str | None = None
     for index, message in enumerate(messages):
@@ -203,11 +199,7 @@ def conversation_prompt(messages: tuple[ChatMessage, ...], options: ChatOptions 
 
 
 def content_text(content: Content, where: str) -> str:
-    """Return a content as text, without its parts that are thinking.
-
-    Raises:
-        ApiError: 400; it has parts that are not text.
-    """
+    """Return a content as text, without its parts that are thinking."""
     return _read(content, where, None)[0].text
 
 
@@ -311,11 +303,7 @@ def _read(content: Content, where: str, images: Images | None) -> tuple[MixedCon
 
 
 def _check_fields(part: ContentPart, where: str) -> None:
-    """Refuse the text of another type of part: it would be left out in silence.
-
-    Raises:
-        ApiError: 400; it names the field.
-    """
+    """Refuse the text of another type of part: it would be left out in silence."""
     own = "text" if part.type in _TEXT_PARTS else part.type
     names = ("text", "refusal", "thinking", "image_url")
     for name in names if own in names else ():

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 from gateway.api.schemas.bodies import OPENAI_NAMES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from gateway.api.schemas.cache_fields import openai_hints
 from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_value
 from gateway.api.schemas.conversation import content_text, conversation_prompt, flatten_messages
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.images import Images
-from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.api.schemas.parameters import (
     CommonBody,
     check_names,
@@ -27,10 +26,9 @@ from gateway.api.schemas.parameters import (
     to_sampling,
     with_best_of,
 )
-from gateway.api.schemas.sampling_fields import is_deterministic, left_out
+from gateway.api.schemas.shared_fields import is_deterministic, left_out, openai_hints
 from gateway.api.schemas.structured_output import asked_output, constrained
-from gateway.api.schemas.template_options import chat_options, may_reason, template_variables
-from gateway.api.schemas.thinking import chat_thinking
+from gateway.api.schemas.thinking import chat_options, chat_thinking, may_reason, template_variables
 from gateway.api.schemas.tools import OfferedTools, offered_functions, offered_tools
 from gateway.api.schemas.unserved_names import OpenAi
 from gateway.generation import Details, Generation, ImageSource, Kind, Prompt, StructuredOutput
@@ -46,11 +44,7 @@ _detokenize_reader = BodyReader(OPENAI_NAMES, OpenAi.DETOKENIZE, DetokenizeBody)
 
 
 def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn a chat completion body into a generation; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn a chat completion body into a generation; `rules` as in `BodyReader.read`."""
     chat = _chat_reader.read(body, rules)
     check_names(chat)
     output = asked_output(chat)
@@ -78,11 +72,7 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
 
 
 def parse_completion(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn a text completion body into a generation; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn a text completion body into a generation; `rules` as in `BodyReader.read`."""
     completion = _completion_reader.read(body, rules)
     check_names(completion)
     output = asked_output(completion)
@@ -106,9 +96,6 @@ def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, 
     """Return the model, if one is named, the call to make, and the images of its conversation.
 
     Special tokens are added to a text by default, and not to a conversation, whose template already has them.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
     """
     parsed = _tokenize_reader.read(body, rules)
     if (parsed.prompt is None) == (parsed.messages is None):
@@ -125,21 +112,13 @@ def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, 
 
 
 def parse_detokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, DetokenizeCall]:
-    """Return the model, if one is named, and the call to make.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Return the model, if one is named, and the call to make."""
     parsed = _detokenize_reader.read(body, rules)
     return _named_model(parsed.model), DetokenizeCall(token_ids=tuple(parsed.tokens))
 
 
 def token_prompt(token_ids: list[int], where: str) -> Prompt:
-    """Return a prompt of the token ids in the field `where`.
-
-    Raises:
-        ApiError: 400; there are none.
-    """
+    """Return a prompt of the token ids in the field `where`."""
     if not token_ids:
         raise invalid_value(where, f"'{where}' must not be empty.")
     return Prompt(estimated_tokens=len(token_ids), token_ids=tuple(token_ids))

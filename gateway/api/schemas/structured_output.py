@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from gateway.api.schemas.cache_fields import CacheFields
 from gateway.api.schemas.checks import given, invalid_value, missing_parameter, require_text, unsupported_parameter
 from gateway.api.schemas.names import described
+from gateway.api.schemas.shared_fields import CacheFields
 from gateway.generation import StructuredOutput
 from shared.grammar import Grammar
 from shared.grammar.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
@@ -103,11 +103,7 @@ class StructuredOutputFields(CacheFields, kw_only=True, forbid_unknown_fields=Tr
 
 
 def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
-    """Return the form that the answer must have; None for any.
-
-    Raises:
-        ApiError: 400; two fields say it, or one says it wrongly.
-    """
+    """Return the form that the answer must have; None for any."""
     if _asks_for_nothing(body):
         return None
     asked = [*_of_response_format(body.response_format), *_of_structured_outputs(body.structured_outputs)]
@@ -143,11 +139,7 @@ def constrained(sampling: Sampling, output: StructuredOutput | None) -> Sampling
 
 
 def schema_output(field: str, schema: Raw, *, strict: bool) -> StructuredOutput:
-    """Return the output that a JSON schema in a field asks for: an object, a boolean, or a string with its text.
-
-    Raises:
-        ApiError: 400; the schema is none of these, or too long.
-    """
+    """Return the output that a JSON schema in a field asks for: an object, a boolean, or a string with its text."""
     source = bytes(schema)
     if source.startswith(b'"'):
         source = require_text(field, msgspec.json.decode(source, type=str)).strip().encode()

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.anthropic.dialect import error_body
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
-from gateway.api.schemas.known_names import BodyRules
+from gateway.api.schemas.names import BodyRules
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.conversation import ChatMessage, ChatOptions, ToolCall

@@ -27,7 +27,7 @@ from gateway.admission.api_keys import create_key
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
 from gateway.anthropic.dialect import ANTHROPIC
-from gateway.anthropic.endpoint import MessagesEndpoint
+from gateway.anthropic.message import MessagesEndpoint
 from gateway.api.app import create_app
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
 from gateway.api.generation_service import GenerationService

@@ -19,7 +19,7 @@ from gateway.api.chat_answers import (
     first_token_name,
     usage_answer,
 )
-from gateway.api.chunks import ChoiceChunks, usage_event
+from gateway.api.streamed import ChoiceChunks, usage_event
 from gateway.api.usage import UsageTotals
 from shared.messages import Delta, TokenLogprob, Usage
 

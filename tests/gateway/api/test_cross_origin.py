@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.cross_origin import CrossOrigin
+from gateway.api.door import CrossOrigin
 from gateway.http1.head import parse_head
 from shared.errors import ConfigError
 

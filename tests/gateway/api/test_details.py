@@ -10,8 +10,8 @@ import pytest
 from msgspec import UNSET
 
 from gateway.api.chat_answers import AnswerIdentity
-from gateway.api.chunks import ChoiceChunks
 from gateway.api.details import ChoiceDetails, DetailedSink
+from gateway.api.streamed import ChoiceChunks
 from gateway.errors import ApiError
 from gateway.generation import Details, Kind
 from shared.messages import Delta, TokenLogprob

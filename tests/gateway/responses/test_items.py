@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.schemas.known_names import BodyRules
+from gateway.api.schemas.names import BodyRules
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.conversation import to_messages

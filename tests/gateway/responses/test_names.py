@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.schemas.known_names import BodyRules
+from gateway.api.schemas.names import BodyRules
 from gateway.errors import ApiError
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.output import ResponseOutput

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Struct, field
 
 from gateway.api.schemas.decoding import allowed_values
-from gateway.api.schemas.known_names import BodyRules
+from gateway.api.schemas.names import BodyRules
 from gateway.api.schemas.parsing import parse_chat
 from gateway.errors import ApiError
 

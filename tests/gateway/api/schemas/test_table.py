@@ -28,8 +28,7 @@ from openai.types.shared_params import Reasoning
 from gateway.anthropic.names import Anthropic
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.schemas.bodies import ChatBody
-from gateway.api.schemas.known_names import BodyRules
-from gateway.api.schemas.names import Kind, ParameterTable, Row, Use, described, rows_of
+from gateway.api.schemas.names import BodyRules, Kind, ParameterTable, Row, Use, described, rows_of
 from gateway.api.schemas.parsing import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.api.schemas.unserved_names import OpenAi
 from gateway.errors import ApiError
