@@ -89,7 +89,7 @@ def stop_fields(finish: Finish, num_calls: int, max_tokens: int | None) -> dict[
     return {"stop_reason": reason, "stop_sequence": stop}
 
 
-class MessageChoice(ReadChoice):
+class _MessageChoice(ReadChoice):
     """The only sink of a message: puts its text into blocks."""
 
     def __init__(self, answer: Answer, reading: OutputReading | None, blocks: BlockEvents | BlockList) -> None:
@@ -106,28 +106,22 @@ class MessageChoice(ReadChoice):
         super().deliver(delta)
 
     def content(self, text: str) -> None:
-        """Add a text."""
         self._add(self._blocks.text(text))
 
     def reasoning(self, text: str) -> None:
-        """Add thinking."""
         self._add(self._blocks.thinking(text))
 
     def call_started(self, index: int, name: str) -> None:
-        """Add the use of a tool."""
         self._add(self._blocks.call(name))
 
     def call_arguments(self, index: int, text: str) -> None:
-        """Add to its input."""
         self._add(self._blocks.arguments(text))
 
     def delivered(self, finish: Finish | None) -> None:
-        """Keep why the message stopped."""
         if finish is not None:
             self._finish = finish
 
     def stop_fields(self) -> dict[str, Any]:
-        """Return why the message stopped."""
         assert self._finish is not None, "the answer is complete"
         return stop_fields(self._finish, self.num_calls, self._answer.max_tokens)
 
@@ -144,7 +138,7 @@ class WholeMessage(Answer):
         self._model = asked.generation.name
         self._token = asked.stamp.token
         self._blocks = BlockList(asked.stamp.derived)
-        self._choice = MessageChoice(self, asked.generation.reading, self._blocks)
+        self._choice = _MessageChoice(self, asked.generation.reading, self._blocks)
         self.sinks = [self._choice]
 
     def _complete(self) -> None:
@@ -169,7 +163,7 @@ class StreamedMessage(EventAnswer):
         self._stream.end(event(delta) + event({"type": "message_stop"}))
 
 
-class _StreamedChoice(MessageChoice):
+class _StreamedChoice(_MessageChoice):
     def __init__(self, answer: Answer, stream: EventStream, asked: Asked) -> None:
         self._events_of_blocks = BlockEvents(asked.stamp.derived)
         super().__init__(answer, asked.generation.reading, self._events_of_blocks)

@@ -26,7 +26,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.admission.auth import Principal, bearer_token, may_be_web_page, unauthorized
+from gateway.admission.auth import bearer_token, may_be_web_page, unauthorized
 from gateway.api.adapter_orders import AdapterList, AdapterOrders
 from gateway.api.door import Application, Port
 from gateway.api.routes import PlainRoute, json_response
@@ -52,13 +52,11 @@ ACTIONS: tuple[Action, ...] = ("load", "replace", "unload", "sleep", "wake")
 
 
 class _Where(Struct):
-    """The field of a body that says which host is meant; it may be left out where only one can be."""
-
     host: str | None = None
 
 
 class ModelOrders:
-    """Asks hosts."""
+    """Asks hosts; a body need not name one where only one can be meant."""
 
     def __init__(self, nats: Client, hosted: HostedModels) -> None:
         self._nats = nats
@@ -187,15 +185,8 @@ class OperatorRoutes:
             *(self._route(each.path, each.handler, each.method, is_open=each.is_open) for each in self._services.more),
         ]
 
-    def _route(
-        self,
-        path: str,
-        handler: Handler,
-        method: str = "GET",
-        *,
-        is_open: bool = False,
-    ) -> Route:
-        async def endpoint(request: Request, principal: Principal | None) -> Response:
+    def _route(self, path: str, handler: Handler, method: str = "GET", *, is_open: bool = False) -> Route:
+        async def endpoint(request: Request) -> Response:
             if is_open:
                 return await handler(request)
             try:
@@ -209,7 +200,7 @@ class OperatorRoutes:
             return await handler(request)
 
         name = f"operator:{path}"
-        return Route(path, PlainRoute(name, endpoint, None), methods=[method], name=name)
+        return Route(path, PlainRoute(name, endpoint), methods=[method], name=name)
 
     def _check_access(self, request: Request) -> None:
         if self._key_hash is None:

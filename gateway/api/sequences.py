@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from gateway.admission.caller import Caller
 from gateway.dispatch.inflight import Flight, new_key
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
@@ -92,31 +93,20 @@ class _CountedSink:
 
 
 def wire_requests(
-    generation: Generation,
-    tenant: str,
-    reply: str,
-    timeout_s: float | None,
-    request_id: str,
-    *,
-    traceparent: str | None = None,
-    now: float | None = None,
-    key: str = "",
-    weight: float = 1.0,
-    request_key: str | None = None,
+    generation: Generation, caller: Caller, reply: str, timeout_s: float | None, now: float | None = None
 ) -> list[Request]:
     """Return the requests of all choices, in their order.
 
-    `now` is in Unix seconds at the server, this machine's if not given; `key` and `weight` are of the key that asks.
-    `request_id` names them all in log lines, `traceparent` the span that they are part of. Their ids begin with
-    `request_key`, or with a new one.
+    `now` is in Unix seconds at the server, this machine's if not given. Ids begin with the caller's `request_key`, or
+    with a new one.
     """
     now = time.time() if now is None else now
-    base = (request_key or new_key()) + new_key()
+    base = (caller.request_key or new_key()) + new_key()
     whole = Request(
         id=base,
         model=generation.served_model,
         adapter=generation.adapter,
-        tenant=tenant,
+        tenant=caller.tenant,
         lane=generation.lane,
         priority=generation.priority,
         deadline=None if timeout_s is None else now + timeout_s,
@@ -124,10 +114,10 @@ def wire_requests(
         reply=reply,
         echo=generation.echo,
         created=now,
-        trace=request_id,
-        traceparent=traceparent,
-        key=key,
-        weight=weight,
+        trace=caller.request_id,
+        traceparent=caller.traceparent,
+        key=caller.key_id,
+        weight=caller.weight,
         prediction=generation.prediction,
         pooling=generation.pooling,
         add_special_tokens=generation.add_special_tokens,

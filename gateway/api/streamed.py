@@ -187,7 +187,7 @@ def _shared(suffix: bytes) -> bytes:
     return suffix
 
 
-class StreamedChoice(ReadChoice):
+class _StreamedChoice(ReadChoice):
     """Sink of one choice. Its first output is written at once; later chunks wait for the flush."""
 
     # Each plain token reads these four, which lie together.
@@ -220,19 +220,15 @@ class StreamedChoice(ReadChoice):
         super().deliver(delta)
 
     def content(self, text: str) -> None:
-        """Add a chunk."""
         self._add(self._chunks.text(text, self.take_logprobs(), self.first_token))
 
     def reasoning(self, text: str) -> None:
-        """Add a chunk."""
         self._add(self._chunks.reasoning(text, self.take_logprobs()))
 
     def call_started(self, index: int, name: str) -> None:
-        """Add a chunk with the call's id and name."""
         self._add(self._chunks.call(index, name, self.take_logprobs()), None)
 
     def call_arguments(self, index: int, text: str) -> None:
-        """Add a chunk."""
         self._add(self._chunks.arguments(index, text, self.take_logprobs()))
 
     def delivered(self, finish: Finish | None) -> None:
@@ -278,7 +274,7 @@ class StreamedAnswer(EventAnswer):
         super().__init__(asked, parts)
         generation = asked.generation
         self._chunks: list[ChoiceChunks] = []
-        self._choices: list[StreamedChoice] = []
+        self._choices: list[_StreamedChoice] = []
         self._identity = identity
         self._include_usage = generation.include_usage
         self.sinks = [self._sink(generation, index) for index in range(generation.num_sequences)]
@@ -310,7 +306,7 @@ class StreamedAnswer(EventAnswer):
             self._identity, index, self._include_usage, details, is_function_call=reading.is_function_call
         )
         self._chunks.append(chunks)
-        choice = StreamedChoice(self, self._stream, chunks, index, reading)
+        choice = _StreamedChoice(self, self._stream, chunks, index, reading)
         self._choices.append(choice)
         return choice
 

@@ -26,7 +26,7 @@ from gateway.generation import PLAIN_READING, OutputReading
 from shared.messages import Delta, Finish
 
 
-class WholeChoice(ReadChoice):
+class _WholeChoice(ReadChoice):
     """Collects what is read into one object."""
 
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
@@ -50,23 +50,18 @@ class WholeChoice(ReadChoice):
         super().deliver(delta)
 
     def content(self, text: str) -> None:
-        """Keep it."""
         self._contents.append(text)
 
     def reasoning(self, text: str) -> None:
-        """Keep it."""
         self._reasonings.append(text)
 
     def call_started(self, index: int, name: str) -> None:
-        """Keep the name."""
         self._calls.append((name, []))
 
     def call_arguments(self, index: int, text: str) -> None:
-        """Keep them."""
         self._calls[index][1].append(text)
 
     def delivered(self, finish: Finish | None) -> None:
-        """Keep why the choice ended."""
         self._finish = finish
 
     def told(self, identity: AnswerIdentity) -> ChatChoice | CompletionChoice:
@@ -106,7 +101,7 @@ class WholeAnswer(Answer):
         generation = asked.generation
         self._identity = identity
         reading = generation.reading or PLAIN_READING
-        self._choices = [WholeChoice(self, index, reading) for index in range(generation.num_sequences)]
+        self._choices = [_WholeChoice(self, index, reading) for index in range(generation.num_sequences)]
         self.sinks = self._choices
         self._details: list[ChoiceDetails] = []
         wanted = generation.details

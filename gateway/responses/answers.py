@@ -44,7 +44,7 @@ class Keeping:
     seal: Seal | None = None
 
 
-class ResponseChoice(ReadChoice):
+class _ResponseChoice(ReadChoice):
     """Sink of the only sequence: puts what it reads into the output."""
 
     def __init__(self, answer: ResponseAnswer, generation: Generation, output: ResponseOutput) -> None:
@@ -53,7 +53,6 @@ class ResponseChoice(ReadChoice):
         self._output = output
 
     def content(self, text: str) -> None:
-        """Add to a message."""
         logprobs = self.take_logprobs()
         told: list[Any] | None = chat_logprobs(logprobs).content if logprobs else None
         self._output.content(text, told)
@@ -64,17 +63,14 @@ class ResponseChoice(ReadChoice):
         self._output.reasoning(text)
 
     def call_started(self, index: int, name: str) -> None:
-        """Begin a call."""
         self.take_logprobs()
         self._output.call_started(name)
 
     def call_arguments(self, index: int, text: str) -> None:
-        """Add to a call."""
         self.take_logprobs()
         self._output.call_arguments(text)
 
     def delivered(self, finish: Finish | None) -> None:
-        """End the open item with the sequence."""
         if finish is not None:
             self._output.finish(is_complete=finish.reason != "length")
         self._response.delivered()
@@ -93,7 +89,7 @@ class ResponseAnswer(Answer):
         self._tasks = BackgroundTasks()
         kind = CompactionOutput if self._draft.is_compaction else ResponseOutput
         self._output = kind(self._draft, emit, keeping.seal)
-        self.sinks = (ResponseChoice(self, generation, self._output),)
+        self.sinks = (_ResponseChoice(self, generation, self._output),)
 
     def delivered(self) -> None:
         """Learn that a delta has been read."""

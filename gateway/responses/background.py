@@ -191,17 +191,7 @@ async def submit_job(
     draft, jobs = generation.draft, store.jobs
     timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
     now = jobs.clock.now()
-    (request,) = wire_requests(
-        generation,
-        caller.tenant,
-        "",
-        timeout_s,
-        caller.request_id,
-        traceparent=caller.traceparent,
-        now=now,
-        key=caller.key_id,
-        weight=caller.weight,
-    )
+    (request,) = wire_requests(generation, caller, "", timeout_s, now)
     request = msgspec.structs.replace(
         request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream, is_background=True
     )

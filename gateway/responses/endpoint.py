@@ -136,7 +136,8 @@ class ResponsesEndpoint(Endpoint):
         generation = await starter.checked(asked.generation, asked.load, caller.tenant)
         assert isinstance(generation, ResponseGeneration)
         answer.queued(*await submit_job(self._store, generation, caller))
-        return Membership(leave=_nothing, delivered=_nothing_delivered, num_reserved=answer.num_tokens)
+        # The tokens of a job are in the usage of the batch lane.
+        return Membership(num_reserved=answer.num_tokens)
 
     def _keeping(self, asked: Asked) -> Keeping:
         return Keeping(
@@ -162,15 +163,6 @@ def _refers(request: ResponseBody) -> bool:
 def _draft(asked: Asked) -> ResponseDraft:
     assert isinstance(asked.generation, ResponseGeneration)
     return asked.generation.draft
-
-
-def _nothing() -> None:
-    """Leave a job to itself."""
-
-
-def _nothing_delivered() -> tuple[int, int]:
-    """Return no tokens: those of a job are in the usage of the batch lane."""
-    return 0, 0
 
 
 def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> KeyRoute:

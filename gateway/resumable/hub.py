@@ -213,9 +213,8 @@ class StreamHub:
         stream.requests = kept
         self._owner.begin(stream)
         try:
-            prediction, stream.window = await self._starter.start_own(
-                generation, caller, self._owner.sinks(stream), requests
-            )
+            sinks = self._owner.sinks(stream)
+            prediction, stream.window = await self._starter.dispatch(generation, caller, sinks, requests)
             seq = await self._log.create(head, kept)
         except BaseException:
             if stream.window is not None:

@@ -383,7 +383,7 @@ async def test_canary_measures_answers_whose_client_is_shown_what_it_asked_for(
         "completion", "m", (Prompt(5, text="x"),), 1, sampling, deterministic=False, pooling=pooling
     )
     requests = gateway.starter.requests(generation, caller)
-    await gateway.starter.start_own(generation, caller, [sink], requests if has_requests else None)  # type: ignore[arg-type]
+    await gateway.starter.dispatch(generation, caller, [sink], requests if has_requests else None)
     (flight,) = gateway.queue.flights
     asked = flight.request.sampling.logprobs
     assert asked == (0 if is_measured and logprobs is None else logprobs)

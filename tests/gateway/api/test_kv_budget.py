@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.admission.caller import Caller
 from gateway.api.chat_answers import AnswerIdentity, usage_answer
 from gateway.api.model_abilities import check_budget
 from gateway.api.schemas.parsing import parse_chat, parse_completion
@@ -38,7 +39,7 @@ def load(features: tuple[str, ...], some: tuple[str, ...] = (), num_workers: int
 def test_budget_comes_to_the_worker_as_asked() -> None:
     chat = {"model": "m", "messages": [{"role": "user", "content": "x"}], "kv_budget": {"tokens": 512}}
     for generation in (completion(kv_budget={"tokens": 512, "policy": "sinks"}), parse_chat(json.dumps(chat).encode())):
-        (request,) = wire_requests(generation, "t", "hr.tok.g", None, "trace")
+        (request,) = wire_requests(generation, Caller("", "t", [], b""), "hr.tok.g", None)
         assert request.kv_budget == KvBudget(512)
         assert decode_request(encode_request(request)) == request
 
