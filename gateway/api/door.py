@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -214,7 +214,10 @@ class Door:
         status, path, headers = error.status_code, scope["path"], dict(error.headers or {})
         if status == 405:
             # The router names those of the first route alone.
-            allowed = {method for route in self._routes for method in _methods(route, scope)}
+            served = [
+                each for each in self._routes if isinstance(each, Route) and each.matches(scope)[0] is not Match.NONE
+            ]
+            allowed = {method for route in served for method in route.methods or ()}
             headers["Allow"] = ", ".join(sorted(allowed)) or headers.get("Allow", "")
         methods = sorted({*headers.get("Allow", "").split(", ")} - {"HEAD"})
         what_to_do = self._port.advice(path) if status == 404 else f"Use {' or '.join(methods)}."
@@ -224,11 +227,6 @@ class Door:
     def _leave(self, head: ResponseHead, status: int) -> None:
         if head.record is not None and self._port.observer is not None:
             self._port.observer.end(head.record, status)
-
-
-def _methods(route: BaseRoute, scope: Scope) -> Collection[str]:
-    is_path = isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
-    return (route.methods or ()) if is_path and isinstance(route, Route) else ()
 
 
 def exchange_of(scope: Scope) -> Exchange:

@@ -49,8 +49,7 @@ class ModelReading:
         """Return the generation as its model's defaults and chat format make it."""
         check_format_is_known(generation, load)
         generation = with_defaults(_as_understood(generation, load), load.sampling_defaults)
-        if generation.sampling.watermark is not None:
-            check_watermark(generation)
+        check_watermark(generation)
         if not is_costly(generation):
             return with_reading(generation, load.chat_format)
         async with self._one_costly:
@@ -66,7 +65,7 @@ def with_adapter(generation: Generation, fleet: Fleet, tenant: str | None = None
         message = f"Not all workers of `{found.model}` can serve the adapter `{generation.model}` at the moment."
         if not fleet.named_adapters.is_current:
             message = "This gateway cannot read what names of adapters mean at the moment."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        raise _no_worker(message)
     return msgspec.structs.replace(generation, base=found.model, adapter=found.digest)
 
 
@@ -88,8 +87,7 @@ def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
     if load.num_workers or load.chat_format or generation.tools is None or not generation.tools.tools:
         return
     if all(prompt.chat is None or prompt.chat.template is None for prompt in generation.prompts):
-        message = f"No worker serves `{load.model}` at the moment."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        raise _no_worker(f"No worker serves `{load.model}` at the moment.")
 
 
 def check_task(generation: Generation, load: FleetLoad) -> None:
@@ -98,8 +96,7 @@ def check_task(generation: Generation, load: FleetLoad) -> None:
         return
     if generation.task in load.tasks:
         if not _needed_features(generation) <= load.features:
-            message = f"Not all workers of `{load.model}` know what this request asks for yet: they are being updated."
-            raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+            raise _updating(load, "know what this request asks for")
         return
     wanted = _TASKS[generation.task]
     can = " and ".join(_TASKS[task] for task in sorted(load.tasks)) or "do nothing that is served"
@@ -142,8 +139,7 @@ def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad
     if not images or load is None or load.num_workers == 0 or IMAGES in load.features:
         return
     if IMAGES in load.some_features:
-        message = f"Not all workers of `{load.model}` read images yet: they are being updated."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        raise _updating(load, "read images")
     where = images[0].where
     message = f"'{where}' is an image, and the model `{model or load.model}` reads text alone."
     raise ApiError(400, message, param=where, code="unsupported_image")
@@ -158,10 +154,17 @@ def check_budget(generation: Generation, load: FleetLoad) -> None:
     if feature in load.features:
         return
     if KV_BUDGET in load.some_features:
-        message = f"Not all workers of `{load.model}` know {field!r} yet: they are being updated."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        raise _updating(load, f"know {field!r}")
     message = f"'kv_budget': the workers of `{load.model}` cannot evict tokens from the KV cache. Leave it out."
     raise ApiError(400, message, param="kv_budget", code="unsupported_kv_budget")
+
+
+def _no_worker(message: str) -> ApiError:
+    return ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+
+
+def _updating(load: FleetLoad, what: str) -> ApiError:
+    return _no_worker(f"Not all workers of `{load.model}` {what} yet: they are being updated.")
 
 
 def check_length(generation: Generation, load: FleetLoad) -> None:
@@ -171,8 +174,8 @@ def check_length(generation: Generation, load: FleetLoad) -> None:
     for prompt in generation.prompts:
         if prompt.token_ids is not None:
             # The context holds at least one generated token too, where any is wanted.
-            room = load.longest_model_len - (generation.pooling is None)
-            num, limit, unit = len(prompt.token_ids), room, "tokens"
+            num, unit = len(prompt.token_ids), "tokens"
+            limit = load.longest_model_len - (generation.pooling is None)
         else:
             num, limit, unit = prompt.num_characters, load.max_prompt_characters, "characters"
         if limit > 0 and num > limit:

@@ -138,8 +138,7 @@ def _with_grammar(generation: Generation, chosen: ChatFormat, use: ToolUse) -> S
         raise refused_schema(use, error.tool_name, error.reason, error.path) from None
     except GrammarError as error:
         field = "tools" if generation.structured_output is None else generation.structured_output.field
-        where = f"{field}{error.path}"
-        raise ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value") from None
+        raise refused_grammar(field, error) from None
     except RecursionError:
         raise ApiError(400, "A schema is nested too deeply.", param="tools", code="invalid_value") from None
     if grammar is None and use.choice.mode in ("required", "named"):
@@ -152,6 +151,12 @@ def _with_grammar(generation: Generation, chosen: ChatFormat, use: ToolUse) -> S
     return msgspec.structs.replace(sampling, grammar=grammar, skip_special_tokens=skips)
 
 
+def refused_grammar(field: str, error: GrammarError) -> ApiError:
+    """Return the 400 of a grammar that a field asks for, with the place within it."""
+    where = f"{field}{error.path}"
+    return ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value")
+
+
 def naming_field(error: ApiError, field: str) -> ApiError:
     """Return an error about the grammar as one about `field`; any other error as it is."""
     if error.param != GRAMMAR_PARAM:
@@ -159,7 +164,13 @@ def naming_field(error: ApiError, field: str) -> ApiError:
     message = error.message
     if message.startswith(GRAMMAR_PARAM):
         message = f"{field}{message.removeprefix(GRAMMAR_PARAM)}"
-    return ApiError(error.status, message, param=field, code=error.code, retry_after_s=error.retry_after_s)
+    return about(error, field, message)
+
+
+def about(error: ApiError, param: str, message: str | None = None) -> ApiError:
+    """Return an error as one about another field."""
+    more = {"code": error.code, "type": error.type, "retry_after_s": error.retry_after_s, "headers": error.headers}
+    return ApiError(error.status, message or error.message, param=param, **more)  # type: ignore[arg-type]
 
 
 def image_places(generation: Generation) -> tuple[str, ...]:
@@ -175,8 +186,7 @@ def naming_image(error: ApiError, places: Sequence[str]) -> ApiError:
     if len(places) == 1:
         # Workers of earlier versions do not say which one.
         named[IMAGE_PARAM] = places[0]
-    where = named.get(error.param, error.param)
-    return ApiError(error.status, error.message, param=where, code=error.code, retry_after_s=error.retry_after_s)
+    return about(error, named.get(error.param, error.param))
 
 
 class RefusedSchemaError(ApiError):

@@ -7,7 +7,7 @@ import contextlib
 
 import msgspec
 
-from gateway.api.output_reading import refused_schema, schema_grammar
+from gateway.api.output_reading import refused_grammar, refused_schema, schema_grammar
 from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
 from shared.formats import Tool
@@ -111,8 +111,7 @@ class StructuredOutputAdmission:
         try:
             await self._checker.check(tenant, grammar, within_s)
         except GrammarError as error:
-            where = f"{field}{error.path}"
-            raise ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value") from None
+            raise refused_grammar(field, error) from None
         except LlguidanceMissingError as error:
             raise ApiError(501, str(error), param=field, code="structured_output_unavailable") from None
         except CheckerBusyError as error:

@@ -21,6 +21,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.api.answer import Answer, Asked, StreamParts
 from gateway.api.endpoint import Endpoint
 from gateway.api.operation import Operation
+from gateway.api.output_reading import about
 from gateway.errors import ApiError
 from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
 from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest, parse_embeddings, parse_rerank, parse_score
@@ -147,7 +148,7 @@ class NumbersAnswer(Answer, Generic[Value]):
         """End with the error of one sequence, which names its place where there are several."""
         name = self.names.get(error.param or "")
         if name in self._listed and len(self._values) > 1:
-            error = _about(error, f"{name}.[{index}]")
+            error = about(error, f"{name}.[{index}]")
         self.fail(error)
 
     @property
@@ -159,7 +160,7 @@ class NumbersAnswer(Answer, Generic[Value]):
 
     def _report(self, error: ApiError) -> None:
         name = self.names.get(error.param or "")
-        super()._report(error if name is None else _about(error, name))
+        super()._report(error if name is None else about(error, name))
 
     def _complete(self) -> None:
         self._respond(msgspec.json.encode(self._body()))
@@ -237,18 +238,6 @@ class ScoreAnswer(_ScoresAnswer):
 
 def _numbers(vector: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(vector) // 4}f", vector)
-
-
-def _about(error: ApiError, param: str) -> ApiError:
-    return ApiError(
-        error.status,
-        error.message,
-        param=param,
-        code=error.code,
-        type=error.type,
-        retry_after_s=error.retry_after_s,
-        headers=error.headers,
-    )
 
 
 class _NumbersEndpoint(Endpoint):

@@ -19,8 +19,9 @@ from gateway.api.chat_answers import (
     first_token_name,
     usage_answer,
 )
-from gateway.api.streamed import ChoiceChunks, usage_event
+from gateway.api.streamed import ChoiceChunks, encode_json
 from gateway.api.usage import UsageTotals
+from gateway.streams.dialect import server_sent_event
 from shared.messages import Delta, TokenLogprob, Usage
 
 CHAT = AnswerIdentity("chatcmpl-1", "chat", "m", 7)
@@ -82,7 +83,7 @@ def test_finish_and_usage_chunks_have_their_shape() -> None:
     assert parse(ChoiceChunks(CHAT, 0, False).finish("stop", UNSET))["choices"][0]["delta"] == {}
     last = parse(ChoiceChunks(COMPLETION, 0, False).finish("length", CONTEXT_FULL))["choices"][0]
     assert (last["text"], last["finish_reason"], last["stop_reason"]) == ("", "length", CONTEXT_FULL)
-    usage = parse(usage_event(CHAT, usage_answer(totals_of(Usage(3, 4, 2)))))
+    usage = parse(server_sent_event(encode_json(CHAT.chunk([], usage_answer(totals_of(Usage(3, 4, 2)))))))
     assert usage["choices"] == []
     assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert usage["usage"]["total_tokens"] == 7

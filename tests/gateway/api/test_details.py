@@ -30,7 +30,7 @@ def identity(kind: Kind) -> AnswerIdentity:
 
 def noted(wanted: Details, kind: Kind, *deltas: Delta) -> tuple[ChoiceDetails, ListSink]:
     details, kept = ChoiceDetails(wanted, kind), ListSink()
-    sink = DetailedSink(kept, details, wanted)
+    sink = DetailedSink(kept, details)
     for delta in deltas:
         sink.deliver(delta)
     return details, kept
@@ -118,5 +118,5 @@ def test_opening_comes_once_and_with_the_first_token() -> None:
 def test_failure_is_passed_on() -> None:
     kept, wanted = ListSink(), Details(token_ids=True)
     error = ApiError(500, "no")
-    DetailedSink(kept, ChoiceDetails(wanted, "chat"), wanted).fail(error)
+    DetailedSink(kept, ChoiceDetails(wanted, "chat")).fail(error)
     assert (kept.error, kept.endings) == (error, 1)

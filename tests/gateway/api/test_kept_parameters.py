@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.admission.auth import Principal
 from gateway.api.request_observer import RequestRecord
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.generation import Generation
@@ -29,7 +28,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 def kept(route: str, body: dict[str, Any], *, keeps_texts: bool = True) -> tuple[Generation, Timeline]:
     generation = PARSE[route](json.dumps({"model": "m"} | PROMPT[route] | body).encode())
     record = RequestRecord(route, "r")
-    record.parsed(Principal("key", "t"), generation)
+    record.tenant, record.generation = "t", generation
     record.end(200, keeps_texts=keeps_texts)
     return generation, record.timeline("gw")
 

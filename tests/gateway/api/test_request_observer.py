@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.admission.auth import Principal
 from gateway.api import request_observer
 from gateway.api.request_observer import MAX_PROMPT_CHARACTERS, RequestObserver
 from gateway.api.schemas.parsing import parse_chat, parse_completion
@@ -40,7 +39,7 @@ def line(generation: Generation, *, logs_prompts: bool) -> dict[str, Any]:
     lines = Lines()
     observer = RequestObserver(lines, logs_prompts=logs_prompts)
     record = observer.begin("chat", "req_1", [(b"traceparent", b"00-" + b"ab" * 16 + b"-" + b"cd" * 8 + b"-01")])
-    record.parsed(Principal("key", "tenant"), generation)
+    record.tenant, record.generation = "tenant", generation
     observer.end(record, 200)
     assert record.traceparent is None
     return lines.lines[0]
@@ -117,7 +116,7 @@ def test_span_of_a_complete_answer_says_what_was_asked_and_what_it_took(spans: S
     record = observer.begin("completion", "req_1", [(b"host", b"t"), (b"traceparent", PARENT)])
     assert spans.begun == [("completion", PARENT.decode())]
     assert record.traceparent == "00-own"
-    record.parsed(Principal("key", "tenant"), parse_completion(BODY))
+    record.tenant, record.generation = "tenant", parse_completion(BODY)
     record.dispatched_at, record.first_token_at = record.began_at + 1.0, record.began_at + 3.0
     record.outcome, record.usage = "completed", UsageTotals(2)
     record.usage.add(0, Usage(5, 3, 4))
