@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,20 +27,9 @@ from gateway.responses.draft import (
     response_fields,
 )
 from gateway.responses.output import CompactionOutput, EventSink, ResponseOutput, no_events
-from gateway.responses.reasoning_seal import Seal
+from gateway.responses.store import ResponseStore
 from shared.background_tasks import BackgroundTasks
 from shared.messages import Finish
-
-Keep = Callable[[ResponseGeneration, dict[str, Any]], Awaitable[bool]]
-"""Stores a response; returns False if it is not stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """How a response is stored for its tenant, and how its reasoning is encrypted, if it is."""
-
-    keep: Keep
-    seal: Seal | None = None
 
 
 class _ResponseChoice(ReadChoice):
@@ -79,16 +67,15 @@ class _ResponseChoice(ReadChoice):
 class ResponseAnswer(Answer):
     """Base of both kinds of answers."""
 
-    def prepare(self, asked: Asked, keeping: Keeping, emit: EventSink) -> None:
+    def prepare(self, asked: Asked, store: ResponseStore, emit: EventSink) -> None:
         """Answer `asked` with events to `emit`, and store the response."""
         generation = asked.generation
         assert isinstance(generation, ResponseGeneration)
-        self._generation = generation
         self._draft = generation.draft
-        self._keep = keeping.keep
+        self._keep = partial(store.keep, asked.principal.tenant, generation)
         self._tasks = BackgroundTasks()
         kind = CompactionOutput if self._draft.is_compaction else ResponseOutput
-        self._output = kind(self._draft, emit, keeping.seal)
+        self._output = kind(self._draft, emit, store.seal_of(asked.principal.tenant, generation.name))
         self.sinks = (_ResponseChoice(self, generation, self._output),)
 
     def delivered(self) -> None:
@@ -113,7 +100,7 @@ class ResponseAnswer(Answer):
     async def _conclude(self, status: Status) -> None:
         response = self._response(status)
         if self._draft.is_stored:
-            response["store"] = await self._keep(self._generation, response)
+            response["store"] = await self._keep(response)
         if not self.done.done():
             self._send(response)
             self.end(Outcome.COMPLETED)
@@ -145,9 +132,9 @@ class ResponseAnswer(Answer):
 class WholeResponse(ResponseAnswer):
     """A response as one JSON body."""
 
-    def __init__(self, asked: Asked, keeping: Keeping) -> None:
+    def __init__(self, asked: Asked, store: ResponseStore) -> None:
         super().__init__(asked)
-        self.prepare(asked, keeping, no_events)
+        self.prepare(asked, store, no_events)
 
     def _send(self, response: dict[str, Any]) -> None:
         self._respond(msgspec.json.encode(response))
@@ -156,12 +143,12 @@ class WholeResponse(ResponseAnswer):
 class StreamedResponse(ResponseAnswer, EventAnswer):
     """A response as a stream of events. Its first output is written at once; what follows waits for the flush."""
 
-    def __init__(self, asked: Asked, keeping: Keeping, parts: StreamParts) -> None:
+    def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
         EventAnswer.__init__(self, asked, parts)
         self._events = EventWriter(self._stream.send)
         self._opened, self._head_delay_s = parts.now, parts.limits.head_delay_s
         self._has_written = False
-        self.prepare(asked, keeping, self._emit)
+        self.prepare(asked, store, self._emit)
 
     def delivered(self) -> None:
         """Write the first output at once."""

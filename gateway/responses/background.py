@@ -42,7 +42,7 @@ OUTAGE_S = 20.0
 
 
 class BackgroundStream:
-    """Yields the events of one response after `starting_after`. Its stream was counted before."""
+    """Yields the events of one response of a tenant after `starting_after`. Its stream was counted before."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class BackgroundStream:
         """
         ref = job_of(record)
         assert ref is not None
+        self.tenant = record.tenant
         self._record = record
         self._ref = ref
         self._store = store
@@ -78,11 +79,6 @@ class BackgroundStream:
         self._starting_after = starting_after
         self._is_running = False
         self._away_since: float | None = None
-
-    @property
-    def tenant(self) -> str:
-        """Whose response it is."""
-        return self._record.tenant
 
     def cut(self, error: ApiError) -> None:
         """End the stream, not the job, with an error."""
@@ -198,8 +194,7 @@ async def submit_job(
     # A worker may have written the first text before the response is in the log.
     watch = await jobs.watch(caller.tenant, draft.id) if generation.stream else None
     try:
-        queue, stream_seq = await jobs.publish(request)
-        job = BackgroundJob.of(generation, stream_seq, now + timeout_s, queue)
+        job = BackgroundJob.of(generation, await jobs.publish(request), now + timeout_s)
         response = msgspec.json.encode(response_fields(draft, "queued"))
         served = None if generation.alias is None else generation.model
         record = ResponseRecord(caller.tenant, generation.name, draft, response, job, served)
@@ -262,16 +257,11 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
     def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
         EventAnswer.__init__(self, asked, parts)
         self.reserve(asked.generation)
-        self._tenant = asked.principal.tenant
+        self.tenant = asked.principal.tenant
         self._store = store
         self._tasks = BackgroundTasks()
         self._follower: BackgroundStream | None = None
         self._cut: ApiError | None = None
-
-    @property
-    def tenant(self) -> str:
-        """Whose response it is."""
-        return self._tenant
 
     def cut(self, error: ApiError) -> None:
         """End the stream, not the job, with an error; if the job is not queued yet, once the client knows its id."""

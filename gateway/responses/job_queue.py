@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import msgspec
 from nats.errors import MaxPayloadError
@@ -31,7 +30,7 @@ from shared.publication import last_message
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import PROGRESS_STREAM
-from shared.subjects import Queue, cancel_subject, progress_subject, request_subject, result_subject
+from shared.subjects import cancel_subject, progress_subject, request_subject, result_subject
 
 _TIMEOUT_S = 3.0
 # A worker that is asked to end a job stores its result within so long; one that has died never does.
@@ -43,13 +42,6 @@ _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
 MAX_WATCHES = 256
 """Jobs watched at once, each with two of the 1,000 subscriptions that NATS allows a connection; others are polled."""
-
-
-class Place(NamedTuple):
-    """Where a job waits: in which of the stream's queues, and the number of its message."""
-
-    queue: Queue
-    stream_seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +91,8 @@ class JobQueue:
         self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
 
-    async def publish(self, request: Request) -> Place:
-        """Queue a request; say where it is. `ApiError` 400 without a queue, 413 if too large, 503 if full."""
+    async def publish(self, request: Request) -> int:
+        """Queue a request, and return its number. `ApiError` 400 without a queue, 413 if too large, 503 if full."""
         subject = request_subject(request.model, "background", request.tenant)
         try:
             ack = await self._js.publish(subject, encode_request(request), headers={"Nats-Msg-Id": request.id})
@@ -117,7 +109,7 @@ class JobQueue:
             raise ApiError(503, message, code="queue_full", retry_after_s=30.0) from error
         except SEND_ERRORS as error:
             raise _unavailable() from error
-        return Place("background", ack.seq)
+        return ack.seq
 
     async def watch(self, tenant: str, response_id: str) -> JobWatch:
         """Hear of a job from now on, until `unwatch`; nothing is heard of more than `MAX_WATCHES` at once."""
@@ -221,7 +213,7 @@ class JobQueue:
         self._nats.send(cancel_subject(ref.model), encode(Cancel((ref.response_id,), tenant=ref.tenant)))
 
     async def _is_taken(self, ref: JobRef) -> bool:
-        subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, ref.job.queue)}"
+        subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, 'background')}"
         with _answering():
             info = self._decode_consumer((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
         return info.delivered.stream_seq >= ref.job.stream_seq

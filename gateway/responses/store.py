@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections import defaultdict
@@ -28,14 +29,15 @@ from gateway.api.schemas.checks import invalid_value, missing_parameter, unsuppo
 from gateway.config import SECRET_VARIABLE
 from gateway.errors import ApiError, whole_seconds
 from gateway.responses.body import ItemBody
-from gateway.responses.draft import ResponseDraft, response_fields
+from gateway.responses.draft import ResponseDraft, ResponseGeneration, response_fields
 from gateway.responses.items import is_response_id, response_of
 from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
-from gateway.responses.log import PieceBudget, ResponseLog, ResponseRecord, has_ended, turn_of
+from gateway.responses.log import PieceBudget, ResponseLog, ResponseLogError, ResponseRecord, has_ended, turn_of
 from gateway.responses.names import ENCRYPTED_REASONING
 from gateway.responses.output import ResponseOutput
 from gateway.responses.reasoning_seal import ReasoningSeals, Seal
+from shared.log_limit import LogLimit
 from shared.messages import BatchResult
 
 # Streams of one tenant that follow jobs in one process: each asks NATS several times a second.
@@ -44,12 +46,13 @@ MAX_FOLLOWERS = 256
 CONCURRENT_READERS = 4
 
 
-class Following(Protocol):
-    """A stream of this process that follows a job."""
+_log = logging.getLogger(__name__)
 
-    @property
-    def tenant(self) -> str:
-        """Whose job it is."""
+
+class Following(Protocol):
+    """A stream of this process that follows a job of a tenant."""
+
+    tenant: str
 
     def cut(self, error: ApiError) -> None:
         """End the stream with an error."""
@@ -79,6 +82,7 @@ class ResponseStore:
         self.jobs = jobs
         self.seals = seals
         self.followers: set[Following] = set()
+        self._log_limit = LogLimit(_log)
         self._readers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # Since when each tenant's streams run, and how long they usually do: that is when the next one ends.
         self._tenants: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
@@ -129,6 +133,19 @@ class ResponseStore:
         """End all streams that follow a job. Their clients go on with another gateway."""
         for follower in list(self.followers):
             follower.cut(error)
+
+    async def keep(self, tenant: str, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
+        """Store a response; return False if it is not stored.
+
+        The client has a right to what was computed for it, and is told that it is not stored.
+        """
+        record = ResponseRecord(tenant, generation.name, generation.draft, msgspec.json.encode(response))
+        try:
+            await self.log.put(record)
+        except ResponseLogError as error:
+            self._log_limit.warning(tenant, "response not stored: %s", error)
+            return False
+        return True
 
     def seal_of(self, tenant: str, model: str) -> Seal | None:
         """Return the seal for the reasoning of a tenant's responses by a model, if there is a secret."""

@@ -128,10 +128,11 @@ async def test_conversation_goes_on_from_the_previous_response(worker: WireWorke
 
 
 async def test_response_that_cannot_be_stored_is_answered_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    endpoint = ResponsesEndpoint(ResponseStore(cast("ResponseLog", BrokenLog()), cast("Any", None)), LargeBodies())
-    principal = Principal("key", "tenant")
-    generation = await endpoint.generation(b'{"model":"m","input":"x"}', principal)
+    store = ResponseStore(cast("ResponseLog", BrokenLog()), cast("Any", None))
+    generation = await ResponsesEndpoint(store, LargeBodies()).generation(
+        b'{"model":"m","input":"x"}', Principal("key", "tenant")
+    )
     assert generation.draft.is_stored
     for _ in range(2):
-        assert not await endpoint._keep(principal, generation, {})
+        assert not await store.keep("tenant", generation, {})
     assert [record.message for record in caplog.records] == ["response not stored: the disk is full"]

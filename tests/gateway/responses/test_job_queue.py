@@ -114,7 +114,7 @@ async def test_queue_that_does_not_answer_is_a_503(
 
 
 async def test_job_waits_in_the_queue_of_background_responses(queue: JobQueue, wire: Wire) -> None:
-    assert await queue.publish(REQUEST) == ("background", 1)
+    assert await queue.publish(REQUEST) == 1
     assert wire.published == ["hr.req.m.background.t"]
 
 
