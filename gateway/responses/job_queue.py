@@ -63,16 +63,6 @@ class JobState:
     in_reasoning: bool = False
 
 
-class _Delivered(msgspec.Struct):
-    stream_seq: int = 0
-
-
-class _ConsumerInfo(msgspec.Struct):
-    """What NATS says of a consumer; where there is none, of nothing delivered."""
-
-    delivered: _Delivered = msgspec.field(default_factory=_Delivered)
-
-
 class JobQueue:
     """Publishes, reads and cancels jobs. Where NATS does not answer, methods raise an `ApiError` 503.
 
@@ -88,7 +78,6 @@ class JobQueue:
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self.kept = KeptResults(self._js, ResultShares(self._js, can_purge=False, clock=self.clock))
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
-        self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
 
     async def publish(self, request: Request) -> int:
@@ -215,8 +204,9 @@ class JobQueue:
     async def _is_taken(self, ref: JobRef) -> bool:
         subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, 'background')}"
         with _answering():
-            info = self._decode_consumer((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
-        return info.delivered.stream_seq >= ref.job.stream_seq
+            info = msgspec.json.decode((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
+        # Where there is no consumer, nothing is delivered.
+        return bool(info.get("delivered", {}).get("stream_seq", 0) >= ref.job.stream_seq)
 
     def _overdue(self, ref: JobRef) -> BatchResult | None:
         """Return that a job has expired whose time is over, whoever should have said so."""

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -286,7 +286,6 @@ class History:
         places = _references(items)
         if not places:
             return items
-        _check_references(places)
         ids = sorted({found for item_id in places.values() if (found := response_of(item_id)) is not None})
         records = await self._store.get_all(principal.tenant, ids, budget)
         usable = [record for record in records if record is not None and principal.can_use(record.model)]
@@ -316,30 +315,24 @@ def _turns(records: list[ResponseRecord]) -> list[ItemBody]:
 
 def _references(items: Sequence[ItemBody]) -> dict[int, str]:
     places: dict[int, str] = {}
+    seen = set[str]()
     for index, item in enumerate(items):
         if item.type == "item_reference":
             if not item.id:
                 raise missing_parameter(f"input.[{index}].id")
+            # Twice the same item would not count twice against the budget, but be stored and sent twice.
+            if item.id in seen:
+                raise invalid_value(
+                    f"input.[{index}].id", f"Item with id '{item.id}' is referred to twice. Do it once."
+                )
+            seen.add(item.id)
             places[index] = item.id
-    return places
-
-
-def _check_references(places: Mapping[int, str]) -> None:
-    seen = set[str]()
-    for index, item_id in places.items():
-        # Twice the same item would not count twice against the budget, but be stored and sent twice.
-        if item_id in seen:
-            raise invalid_value(f"input.[{index}].id", f"Item with id '{item_id}' is referred to twice. Do it once.")
-        seen.add(item_id)
     if len(places) > _MAX_REFERENCES:
         message = f"'input' has {len(places)} references; at most {_MAX_REFERENCES} are allowed."
         raise invalid_value("input", message)
+    return places
 
 
 def _not_found(response_id: str) -> ApiError:
-    return ApiError(
-        400,
-        f"Previous response with id '{response_id}' not found.",
-        param="previous_response_id",
-        code="previous_response_not_found",
-    )
+    message = f"Previous response with id '{response_id}' not found."
+    return ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
