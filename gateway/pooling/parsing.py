@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -10,12 +10,10 @@ from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_v
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.api.schemas.parameters import checked_truncation, counted
-from gateway.api.schemas.parsing import token_prompt
+from gateway.api.schemas.parsing import prompts_of
 from gateway.generation import Generation, Prompt
 from gateway.pooling.bodies import POOLED_NAMES, EmbeddingsBody, Pooled, PooledBody, RerankBody, ScoreBody, Texts
-from shared.bounds import (
-    MAX_INPUTS,
-)
+from shared.bounds import MAX_INPUTS
 from shared.pooling import Pooling
 from shared.sampling import Sampling
 
@@ -51,12 +49,7 @@ def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsReques
     parsed = _embeddings_reader.read(body, rules)
     return EmbeddingsRequest(
         kind="embedding",
-        pooling=Pooling(
-            task="embed",
-            dimensions=parsed.dimensions,
-            normalize=parsed.normalize,
-            input_type=_input_type(parsed),
-        ),
+        pooling=Pooling(dimensions=parsed.dimensions, normalize=parsed.normalize, input_type=_input_type(parsed)),
         is_base64=parsed.encoding_format == "base64",
         **_common(parsed, _inputs(parsed.input)),
     )
@@ -119,17 +112,14 @@ def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
     )
 
 
-def _limit(body: PooledBody) -> int | None:
-    """Return how many of a text's first tokens count; None for all, -1 for as many as the model reads."""
-    limit = checked_truncation(body.truncate_prompt_tokens)
-    return -1 if limit is None and body.truncate in (True, "END") else limit
-
-
 def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
     """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept."""
     if isinstance(body.user, str):
         require_text("user", body.user)
-    limit = _limit(body)
+    limit = checked_truncation(body.truncate_prompt_tokens)
+    if limit is None and body.truncate in (True, "END"):
+        # As many as the model reads.
+        limit = -1
     return {
         "prompts": counted(prompts, limit),
         "truncate_prompt_tokens": limit,
@@ -143,19 +133,9 @@ def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
 
 
 def _inputs(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
-    if isinstance(given, str):
-        return (_text(given, "input"),)
-    kinds = {type(item) for item in given}
-    if kinds == {int}:
-        return (token_prompt(cast("list[int]", given), "input"),)
-    if len(given) > MAX_INPUTS:
+    if isinstance(given, list) and len(given) > MAX_INPUTS and not isinstance(given[0], int):
         raise invalid_value("input", f"'input' has {len(given)} entries; at most {MAX_INPUTS} are allowed.")
-    if kinds == {str}:
-        return tuple(_text(text, f"input.[{i}]") for i, text in enumerate(cast("list[str]", given)))
-    if kinds == {list}:
-        return tuple(token_prompt(ids, f"input.[{i}]") for i, ids in enumerate(cast("list[list[int]]", given)))
-    message = "'input' must be a string, or a list of strings, of token ids, or of token id lists."
-    raise invalid_value("input", message)
+    return prompts_of(given, "input", _text)
 
 
 def _text(text: str, where: str) -> Prompt:

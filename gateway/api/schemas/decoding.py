@@ -55,10 +55,7 @@ class BodyReader(Generic[T]):
         Raises:
             ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
         """
-        return _decode_or_refuse(self._decoder, body, lambda: self._read(body, rules))
-
-    def _read(self, body: bytes, rules: BodyRules) -> T:
-        parsed = self._decode(body, rules)
+        parsed = _decode_or_refuse(self._decoder, body, lambda: self._decode(body, rules))
         if rules.model is not None and getattr(parsed, "model", None) is not None:
             parsed.model = rules.model  # type: ignore[attr-defined]
         return parsed

@@ -32,7 +32,7 @@ from shared.bounds import (
     RepetitionPenalty,
     TokenId,
 )
-from shared.kv_budget import KvBudget, KvPolicy, NumBudgetTokens
+from shared.kv_budget import KvPolicy, NumBudgetTokens
 from shared.sampling import Sampling
 
 UserText = Annotated[str, Meta(max_length=512)]
@@ -180,12 +180,6 @@ def one_of(body: CommonBody, name: str, other: str) -> Any:
     return value
 
 
-def to_budget(body: CommonBody) -> KvBudget | None:
-    """Return the wire's budget."""
-    asked = body.kv_budget
-    return None if asked is None else KvBudget(asked.tokens, asked.policy or "sinks")
-
-
 def check_names(body: CommonBody) -> None:
     """Check the strings that become names: the model, the end user, the salt."""
     checked_model(body.model)
@@ -210,11 +204,11 @@ def is_resumable(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.resumable)
 
 
-def check_sequences(num_prompts: int, n: int) -> None:
-    """Check how many answers one request asks for."""
+def check_sequences(num_prompts: int, n: int, name: str = "n") -> None:
+    """Check how many answers one request asks for with a parameter."""
     if num_prompts * n > MAX_SEQUENCES:
-        message = f"'n' times the number of prompts is {num_prompts * n}; at most {MAX_SEQUENCES} are allowed."
-        raise invalid_value("n", message)
+        message = f"'{name}' times the number of prompts is {num_prompts * n}; at most {MAX_SEQUENCES} are allowed."
+        raise invalid_value(name, message)
 
 
 def counted(prompts: tuple[Prompt, ...], num_tokens: int | None) -> tuple[Prompt, ...]:
@@ -271,10 +265,7 @@ def with_best_of(generation: Generation, best_of: int | None) -> Generation:
     if generation.stream:
         reason = "Which answers are the best is known when all are complete. Leave 'stream' or 'best_of' out."
         raise invalid_value("best_of", f"Results cannot be streamed when 'best_of' is greater than 'n'. {reason}")
-    num_sequences = len(generation.prompts) * best_of
-    if num_sequences > MAX_SEQUENCES:
-        message = f"'best_of' times the number of prompts is {num_sequences}; at most {MAX_SEQUENCES} are allowed."
-        raise invalid_value("best_of", message)
+    check_sequences(len(generation.prompts), best_of, "best_of")
     sampling = generation.sampling
     if sampling.temperature == 0:
         return generation

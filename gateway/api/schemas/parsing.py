@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from gateway.api.schemas.bodies import OPENAI_NAMES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -22,7 +23,6 @@ from gateway.api.schemas.parameters import (
     num_logprobs,
     one_of,
     prompt_logprobs,
-    to_budget,
     to_sampling,
     with_best_of,
 )
@@ -33,6 +33,7 @@ from gateway.api.schemas.tools import OfferedTools, offered_functions, offered_t
 from gateway.api.schemas.unserved_names import OpenAi
 from gateway.generation import Details, Generation, ImageSource, Kind, Prompt, StructuredOutput
 from shared.conversation import ChatMessage
+from shared.kv_budget import KvBudget
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 
 DEFAULT_MAX_TOKENS = 16
@@ -117,8 +118,24 @@ def parse_detokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None
     return _named_model(parsed.model), DetokenizeCall(token_ids=tuple(parsed.tokens))
 
 
-def token_prompt(token_ids: list[int], where: str) -> Prompt:
-    """Return a prompt of the token ids in the field `where`."""
+def prompts_of(
+    given: str | list[str | int | list[int]], where: str, of_text: Callable[[str, str], Prompt]
+) -> tuple[Prompt, ...]:
+    """Return the prompts in the field `where`; `of_text` makes one of a text and its place."""
+    if isinstance(given, str):
+        return (of_text(given, where),)
+    kinds = {type(item) for item in given}
+    if kinds == {int}:
+        return (_token_prompt(cast("list[int]", given), where),)
+    if kinds == {str}:
+        return tuple(of_text(text, f"{where}.[{i}]") for i, text in enumerate(cast("list[str]", given)))
+    if kinds == {list}:
+        return tuple(_token_prompt(ids, f"{where}.[{i}]") for i, ids in enumerate(cast("list[list[int]]", given)))
+    message = f"'{where}' must be a string, or a list of strings, of token ids, or of token id lists."
+    raise invalid_value(where, message)
+
+
+def _token_prompt(token_ids: list[int], where: str) -> Prompt:
     if not token_ids:
         raise invalid_value(where, f"'{where}' must not be empty.")
     return Prompt(estimated_tokens=len(token_ids), token_ids=tuple(token_ids))
@@ -135,7 +152,7 @@ def _generation(
     echoed: int | None = None,
     **more: Any,
 ) -> Generation:
-    limit = checked_truncation(body.truncate_prompt_tokens)
+    limit, budget = checked_truncation(body.truncate_prompt_tokens), body.kv_budget
     given = (body.prompt_cache_key, body.prompt_cache_retention, body.agent_hints)
     generation = Generation(
         kind=kind,
@@ -155,7 +172,7 @@ def _generation(
         truncate_prompt_tokens=limit,
         cache_salt=body.cache_salt,
         cache_hints=None if given == (None, None, None) else openai_hints(body),
-        kv_budget=to_budget(body),
+        kv_budget=None if budget is None else KvBudget(budget.tokens, budget.policy or "sinks"),
         **more,
     )
     return with_best_of(generation, body.best_of)
@@ -201,29 +218,18 @@ def _chat_logprobs(chat: ChatBody) -> int | None:
 
 
 def _prompts(completion: CompletionBody, n: int) -> tuple[Prompt, ...]:
-    prompt, suffix = completion.prompt, completion.suffix or None
-    if isinstance(prompt, str):
-        check_sequences(1, n)
-        return (_text_prompt(prompt, suffix),)
-    kinds = {type(item) for item in prompt}
-    num_prompts = 1 if kinds == {int} else len(prompt)
-    check_sequences(num_prompts, n)
-    if kinds == {str}:
-        return tuple(_text_prompt(text, suffix) for text in cast("list[str]", prompt))
-    if suffix is not None:
+    given, suffix = completion.prompt, completion.suffix or None
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    check_sequences(1 if is_one else len(given), n)
+
+    def of_text(text: str, where: str) -> Prompt:
+        tokens = estimate_tokens(text) + (0 if suffix is None else estimate_tokens(suffix))
+        return Prompt(estimated_tokens=tokens, text=text, suffix=suffix)
+
+    prompts = prompts_of(given, "prompt", of_text)
+    if suffix is not None and prompts[0].text is None:
         raise invalid_value("suffix", "'suffix' needs a 'prompt' that is a text or a list of texts.")
-    if kinds == {int}:
-        return (token_prompt(cast("list[int]", prompt), "prompt"),)
-    if kinds == {list}:
-        return tuple(token_prompt(ids, f"prompt.[{i}]") for i, ids in enumerate(cast("list[list[int]]", prompt)))
-    raise invalid_value(
-        "prompt", "'prompt' must be a string, or a list of strings, of token ids, or of token id lists."
-    )
-
-
-def _text_prompt(text: str, suffix: str | None) -> Prompt:
-    tokens = estimate_tokens(text) + (0 if suffix is None else estimate_tokens(suffix))
-    return Prompt(estimated_tokens=tokens, text=text, suffix=suffix)
+    return prompts
 
 
 def _named_model(model: str | None) -> str | None:

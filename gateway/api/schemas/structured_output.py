@@ -6,6 +6,7 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and older `guided_*`, ll
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Annotated
 
@@ -102,9 +103,14 @@ class StructuredOutputFields(CacheFields, kw_only=True, forbid_unknown_fields=Tr
     ] = None
 
 
+_FIELDS = StructuredOutputFields.__struct_fields__[len(CacheFields.__struct_fields__) :]
+_asked = attrgetter(*_FIELDS)
+_NOTHING = _asked(StructuredOutputFields())
+
+
 def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
     """Return the form that the answer must have; None for any."""
-    if _asks_for_nothing(body):
+    if _asked(body) == _NOTHING:
         return None
     asked = [*_of_response_format(body.response_format), *_of_structured_outputs(body.structured_outputs)]
     asked += _of_schema("guided_json", body.guided_json)
@@ -118,19 +124,6 @@ def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
         message = f"'{first}' and '{second}' both say what the answer must look like. Give one of them."
         raise invalid_value(second, message)
     return asked[0] if asked else None
-
-
-def _asks_for_nothing(body: StructuredOutputFields) -> bool:
-    return (
-        body.response_format is None
-        and body.structured_outputs is None
-        and body.guided_json is UNSET
-        and body.guided_regex is None
-        and body.guided_choice is None
-        and body.guided_grammar is None
-        and body.json_schema is UNSET
-        and body.grammar is None
-    )
 
 
 def constrained(sampling: Sampling, output: StructuredOutput | None) -> Sampling:
