@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.errors import ApiError
 from gateway.responses.body import TextFormatBody, repeated_format, text_output
 from gateway.responses.items import input_item_id, is_response_id, new_response_id, output_item_id, response_of
+from tests.gateway.refusals import refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -60,9 +60,7 @@ def test_schema_is_obeyed_and_repeated(strict: bool | None) -> None:
     ],
 )
 def test_format_that_is_unknown_or_not_complete_is_refused(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        text_output(body(**fields))
-    assert (refused.value.status, refused.value.param) == (400, param)
+    assert refused(text_output, body(**fields)).param == param
 
 
 def test_item_names_its_response_and_its_place() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import ApiError
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.formats.tools import ToolChoice
+from tests.gateway.refusals import refused
 
 TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("f", "g")]
 # What OpenAI's own server says of a request that names nothing but its model and its input.
@@ -102,6 +102,5 @@ def test_only_allowed_tools_are_offered(mode: dict[str, str], choice: ToolChoice
     ],
 )
 def test_what_is_not_served_is_refused_by_name_and_code(fields: dict[str, Any], param: str, code: str) -> None:
-    with pytest.raises(ApiError) as refusal:
-        asked(**{"tools": TOOLS} | fields)
-    assert (refusal.value.status, refusal.value.param, refusal.value.code) == (400, param, code)
+    error = refused(asked, **{"tools": TOOLS} | fields)
+    assert (error.param, error.code) == (param, code)

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from gateway.api.schemas.names import BodyRules
-from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.items import kept_item
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.conversation import ChatMessage
+from tests.gateway.refusals import refused
 
 LARGE = "x" * 100_000
 TEXT = [{"type": "output_text", "text": "hi", "refusal": LARGE}]
@@ -177,7 +177,5 @@ def test_what_no_prompt_has_is_not_kept(item: dict[str, Any]) -> None:
     ],
 )
 def test_item_that_no_text_tells_is_refused_by_its_type(item: dict[str, Any]) -> None:
-    with pytest.raises(ApiError) as refused:
-        messages_of(item)
-    assert refused.value.param == "input.[1].type"
+    assert refused(messages_of, item).param == "input.[1].type"
     assert f"'{item['type']}'" in refused.value.message

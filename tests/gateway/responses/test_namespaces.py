@@ -10,8 +10,8 @@ import openai
 import pytest
 from openai.types.responses import ResponseFunctionToolCall
 
-from gateway.errors import ApiError
 from gateway.responses.request import own_items, parse_body, to_generation
+from tests.gateway.refusals import refused
 from tests.gateway.responses.batch_worker import batch_worker
 from tests.gateway.responses.test_tools import write
 from tests.gateway.wire_worker import WireWorker
@@ -92,6 +92,4 @@ async def test_background_call_names_its_namespace(
 )
 def test_namespace_that_is_not_served_is_refused_by_its_place(tools: list[Any], param: str) -> None:
     request = parse_body(json.dumps({"model": "m", "input": "x", "tools": tools}).encode())
-    with pytest.raises(ApiError) as refusal:
-        to_generation(request, [], own_items(request), ())
-    assert (refusal.value.status, refusal.value.param) == (400, param)
+    assert refused(to_generation, request, [], own_items(request), ()).param == param

@@ -7,23 +7,16 @@ from typing import Any
 
 import pytest
 
-from gateway.anthropic.parsing import parse_messages
-from gateway.api.schemas.parsing import parse_chat, parse_completion
-from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.responses.request import own_items, parse_body, to_generation
+from tests.gateway.parsed_bodies import chat, completion, message, response
+from tests.gateway.refusals import refused
 
 ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
 
 
-def parse(**fields: Any) -> Generation:
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
-    return parse_chat(json.dumps(body).encode())
-
-
 def variables(generation: Generation) -> Any:
-    chat = generation.prompts[0].chat
-    return {} if chat is None else json.loads(chat.variables or "{}")
+    options = generation.prompts[0].chat
+    return {} if options is None else json.loads(options.variables or "{}")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +55,7 @@ def variables(generation: Generation) -> Any:
     ],
 )
 def test_forms_of_thinking_become_the_templates_variables(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    generation = parse(**fields)
+    generation = chat(**fields)
     assert variables(generation) == expected
     assert generation.may_reason == (False not in expected.values())
 
@@ -84,19 +77,12 @@ def test_forms_of_thinking_become_the_templates_variables(fields: dict[str, Any]
     ],
 )
 def test_contradiction_and_what_is_not_served_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        parse(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert refused(chat, **fields).param == param
 
 
 def test_excluded_reasoning_is_left_out_of_the_answer() -> None:
-    assert not parse(reasoning={"exclude": True}).includes_reasoning
-    assert parse(reasoning={"exclude": False}).includes_reasoning
-
-
-def respond(**fields: Any) -> Generation:
-    body = parse_body(json.dumps({"model": "m", "input": "x", **fields}).encode())
-    return to_generation(body, [], own_items(body), ())
+    assert not chat(reasoning={"exclude": True}).includes_reasoning
+    assert chat(reasoning={"exclude": False}).includes_reasoning
 
 
 @pytest.mark.parametrize(
@@ -115,7 +101,7 @@ def respond(**fields: Any) -> Generation:
 def test_forms_of_thinking_in_responses_become_the_same_variables(
     fields: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    generation = respond(**fields)
+    generation = response(**fields)
     assert variables(generation) == expected
     assert generation.may_reason == (False not in expected.values())
 
@@ -133,21 +119,19 @@ def test_forms_of_thinking_in_responses_become_the_same_variables(
     ],
 )
 def test_contradiction_in_a_response_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        respond(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert refused(response, **fields).param == param
 
 
 def test_contradiction_in_a_message_is_refused_by_name() -> None:
-    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
-    body |= {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}
-    with pytest.raises(ApiError) as caught:
-        parse_messages(json.dumps(body).encode())
-    assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs.enable_thinking")
+    fields: Any = {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}
+    assert refused(message, **fields).param == "chat_template_kwargs.enable_thinking"
 
 
 def test_completion_has_no_template_that_could_think() -> None:
-    plain = {"model": "m", "prompt": "x", "seed": 1}
     # As Dify sends them in its mode `completion`.
-    asked = {"enable_thinking": False, "thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": False}}
-    assert parse_completion(json.dumps(plain | asked).encode()) == parse_completion(json.dumps(plain).encode())
+    asked: Any = {
+        "enable_thinking": False,
+        "thinking": {"type": "disabled"},
+        "chat_template_kwargs": {"thinking": False},
+    }
+    assert completion(seed=1, **asked) == completion(seed=1)

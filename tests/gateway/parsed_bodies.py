@@ -1,0 +1,37 @@
+"""What the bodies of each API that generates become: generations of one short prompt, with the fields of a test."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.anthropic.parsing import parse_messages
+from gateway.api.schemas.names import BodyRules
+from gateway.api.schemas.parsing import parse_chat, parse_completion
+from gateway.generation import Generation
+from gateway.responses.draft import ResponseGeneration
+from gateway.responses.request import own_items, parse_body, to_generation
+
+USER = {"role": "user", "content": "x"}
+
+
+def chat(messages: Any = (USER,), **fields: Any) -> Generation:
+    return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
+
+
+def completion(prompt: Any = "x", **fields: Any) -> Generation:
+    return parse_completion(json.dumps({"model": "m", "prompt": prompt, **fields}).encode())
+
+
+def message(messages: Any = (USER,), **fields: Any) -> Generation:
+    return parse_messages(json.dumps({"model": "m", "max_tokens": 9, "messages": messages, **fields}).encode())
+
+
+def response(items: Any = "x", *, allow_unknown: bool = False, **fields: Any) -> ResponseGeneration:
+    body = json.dumps({"model": "m", "input": items, **fields}).encode()
+    return response_of(body, BodyRules(allow_unknown=allow_unknown))
+
+
+def response_of(body: bytes, rules: BodyRules = BodyRules()) -> ResponseGeneration:  # noqa: B008
+    request = parse_body(body, rules)
+    return to_generation(request, [], own_items(request), ())
