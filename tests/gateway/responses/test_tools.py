@@ -12,6 +12,8 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 from pydantic import BaseModel
 
 from shared.messages import Delta, Finish, Request, Usage
+from tests.gateway.parsed_bodies import response
+from tests.gateway.refusals import refused
 from tests.gateway.responses.batch_worker import batch_worker
 from tests.gateway.wire_worker import WireWorker
 
@@ -240,3 +242,80 @@ async def test_what_is_not_served_is_refused_by_name(
     with pytest.raises(openai.APIStatusError) as refusal:
         await client.responses.create(**{"model": worker.model, "input": "x"}, extra_body=fields)  # type: ignore[call-overload]
     assert (refusal.value.status_code in (400, 404), refusal.value.body["param"]) == (True, param)  # type: ignore[index]
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "name": name, "description": "d", "parameters": {"type": "object"}, "strict": False}
+
+
+def namespace(name: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "description": "Other agents.", "tools": list(tools)}
+
+
+NAMESPACES: list[Any] = [
+    function("wait"),
+    namespace("agents", function("spawn"), function("wait")),
+    namespace("jobs", function("wait")),
+]
+CALLS = "".join(
+    f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>\n'
+    for name in ("wait", "spawn", "agents__wait", "jobs__wait")
+)
+NAMES = [("wait", None), ("spawn", "agents"), ("wait", "agents"), ("wait", "jobs")]
+
+
+def calls_of(output: list[Any]) -> list[tuple[str, str | None]]:
+    return [(item.name, item.namespace) for item in output if isinstance(item, ResponseFunctionToolCall)]
+
+
+async def test_function_of_a_namespace_is_called_and_comes_back_with_it(
+    thinking: WireWorker, client: openai.AsyncOpenAI
+) -> None:
+    asking = asyncio.create_task(client.responses.create(model=thinking.model, input="Go.", tools=NAMESPACES))
+    request = await thinking.begin()
+    assert request.chat is not None
+    shown = [tool["function"]["name"] for tool in json.loads(request.chat.tools or "")]
+    assert shown == ["wait", "spawn", "agents__wait", "jobs__wait"]
+    await write(thinking, request, f"<think>\n\n</think>\n\n{CALLS}")
+    answer = await asking
+    assert calls_of(answer.output) == NAMES
+    assert [tool.to_dict() for tool in answer.tools] == NAMESPACES
+    calls = [item for item in answer.output if isinstance(item, ResponseFunctionToolCall)]
+    results: list[Any] = [{"type": "function_call_output", "call_id": call.call_id, "output": "ok"} for call in calls]
+    conversations: list[dict[str, Any]] = [
+        {"input": results, "previous_response_id": answer.id},
+        {"input": [{"role": "user", "content": "Go."}, *(call.to_dict() for call in calls), *results]},
+    ]
+    for fields in conversations:
+        asking = asyncio.create_task(client.responses.create(model=thinking.model, tools=NAMESPACES, **fields))
+        request = await thinking.begin()
+        assert request.messages is not None
+        _, assistant, *tools = request.messages
+        assert [call.name for call in assistant.tool_calls] == shown
+        assert [tool.name for tool in tools] == shown
+        await write(thinking, request, "Done.")
+        assert (await asking).output_text == "Done."
+
+
+async def test_background_call_names_its_namespace(
+    thinking: WireWorker, client: openai.AsyncOpenAI, nats_url: str
+) -> None:
+    async with batch_worker(nats_url, thinking.model) as batch:
+        answer = await client.responses.create(model=thinking.model, input="hi", tools=NAMESPACES, background=True)
+        await batch.end(await batch.take(), f"<think>\n\n</think>\n\n{CALLS}")
+        assert calls_of((await client.responses.retrieve(answer.id)).output) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "namespace", "tools": [function("f")]}], "tools.[0].name"),
+        ([namespace("a", {"type": "custom", "name": "f"})], "tools.[0].tools.[0].type"),
+        ([namespace("a", function("f") | {"name": None})], "tools.[0].tools.[0].name"),
+        ([namespace("a", namespace("b", function("f")))], "tools.[0].tools.[0].type"),
+        ([namespace("a", function("f"), function("f"))], "tools"),
+        ([namespace(f"n{n}", *(function(f"f{i}") for i in range(100))) for n in range(100)], "tools"),
+    ],
+)
+def test_namespace_that_is_not_served_is_refused_by_its_place(tools: list[Any], param: str) -> None:
+    assert refused(response, tools=tools).param == param
