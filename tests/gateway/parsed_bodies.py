@@ -1,4 +1,4 @@
-"""What the bodies of each API that generates become: generations of one short prompt, with the fields of a test."""
+"""Generations of one short prompt with the fields of a test, as such and as the bodies of each API become them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Any
 from gateway.anthropic.parsing import parse_messages
 from gateway.api.schemas.names import BodyRules
 from gateway.api.schemas.parsing import parse_chat, parse_completion
-from gateway.generation import Generation
+from gateway.generation import Generation, Kind, Prompt
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.request import own_items, parse_body, to_generation
+from shared.sampling import Sampling
 
 USER = {"role": "user", "content": "x"}
+PROMPT = Prompt(1, text="x")
+
+
+def generation(kind: Kind = "chat", prompt: Prompt = PROMPT, n: int = 1, **fields: Any) -> Generation:
+    return Generation(kind, "m", (prompt,), n, **{"sampling": Sampling(), "deterministic": False, **fields})
 
 
 def chat(messages: Any = (USER,), **fields: Any) -> Generation:

@@ -25,6 +25,7 @@ from gateway.metrics import GatewayMetrics
 from shared.messages import Finish, Usage
 from shared.sampling import Sampling
 from tests.gateway.api.test_read_choice import deltas, streamed, whole
+from tests.gateway.parsed_bodies import generation
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,8 @@ def test_answer_is_named_as_its_clients_know_it(kind: Kind, prefix: str, whole: 
 
 
 def test_calls_have_ids_of_their_own_that_an_answer_keeps_when_it_is_told_again() -> None:
-    generation = Generation("chat", "m", (Prompt(1, text="x"),), 1, Sampling(), deterministic=False)
     stamp = AnswerStamp.new()
-    first, again, other = (AnswerIdentity.new(generation, None, each) for each in (stamp, stamp, AnswerStamp.new()))
+    first, again, other = (AnswerIdentity.new(generation(), None, each) for each in (stamp, stamp, AnswerStamp.new()))
     places = [(choice, call) for choice in range(12) for call in range(12)]
     ids = [identity.call_id(*place) for identity in (first, other) for place in places]
     assert all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +16,6 @@ from gateway.admission.limits import reserved_tokens
 from gateway.api.answer import Asked, ResponseHead
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.details import ChoiceDetails, DetailedSink, RankedSink, likeliest
-from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.streamed import ChoiceChunks
 from gateway.api.whole import WholeAnswer
 from gateway.cache.prompt_cache import cache_key
@@ -23,6 +23,7 @@ from gateway.cache.recording import as_cached
 from gateway.errors import ApiError
 from gateway.generation import Details, Generation, Kind, OutputReading
 from shared.messages import Delta, Finish, TokenLogprob, Usage
+from tests.gateway import parsed_bodies
 from tests.gateway.api.scripted_reader import ScriptedReader
 from tests.gateway.dispatch_bench import ListSink
 from tests.gateway.kept_exchange import kept_exchange
@@ -135,13 +136,8 @@ def test_failure_is_passed_on() -> None:
 Sequence = list[Delta]
 
 
-def asked(**fields: Any) -> Generation:
-    return parse_completion(json.dumps({"model": "m", "prompt": "x", "seed": 1, **fields}).encode())
-
-
-def chat(**fields: Any) -> Generation:
-    messages = [{"role": "user", "content": "x"}]
-    return parse_chat(json.dumps({"model": "m", "messages": messages, "seed": 1, **fields}).encode())
+asked = partial(parsed_bodies.completion, seed=1)
+chat = partial(parsed_bodies.chat, seed=1)
 
 
 def sequence(number: int, chance: random.Random) -> Sequence:

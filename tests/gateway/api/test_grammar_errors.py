@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
-from gateway.anthropic.parsing import parse_messages
 from gateway.api.output_reading import refused_schema, with_reading
-from gateway.api.schemas.parsing import parse_chat
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
-from gateway.responses.request import own_items, parse_body, to_generation
 from shared.formats import Tool, ToolChoice
 from shared.grammar import Grammar, check_grammar
 from shared.grammar.checker import CheckerBusyError, GrammarChecker
+from tests.gateway import parsed_bodies
 
 FINE = {"type": "object", "properties": {"a": {"type": "string"}}}
 # Refused by what compiles grammars, and by what writes them.
 NOT = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
 PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[a--b]"}}}
-USER = [{"role": "user", "content": "x"}]
 
 
 class Checker:
@@ -45,34 +41,33 @@ def function(name: str, schema: Any) -> dict[str, Any]:
 
 def chat(schema: Any, **fields: Any) -> Generation:
     tools = [{"type": "function", "function": function(f"f{i}", each)} for i, each in enumerate((FINE, FINE, schema))]
-    return parse_chat(json.dumps({"model": "m", "messages": USER, "tools": tools, **fields}).encode())
+    return parsed_bodies.chat(tools=tools, **fields)
 
 
 def functions(schema: Any) -> Generation:
     # The older form has no strict functions of its own; `strict` is read in it too.
-    each = [function("f0", FINE), function("f2", schema)]
-    return parse_chat(json.dumps({"model": "m", "messages": USER, "functions": each}).encode())
+    return parsed_bodies.chat(functions=[function("f0", FINE), function("f2", schema)])
 
 
 def response(schema: Any) -> Generation:
-    return _response([function("f0", FINE), function("f2", schema)])
+    return _response(_typed("f2", schema))
 
 
 def namespaced(schema: Any) -> Generation:
-    inner = {"type": "function", **function("f2", schema)}
-    return _response([function("f0", FINE), {"type": "namespace", "name": "n", "tools": [inner]}])
+    return _response({"type": "namespace", "name": "n", "tools": [_typed("f2", schema)]})
 
 
-def _response(tools: list[dict[str, Any]]) -> Generation:
-    body = {"model": "m", "input": "x", "tools": [{"type": "function", **tool} for tool in tools]}
-    parsed = parse_body(json.dumps(body).encode())
-    return to_generation(parsed, [], own_items(parsed), ())
+def _response(tool: dict[str, Any]) -> Generation:
+    return parsed_bodies.response(tools=[_typed("f0", FINE), tool])
+
+
+def _typed(name: str, schema: Any) -> dict[str, Any]:
+    return {"type": "function", **function(name, schema)}
 
 
 def message(schema: Any) -> Generation:
     tools = [{"name": f"f{i}", "input_schema": each, "strict": True} for i, each in enumerate((FINE, FINE, schema))]
-    body = {"model": "m", "max_tokens": 5, "messages": USER, "tools": tools}
-    return parse_messages(json.dumps(body).encode())
+    return parsed_bodies.message(tools=tools)
 
 
 async def refusal(generation: Generation, chat_format: str = "hermes", num_answered: int = 100) -> ApiError:

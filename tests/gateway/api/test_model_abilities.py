@@ -31,7 +31,7 @@ from gateway.cache.prompt_cache import cache_key
 from gateway.cache.recording import as_cached
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
-from gateway.generation import Generation, Prompt
+from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from shared.errors import BadRequestError
 from shared.features import FEATURES, KV_BUDGET, KV_SCORES, WATERMARK
@@ -42,6 +42,7 @@ from shared.sampling import Sampling, SamplingDefaults
 from shared.watermark import derived_key
 from tests.clock import Clock
 from tests.gateway.parsed_bodies import chat, completion, message
+from tests.gateway.parsed_bodies import generation as any_generation
 from tests.gateway.refusals import refused
 
 SECRET = "5a" * 32
@@ -49,7 +50,7 @@ KEY = derived_key(SECRET, "m")
 
 
 def generation(**fields: Any) -> Generation:
-    return Generation("completion", "m", (Prompt(3, text="x"),), 1, Sampling(**fields), deterministic=False)
+    return any_generation("completion", sampling=Sampling(**fields))
 
 
 def load(features: tuple[str, ...], some: tuple[str, ...] = (), num_workers: int = 2) -> FleetLoad:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,17 +9,17 @@ import pytest
 from gateway.admission.auth import Principal
 from gateway.api.answer import Answer, Asked, ResponseHead
 from gateway.api.output_reading import with_reading
-from gateway.api.schemas.parsing import parse_chat
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError
-from gateway.generation import Generation, Prompt, StructuredOutput
+from gateway.generation import Generation, StructuredOutput
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError, check_grammar
 from shared.grammar.checker import CheckerBusyError, GrammarChecker
 from shared.limited_link import LimitedProcessError
 from shared.sampling import Sampling
+from tests.gateway.parsed_bodies import chat
+from tests.gateway.parsed_bodies import generation as any_generation
 
 FIELD = "response_format.json_schema.schema"
-PROMPT = Prompt(estimated_tokens=1, text="x")
 
 
 class Checker:
@@ -39,14 +38,16 @@ class Checker:
 
 def generation(source: str) -> Generation:
     grammar = Grammar(kind="json_schema", source=source)
-    output = StructuredOutput(FIELD, grammar)
-    sampling = Sampling(grammar=grammar)
-    return Generation("chat", "m", (PROMPT,), 1, sampling, deterministic=False, structured_output=output)
+    return any_generation(sampling=Sampling(grammar=grammar), structured_output=StructuredOutput(FIELD, grammar))
+
+
+async def checked(checker: Checker, asked: Generation) -> Generation:
+    return await StructuredOutputAdmission(cast("GrammarChecker", checker)).checked(asked, "t")
 
 
 async def refusal(checker: Checker, asked: Generation) -> ApiError:
     with pytest.raises(ApiError) as refused:
-        await StructuredOutputAdmission(cast("GrammarChecker", checker)).checked(asked, "t")
+        await checked(checker, asked)
     return refused.value
 
 
@@ -59,8 +60,7 @@ async def test_unsupported_keyword_is_named_with_its_place() -> None:
 
 async def test_generation_without_grammar_is_not_checked() -> None:
     checker = Checker()
-    plain = Generation("chat", "m", (PROMPT,), 1, Sampling(), deterministic=False)
-    await StructuredOutputAdmission(cast("GrammarChecker", checker)).checked(plain, "t")
+    await checked(checker, any_generation())
     assert checker.asked == []
 
 
@@ -75,11 +75,10 @@ async def test_grammar_made_with_tools_is_checked_too() -> None:
 
 async def test_looser_grammar_takes_the_place_of_one_that_cannot_be_compiled() -> None:
     exact, looser = Grammar(kind="lark", source="start: missing"), Grammar(kind="lark", source='start: "a"')
-    admission = StructuredOutputAdmission(cast("GrammarChecker", Checker()))
-    asked = Generation("chat", "m", (PROMPT,), 1, Sampling(grammar=exact), deterministic=False, looser_grammar=looser)
-    assert (await admission.checked(asked, "t")).sampling.grammar == looser
+    asked = any_generation(sampling=Sampling(grammar=exact), looser_grammar=looser)
+    assert (await checked(Checker(), asked)).sampling.grammar == looser
     fine = msgspec.structs.replace(asked, sampling=Sampling(grammar=looser), looser_grammar=exact)
-    assert await admission.checked(fine, "t") is fine
+    assert await checked(Checker(), fine) is fine
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ async def test_looser_grammar_takes_the_place_of_one_that_cannot_be_compiled() -
 )
 async def test_grammar_that_could_not_be_checked_yet_is_not_loosened(raised: Exception, status: int) -> None:
     exact, looser = Grammar(kind="lark", source='start: "a" "b"'), Grammar(kind="lark", source='start: "a"')
-    asked = Generation("chat", "m", (PROMPT,), 1, Sampling(grammar=exact), deterministic=False, looser_grammar=looser)
+    asked = any_generation(sampling=Sampling(grammar=exact), looser_grammar=looser)
 
     class Busy(Checker):
         async def check(self, tenant: str, grammar: Grammar, within_s: float = 0.0) -> None:
@@ -105,8 +104,7 @@ async def test_grammar_that_could_not_be_checked_yet_is_not_loosened(raised: Exc
 def offering(*tools: dict[str, Any], **more: Any) -> Generation:
     """Return a generation that has to call one of these functions, unless it is asked otherwise."""
     functions = [{"type": "function", "function": tool} for tool in tools]
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": functions, "tool_choice": "required"}
-    return with_reading(parse_chat(json.dumps(body | more).encode()), "hermes")
+    return with_reading(chat(**{"tools": functions, "tool_choice": "required", **more}), "hermes")
 
 
 def takes(name: str, kind: str, **more: Any) -> dict[str, Any]:
@@ -115,15 +113,13 @@ def takes(name: str, kind: str, **more: Any) -> dict[str, Any]:
 
 
 async def test_tool_that_cannot_be_compiled_does_not_loosen_the_others() -> None:
-    admission = StructuredOutputAdmission(cast("GrammarChecker", Checker()))
     # No type of JSON Schema, which programs write all the same.
-    checked = await admission.checked(offering(takes("f", "integer"), takes("final_answer", "any")), "t")
-    grammar = checked.sampling.grammar
+    grammar = (await checked(Checker(), offering(takes("f", "integer"), takes("final_answer", "any")))).sampling.grammar
     assert grammar is not None
     check_grammar(grammar)
     assert ("of_f" in grammar.source, "of_final_answer" in grammar.source) == (True, False)
     alone = offering(takes("final_answer", "any"))
-    assert (await admission.checked(alone, "t")).sampling.grammar == alone.looser_grammar
+    assert (await checked(Checker(), alone)).sampling.grammar == alone.looser_grammar
 
 
 async def test_form_of_the_text_holds_beside_a_tool_that_cannot_be_compiled() -> None:
@@ -131,8 +127,7 @@ async def test_form_of_the_text_holds_beside_a_tool_that_cannot_be_compiled() ->
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
     tools = takes("f", "integer"), takes("final_answer", "any")
     asked = offering(*tools, response_format=form, tool_choice="auto")
-    admission = StructuredOutputAdmission(cast("GrammarChecker", Checker()))
-    grammar = (await admission.checked(asked, "t")).sampling.grammar
+    grammar = (await checked(Checker(), asked)).sampling.grammar
     assert grammar is not None
     names = ("of_f", "of_final_answer", "of_text")
     assert [name in grammar.source for name in names] == [True, False, True]
