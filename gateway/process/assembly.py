@@ -31,9 +31,9 @@ from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorRoute, OperatorServices, create_operator_app
+from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, RouteServices
-from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.batches.assembly import batch_routes, unserved_routes
 from gateway.cache.prompt_cache import PromptCache

@@ -22,7 +22,6 @@ from gateway.admission.limits import reserved_tokens
 from gateway.api.answer import Answer, Asked, EventAnswer, Outcome, StreamParts
 from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
-from gateway.generation import Generation
 from gateway.responses.draft import RESPONSES, EventWriter, ResponseGeneration, error_event, response_fields
 from gateway.responses.job import BackgroundJob, JobReader, JobWatch, status_of
 from gateway.responses.job_queue import JobState
@@ -220,14 +219,14 @@ async def _store_or_cancel(store: ResponseStore, record: ResponseRecord) -> None
 class BackgroundAnswer(Answer):
     """Base of both kinds of answers. There is no sequence here: the tokens go into the job's result."""
 
+    def __init__(self, asked: Asked, *parts: StreamParts) -> None:
+        super().__init__(asked, *parts)
+        self._num_reserved = reserved_tokens(asked.generation)
+
     @property
     def num_tokens(self) -> int:
         """Tokens that the job may use, since its use is not counted later."""
         return self._num_reserved
-
-    def reserve(self, generation: Generation) -> None:
-        """Count what a generation may use."""
-        self._num_reserved = reserved_tokens(generation)
 
     @abstractmethod
     def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
@@ -240,10 +239,6 @@ class BackgroundAnswer(Answer):
 class QueuedResponse(BackgroundAnswer):
     """The queued response as one JSON body."""
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
-        self.reserve(asked.generation)
-
     def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
         """Answer."""
         if not self.done.done():
@@ -255,8 +250,7 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
     """The events of a response, from its queuing to its end."""
 
     def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
-        EventAnswer.__init__(self, asked, parts)
-        self.reserve(asked.generation)
+        super().__init__(asked, parts)
         self.tenant = asked.principal.tenant
         self._store = store
         self._tasks = BackgroundTasks()

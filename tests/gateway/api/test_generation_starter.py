@@ -18,7 +18,7 @@ from gateway.aliases.book import ArmProbe
 from gateway.aliases.comparison import ArmCounts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.model_abilities import ModelReading
-from gateway.api.structured_output import StructuredOutputAdmission
+from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
