@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.responses.body import ItemBody, PartBody, Parts
+from gateway.responses.body import ItemBody, PartBody
 from shared.bounds import RESPONSE_ID
 
 _COMMON = ("type", "id", "status", "call_id", "name", "namespace")
@@ -148,7 +148,7 @@ def listed_item(item: ItemBody) -> dict[str, Any]:
     return fields
 
 
-def _kept_value(value: str | Parts | None) -> str | Parts | None:
+def _kept_value(value: Any) -> Any:
     return [_kept_part(part) for part in value] if isinstance(value, list) else value
 
 

@@ -14,7 +14,7 @@ from gateway.anthropic.dialect import ANTHROPIC, BlockList
 from gateway.anthropic.message import StreamedMessage, WholeMessage
 from gateway.api.answer import Answer, Asked, ResponseHead, StreamParts
 from gateway.errors import ApiError
-from gateway.generation import Generation, OutputReading, Prompt
+from gateway.generation import OutputReading
 from gateway.streams.event_stream import Flusher
 from shared.messages import Delta, Finish, Usage
 from shared.sampling import Sampling
@@ -23,6 +23,7 @@ from tests.gateway.api.test_streamed import LIMITS
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.kept_exchange import kept_exchange
 from tests.gateway.known_worker import known_worker
+from tests.gateway.parsed_bodies import generation
 from tests.gateway.shared_gateway import gateway, nats_url
 from tests.gateway.wire_worker import expected_text
 
@@ -36,11 +37,8 @@ class Case:
 
     def __init__(self, *, stream: bool, reading: OutputReading | None = READING) -> None:
         exchange, _, self.transport = kept_exchange()
-        prompt = Prompt(1, messages=())
-        generation = Generation(
-            "chat", "m", (prompt,), 1, Sampling(max_tokens=5), deterministic=False, stream=stream, reading=reading
-        )
-        asked = Asked(exchange, generation, ResponseHead("req_1", 0.0, ANTHROPIC), Principal("k", "t"))
+        asking = generation(sampling=Sampling(max_tokens=5), stream=stream, reading=reading)
+        asked = Asked(exchange, asking, ResponseHead("req_1", 0.0, ANTHROPIC), Principal("k", "t"))
         self.answer: Answer = WholeMessage(asked)
         if stream:
             flusher = Flusher(asyncio.get_running_loop())

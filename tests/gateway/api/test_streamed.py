@@ -27,12 +27,12 @@ from gateway.api.chat_answers import (
 from gateway.api.streamed import ChoiceChunks, StreamedAnswer, encode_json
 from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
-from gateway.generation import Generation, Kind, OutputReading, Prompt
+from gateway.generation import Kind, OutputReading
 from gateway.streams.dialect import OPENAI, server_sent_event
 from gateway.streams.event_stream import EventStreamLimits, Flusher
 from shared.messages import Delta, Finish, TokenLogprob, Usage
-from shared.sampling import Sampling
 from tests.gateway.kept_exchange import kept_exchange
+from tests.gateway.parsed_bodies import generation
 from tests.gateway.wire_worker import until
 
 IDENTITY = AnswerIdentity("cmpl-1", "completion", "m", 7)
@@ -44,11 +44,8 @@ class Streamed:
 
     def __init__(self, n: int = 1, reading: OutputReading | None = None, identity: AnswerIdentity = IDENTITY) -> None:
         self.exchange, self.channel, self.transport = kept_exchange()
-        prompt = Prompt(1, text="x")
-        generation = Generation(
-            identity.kind, "m", (prompt,), n, Sampling(), deterministic=False, stream=True, reading=reading
-        )
-        asked = Asked(self.exchange, generation, ResponseHead("req_1", 0.0), Principal("k", "t"))
+        asking = generation(identity.kind, n=n, stream=True, reading=reading)
+        asked = Asked(self.exchange, asking, ResponseHead("req_1", 0.0), Principal("k", "t"))
         self._flusher = Flusher(asyncio.get_running_loop())
         self.answer = StreamedAnswer(asked, StreamParts(self._flusher, LIMITS, 0.0), identity)
 

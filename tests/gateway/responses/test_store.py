@@ -24,13 +24,14 @@ from gateway.responses.body import ItemBody
 from gateway.responses.draft import ResponseDraft, response_fields
 from gateway.responses.endpoint import CompactEndpoint, ResponsesEndpoint
 from gateway.responses.items import new_response_id
-from gateway.responses.job import BackgroundJob, JobReader, JobWatch
+from gateway.responses.job import JobReader, JobWatch
 from gateway.responses.job_queue import JobRef, JobState
 from gateway.responses.log import CONCURRENT_CALLS, PIECE_BYTES, PieceBudget, ResponseLog, ResponseRecord
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import CONCURRENT_READERS, History, ResponseStore
 from gateway.responses.stored import StoredResponses
 from shared.messages import BatchResult
+from tests.gateway.responses.test_background_stream import DRAFT, RECORD, result
 
 RESPONSE_ID = new_response_id()
 BODIES = {
@@ -161,8 +162,6 @@ async def test_every_response_of_a_conversation_must_be_of_a_model_that_the_key_
     assert records[0].draft.id in refusal.value.message
 
 
-DRAFT = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[], is_background=True)
-RECORD = ResponseRecord("t", "m", DRAFT, b"", BackgroundJob(stream_seq=1, deadline=0))
 LONG = "word " * (LARGE_BYTES // 4)
 
 
@@ -181,7 +180,7 @@ class Stored:
         return RECORD
 
     async def result(self, ref: JobRef) -> BatchResult:
-        return BatchResult(id=DRAFT.id, model="m", tenant="t", text=self._text, finish="stop")
+        return result(self._text)
 
     async def watch(self, tenant: str, response_id: str) -> JobWatch:
         return JobWatch()
