@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -179,15 +180,10 @@ class BlockList:
         block, text = self._blocks[-1], "".join(self._texts)
         self._texts.clear()
         if block["type"] == "tool_use":
-            block["input"] = _object(text)
+            block["input"] = {}
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                block["input"] = _decode(text)
         else:
             block[block["type"]] = text
             if block["type"] == "thinking":
                 block["signature"] = _SIGNATURE
-
-
-def _object(text: str) -> Any:
-    try:
-        return _decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return {}

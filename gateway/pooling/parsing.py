@@ -68,7 +68,7 @@ def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
         top_n=parsed.top_n or None,
         returns_documents=bool(parsed.return_text) if is_teis else parsed.return_documents is not False,
         is_plain_list=is_teis,
-        **_common(parsed, tuple(_pair(query, text, f"{name}.[{i}]") for i, text in enumerate(texts))),
+        **_common(parsed, tuple(_prompt(text, f"{name}.[{i}]", query) for i, text in enumerate(texts))),
     )
 
 
@@ -108,7 +108,7 @@ def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
     return Generation(
         kind="score",
         pooling=_score(parsed.instruction),
-        **_common(parsed, tuple(_pair(query, text, f"text_2.[{i}]") for i, (query, text) in enumerate(pairs))),
+        **_common(parsed, tuple(_prompt(text, f"text_2.[{i}]", query) for i, (query, text) in enumerate(pairs))),
     )
 
 
@@ -135,15 +135,11 @@ def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
 def _inputs(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
     if isinstance(given, list) and len(given) > MAX_INPUTS and not isinstance(given[0], int):
         raise invalid_value("input", f"'input' has {len(given)} entries; at most {MAX_INPUTS} are allowed.")
-    return prompts_of(given, "input", _text)
+    return prompts_of(given, "input", _prompt)
 
 
-def _text(text: str, where: str) -> Prompt:
-    return Prompt(estimated_tokens=estimate_tokens(text), text=_required_text(where, text))
-
-
-def _pair(query: str, text: str, where: str) -> Prompt:
-    tokens = estimate_tokens(query) + estimate_tokens(text)
+def _prompt(text: str, where: str, query: str | None = None) -> Prompt:
+    tokens = estimate_tokens(text) + (0 if query is None else estimate_tokens(query))
     return Prompt(estimated_tokens=tokens, text=_required_text(where, text), query=query)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, Literal
 
 import msgspec
 from nats.errors import MaxPayloadError
@@ -52,6 +53,10 @@ class JobRef:
     model: str
     response_id: str
     job: BackgroundJob
+
+    def result(self, finish: Literal["cancelled", "expired"], text: str = "", **more: Any) -> BatchResult:
+        """Return the result of a job that ends with this text."""
+        return BatchResult(id=self.response_id, model=self.model, tenant=self.tenant, text=text, finish=finish, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,10 @@ class JobQueue:
             found = await self.kept.result(ref.tenant, ref.response_id)
         if isinstance(found, JobEnd):
             raise _no_longer_kept(ref.response_id, found)
-        return self._overdue(ref) if found is None else self._decode_result(found)
+        if found is not None:
+            return self._decode_result(found)
+        # Its time is over, whoever should have said so.
+        return ref.result("expired") if self.clock.now() > ref.job.deadline + _GRACE_S else None
 
     async def state(self, ref: JobRef) -> JobState:
         """Return the state of a job without a result."""
@@ -147,16 +155,8 @@ class JobQueue:
             if await self._end_at_worker(ref):
                 return
             state = await self.state(ref)
-        result = BatchResult(
-            id=ref.response_id,
-            model=ref.model,
-            tenant=ref.tenant,
-            text=state.text,
-            finish="cancelled",
-            in_reasoning=state.in_reasoning,
-            attempt=0,
-            completed=self.clock.now(),
-        )
+        told = {"in_reasoning": state.in_reasoning, "attempt": 0, "completed": self.clock.now()}
+        result = ref.result("cancelled", state.text, **told)
         with _answering():
             is_first = await self.kept.store(ref.tenant, ref.response_id, msgspec.json.encode(result), "cancelled")
         if is_first:  # else it has just ended
@@ -165,10 +165,9 @@ class JobQueue:
     async def forget(self, ref: JobRef) -> None:
         """Delete a job's output, once its response has been deleted."""
         await self.cancel(ref)
-        empty = BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="cancelled")
-        progress = BatchProgress(b"", 0, "", 0)
+        empty, progress = msgspec.json.encode(ref.result("cancelled")), BatchProgress(b"", 0, "", 0)
         with _answering():
-            await self._js.publish(result_subject(ref.tenant, ref.response_id), msgspec.json.encode(empty))
+            await self._js.publish(result_subject(ref.tenant, ref.response_id), empty)
             await self._js.publish(progress_subject(ref.tenant, ref.response_id), msgspec.msgpack.encode(progress))
 
     async def _end_at_worker(self, ref: JobRef) -> bool:
@@ -207,12 +206,6 @@ class JobQueue:
             info = msgspec.json.decode((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
         # Where there is no consumer, nothing is delivered.
         return bool(info.get("delivered", {}).get("stream_seq", 0) >= ref.job.stream_seq)
-
-    def _overdue(self, ref: JobRef) -> BatchResult | None:
-        """Return that a job has expired whose time is over, whoever should have said so."""
-        if self.clock.now() <= ref.job.deadline + _GRACE_S:
-            return None
-        return BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="expired")
 
 
 def _no_longer_kept(response_id: str, end: JobEnd) -> ApiError:
