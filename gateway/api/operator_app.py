@@ -163,25 +163,28 @@ class OperatorRoutes:
 
     def __init__(self, services: OperatorServices) -> None:
         self._services = services
-        self._adapters = services.adapters
-        self._models = ModelOrders(services.queue, services.fleet.hosted)
         # A client of the port must not be able to fill the log.
         self._log_limit = LogLimit(_logger)
         self._key_hash = None if services.key is None else _hash(services.key)
 
     def routes(self) -> list[Route]:
         """Return the table."""
+        adapters, hosted = self._services.adapters, self._services.fleet.hosted
+        models = ModelOrders(self._services.queue, hosted)
         return [
-            self._route("/health/live", self._live),
+            self._route("/health/live", partial(_shown, lambda: {"status": "live"})),
             self._route("/health/ready", self._detail),
             self._route("/metrics", self._metrics),
             self._route("/v1/scaling", self._scaling),
             self._route("/v1/scaling/{model:path}", self._scaling),
-            self._route("/v1/adapters", self._list_adapters),
-            self._route("/v1/load_lora_adapter", self._load, "POST"),
-            self._route("/v1/unload_lora_adapter", self._unload, "POST"),
-            self._route("/v1/hosted_models", self._hosted),
-            *(self._route(f"/v1/hosted_models/{each}", partial(self._order, each), "POST") for each in ACTIONS),
+            self._route("/v1/adapters", partial(_shown, lambda: AdapterList(adapters.shown()))),
+            self._route("/v1/load_lora_adapter", partial(_ordered, adapters.load), "POST"),
+            self._route("/v1/unload_lora_adapter", partial(_ordered, adapters.unload), "POST"),
+            self._route("/v1/hosted_models", partial(_shown, lambda: {"hosts": hosted.shown()})),
+            *(
+                self._route(f"/v1/hosted_models/{each}", partial(_ordered, partial(models.order, each)), "POST")
+                for each in ACTIONS
+            ),
             *(self._route(each.path, each.handler, each.method, is_open=each.is_open) for each in self._services.more),
         ]
 
@@ -213,9 +216,6 @@ class OperatorRoutes:
         if not hmac.compare_digest(_hash(bearer_token(request.headers.raw)), self._key_hash):
             raise unauthorized("Incorrect operator key provided.")
 
-    async def _live(self, request: Request) -> Response:
-        return json_response({"status": "live"})
-
     async def _detail(self, request: Request) -> Response:
         content = _detail(self._services)
         return json_response(content, 200 if content["status"] == "ready" else 503)
@@ -228,23 +228,17 @@ class OperatorRoutes:
             raise model_not_found(model)
         return json_response(needs[model])
 
-    async def _list_adapters(self, request: Request) -> Response:
-        return json_response(AdapterList(self._adapters.shown()))
-
-    async def _load(self, request: Request) -> Response:
-        return PlainTextResponse(await self._adapters.load(await request.body()))
-
-    async def _unload(self, request: Request) -> Response:
-        return PlainTextResponse(await self._adapters.unload(await request.body()))
-
-    async def _hosted(self, request: Request) -> Response:
-        return json_response({"hosts": self._services.fleet.hosted.shown()})
-
-    async def _order(self, action: Action, request: Request) -> Response:
-        return json_response(await self._models.order(action, await request.body()))
-
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self._services.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _shown(show: Callable[[], object], request: Request) -> Response:
+    return json_response(show())
+
+
+async def _ordered(order: Callable[[bytes], Awaitable[str | dict[str, Any]]], request: Request) -> Response:
+    told = await order(await request.body())
+    return PlainTextResponse(told) if isinstance(told, str) else json_response(told)
 
 
 def _detail(services: OperatorServices) -> dict[str, Any]:
