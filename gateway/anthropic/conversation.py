@@ -34,11 +34,7 @@ _REASONS = MappingProxyType(
 
 
 def chat_messages(body: PromptBody, images: Images) -> tuple[ChatMessage, ...]:
-    """Return the conversation, the system prompt first; what it shows is added to `images`.
-
-    Raises:
-        ApiError: 400; a block has a type that is not served, or lacks what its type needs.
-    """
+    """Return the conversation, the system prompt first; what it shows is added to `images`."""
     messages: list[ChatMessage] = []
     if body.system:
         messages.append(ChatMessage(role="system", content=_text(body.system, "system")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -54,17 +55,12 @@ def event(fields: dict[str, Any]) -> bytes:
     return server_sent_event(_encode(fields), fields["type"])
 
 
-def error_fields(error: ApiError) -> AnthropicError:
-    """Return an error as the object that its body and its event hold."""
+def error_body(error: ApiError) -> bytes:
+    """Return the body of an error."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     reason = _REASONS.get(error.param or "") if error.code == "unsupported_parameter" else None
     details = UNSET if reason is None else AnthropicErrorReason(reason)
-    return AnthropicError("error", AnthropicErrorDetails(kind, error.message, details))
-
-
-def error_body(error: ApiError) -> bytes:
-    """Return the body of an error."""
-    return _encode(error_fields(error))
+    return _encode(AnthropicError("error", AnthropicErrorDetails(kind, error.message, details)))
 
 
 def error_event(error: ApiError) -> bytes:
@@ -184,15 +180,10 @@ class BlockList:
         block, text = self._blocks[-1], "".join(self._texts)
         self._texts.clear()
         if block["type"] == "tool_use":
-            block["input"] = _object(text)
+            block["input"] = {}
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                block["input"] = _decode(text)
         else:
             block[block["type"]] = text
             if block["type"] == "thinking":
                 block["signature"] = _SIGNATURE
-
-
-def _object(text: str) -> Any:
-    try:
-        return _decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return {}

@@ -1,4 +1,4 @@
-"""A message, as one JSON body or as an event stream. Both are made of what one choice reads."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: a message, as one JSON body or as an event stream."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
 
-from gateway.anthropic.dialect import ANTHROPIC, BlockEvents, BlockList, event
+from gateway.admission.auth import Principal
+from gateway.anthropic.body import CountTokensBody, MessagesBody
+from gateway.anthropic.dialect import ANTHROPIC, AnthropicError, BlockEvents, BlockList, event
+from gateway.anthropic.parsing import parse_count_tokens, parse_messages
 from gateway.api.answer import Answer, Asked, EventAnswer, StreamParts
 from gateway.api.chat_answers import CONTEXT_FULL, is_context_full
+from gateway.api.endpoint import Endpoint
+from gateway.api.operation import Operation
 from gateway.api.read_choice import ReadChoice
+from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.usage import UsageTotals
 from gateway.generation import PLAIN_READING, OutputReading
 from gateway.streams.event_stream import EventStream
@@ -81,7 +89,7 @@ def stop_fields(finish: Finish, num_calls: int, max_tokens: int | None) -> dict[
     return {"stop_reason": reason, "stop_sequence": stop}
 
 
-class MessageChoice(ReadChoice):
+class _MessageChoice(ReadChoice):
     """The only sink of a message: puts its text into blocks."""
 
     def __init__(self, answer: Answer, reading: OutputReading | None, blocks: BlockEvents | BlockList) -> None:
@@ -98,28 +106,22 @@ class MessageChoice(ReadChoice):
         super().deliver(delta)
 
     def content(self, text: str) -> None:
-        """Add a text."""
         self._add(self._blocks.text(text))
 
     def reasoning(self, text: str) -> None:
-        """Add thinking."""
         self._add(self._blocks.thinking(text))
 
     def call_started(self, index: int, name: str) -> None:
-        """Add the use of a tool."""
         self._add(self._blocks.call(name))
 
     def call_arguments(self, index: int, text: str) -> None:
-        """Add to its input."""
         self._add(self._blocks.arguments(text))
 
     def delivered(self, finish: Finish | None) -> None:
-        """Keep why the message stopped."""
         if finish is not None:
             self._finish = finish
 
     def stop_fields(self) -> dict[str, Any]:
-        """Return why the message stopped."""
         assert self._finish is not None, "the answer is complete"
         return stop_fields(self._finish, self.num_calls, self._answer.max_tokens)
 
@@ -136,7 +138,7 @@ class WholeMessage(Answer):
         self._model = asked.generation.name
         self._token = asked.stamp.token
         self._blocks = BlockList(asked.stamp.derived)
-        self._choice = MessageChoice(self, asked.generation.reading, self._blocks)
+        self._choice = _MessageChoice(self, asked.generation.reading, self._blocks)
         self.sinks = [self._choice]
 
     def _complete(self) -> None:
@@ -161,7 +163,7 @@ class StreamedMessage(EventAnswer):
         self._stream.end(event(delta) + event({"type": "message_stop"}))
 
 
-class _StreamedChoice(MessageChoice):
+class _StreamedChoice(_MessageChoice):
     def __init__(self, answer: Answer, stream: EventStream, asked: Asked) -> None:
         self._events_of_blocks = BlockEvents(asked.stamp.derived)
         super().__init__(answer, asked.generation.reading, self._events_of_blocks)
@@ -187,3 +189,59 @@ class _StreamedChoice(MessageChoice):
             self._stream.send_now(data)
         else:
             self._stream.send(data)
+
+
+class TokenCount(Struct, forbid_unknown_fields=True):
+    """The tokens of a prompt."""
+
+    input_tokens: int
+
+
+class MessagesEndpoint(Endpoint):
+    """Creates messages."""
+
+    path = "/v1/messages"
+    name = "messages"
+    dialect = ANTHROPIC
+    is_logged = True
+    parse = staticmethod(parse_messages)
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        """Return an answer as one message."""
+        return WholeMessage(asked)
+
+    def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
+        """Return an answer as the events of one message."""
+        return StreamedMessage(asked, parts)
+
+
+def count_tokens_route(services: RouteServices) -> KeyRoute:
+    """Return the route that counts the tokens of a prompt."""
+
+    async def count(request: Request, principal: Principal) -> Response:
+        model, call, images = await services.read_body(request, principal, parse_count_tokens)
+        reply = await services.ask_tokenizer(principal, model, call, images)
+        return json_response(TokenCount(len(reply.token_ids)))
+
+    return KeyRoute("POST", "/v1/messages/count_tokens", count, ANTHROPIC)
+
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/messages",
+        "Answer a conversation, in Anthropic's form.",
+        AnthropicMessage,
+        MessagesBody,
+        AnthropicEvent,
+        AnthropicError,
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation.",
+        TokenCount,
+        CountTokensBody,
+        error=AnthropicError,
+    ),
+)

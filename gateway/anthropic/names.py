@@ -142,11 +142,7 @@ _MAX_DEPTH = 3
 
 
 def check_block_fields(body: PromptBody) -> None:
-    """Refuse fields that the type of a block does not have.
-
-    Raises:
-        ApiError: 400; `param` is the field with its place.
-    """
+    """Refuse fields that the type of a block does not have."""
     if isinstance(body.system, list):
         _check(body.system, "system")
     for index, message in enumerate(body.messages):

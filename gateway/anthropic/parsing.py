@@ -9,16 +9,14 @@ from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages
 from gateway.anthropic.names import ANTHROPIC_NAMES, Anthropic, check_block_fields
 from gateway.anthropic.tools import message_tools
-from gateway.api.schemas.cache_fields import cache_hints, ttl_s
 from gateway.api.schemas.checks import checked_model, invalid_value, require_text
 from gateway.api.schemas.conversation import conversation_prompt
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.images import Images
-from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.sampling_fields import left_out, seed_of
+from gateway.api.schemas.names import STRICT, BodyRules
+from gateway.api.schemas.shared_fields import cache_hints, left_out, seed_of, ttl_s
 from gateway.api.schemas.structured_output import constrained, schema_output
-from gateway.api.schemas.template_options import may_reason, template_variables
-from gateway.api.schemas.thinking import Thinking, agreed, named_switches
+from gateway.api.schemas.thinking import Thinking, agreed, may_reason, named_switches, template_variables
 from gateway.generation import Generation, ImageSource, Prompt, StructuredOutput
 from shared.conversation import ChatOptions
 from shared.sampling import Sampling
@@ -29,11 +27,7 @@ _count_reader = BodyReader(ANTHROPIC_NAMES, Anthropic.COUNT_TOKENS, CountTokensB
 
 
 def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn the body of a message into a generation; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn the body of a message into a generation; `rules` as in `BodyReader.read`."""
     parsed = _messages_reader.read(body, rules)
     if not rules.allow_unknown:
         check_block_fields(parsed)
@@ -58,11 +52,7 @@ def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
 
 
 def parse_count_tokens(body: bytes, rules: BodyRules = STRICT) -> tuple[str, TokenizeCall, tuple[ImageSource, ...]]:
-    """Return the model, the call that counts a prompt's tokens, and its images; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Return the model, the call that counts a prompt's tokens, and its images; `rules` as in `BodyReader.read`."""
     parsed = _count_reader.read(body, rules)
     if not rules.allow_unknown:
         check_block_fields(parsed)

@@ -160,11 +160,7 @@ _OF_SERVERS = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp_
 
 
 def message_tools(body: PromptBody) -> chat.OfferedTools:
-    """Return what becomes of the tools of a body.
-
-    Raises:
-        ApiError: 400; a tool is not served, two have one name, or the choice names none of them.
-    """
+    """Return what becomes of the tools of a body."""
     choice = body.tool_choice
     if not body.tools:
         if choice is not None and choice.type in ("any", "tool"):

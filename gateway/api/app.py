@@ -8,11 +8,9 @@ from typing import Any
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.cross_origin import CrossOrigin
-from gateway.api.door import Application, Port, exchange_of, head_of
+from gateway.api.door import Application, CrossOrigin, KnownPaths, Port, UnservedPaths, exchange_of, head_of
 from gateway.api.endpoint import Endpoint
 from gateway.api.generation_service import GenerationService
-from gateway.api.paths import KnownPaths, UnservedPaths
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, Routes, RouteServices
 from gateway.streams.dialect import Dialect

@@ -9,6 +9,7 @@ lists for completions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
@@ -229,17 +230,20 @@ class Completion(Struct):
 def usage_answer(totals: UsageTotals) -> UsageAnswer:
     """Return the `usage` object. It counts draft tokens and reasoning only where there were any."""
     prompt_tokens, completion_tokens = totals.prompt_tokens, totals.completion_tokens
+    details = CompletionDetails(reasoning_tokens=totals.reasoning_tokens or UNSET)
     accepted, rejected = totals.accepted_prediction_tokens, totals.rejected_prediction_tokens
-    details: CompletionDetails | UnsetType = UNSET
-    if accepted or rejected or totals.reasoning_tokens:
-        details = CompletionDetails(reasoning_tokens=totals.reasoning_tokens or UNSET)
-        if accepted or rejected:
-            details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected
-    cached = PromptDetails(totals.cached_tokens)
-    total, evicted = prompt_tokens + completion_tokens, totals.evicted_tokens or UNSET
-    # Workers of earlier versions know one policy, and do not name it.
-    policy = (totals.evicted_by or "sinks") if evicted else UNSET
-    return UsageAnswer(prompt_tokens, completion_tokens, total, cached, details, evicted, policy)
+    if accepted or rejected:
+        details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected
+    return UsageAnswer(
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        PromptDetails(totals.cached_tokens),
+        UNSET if details == CompletionDetails() else details,
+        totals.evicted_tokens or UNSET,
+        # Workers of earlier versions know one policy, and do not name it.
+        (totals.evicted_by or "sinks") if totals.evicted_tokens else UNSET,
+    )
 
 
 class AnswerIdentity(Struct, frozen=True):
@@ -272,19 +276,19 @@ class AnswerIdentity(Struct, frozen=True):
 
     def whole(self, choices: list[Any], usage: UsageAnswer) -> ChatCompletion | Completion:
         """Return the whole answer of choices of its kind."""
-        created, model, fingerprint = self.created, self.model, self.fingerprint
+        stamp = (self.created, self.model, self.fingerprint)
         if self.kind == "chat":
-            return ChatCompletion(self.id, "chat.completion", created, model, fingerprint, choices, usage)
-        return Completion(self.id, "text_completion", created, model, fingerprint, choices, usage)
+            return ChatCompletion(self.id, "chat.completion", *stamp, choices, usage)
+        return Completion(self.id, "text_completion", *stamp, choices, usage)
 
     def chunk(
         self, choices: list[Any], usage: UsageAnswer | UnsetType | None = UNSET
     ) -> ChatCompletionChunk | Completion:
         """Return an event of the streamed answer, with choices of its kind."""
-        created, model, fingerprint = self.created, self.model, self.fingerprint
+        stamp = (self.created, self.model, self.fingerprint)
         if self.kind == "chat":
-            return ChatCompletionChunk(self.id, "chat.completion.chunk", created, model, fingerprint, choices, usage)
-        return Completion(self.id, "text_completion", created, model, fingerprint, choices, usage)
+            return ChatCompletionChunk(self.id, "chat.completion.chunk", *stamp, choices, usage)
+        return Completion(self.id, "text_completion", *stamp, choices, usage)
 
 
 CONTEXT_FULL: StopReason = "model_context_window_exceeded"
@@ -298,12 +302,7 @@ def finish_reason(reason: str, num_calls: int, is_function_call: bool) -> Finish
 
 
 def is_context_full(finish: Finish, max_tokens: int | None) -> bool:
-    """Whether a text is shorter than its client allowed because the context holds no more.
-
-    Args:
-        finish: Its end.
-        max_tokens: The client's limit; None if only the context limits it.
-    """
+    """Whether a text is shorter than its client allowed, None for any length, because the context holds no more."""
     if finish.reason != "length" or finish.usage is None:
         return False
     return max_tokens is None or finish.usage.completion_tokens < max_tokens
@@ -320,12 +319,11 @@ _LEAST = -9999.0
 
 def chat_logprobs(entries: Iterable[TokenLogprob | None]) -> ChatLogprobs:
     """Return the `logprobs` object of a chat choice."""
-    return ChatLogprobs([_chat_entry(entry) for entry in entries if entry is not None], None)
-
-
-def _chat_entry(entry: TokenLogprob) -> TokenLogprobAnswer:
-    top = [TopLogprob(each.token, _finite(each.logprob), list(each.bytes)) for each in entry.top]
-    return TokenLogprobAnswer(entry.token, _finite(entry.logprob), list(entry.bytes), top)
+    content = []
+    for entry in filter(None, entries):
+        top = [TopLogprob(each.token, _finite(each.logprob), list(each.bytes)) for each in entry.top]
+        content.append(TokenLogprobAnswer(entry.token, _finite(entry.logprob), list(entry.bytes), top))
+    return ChatLogprobs(content, None)
 
 
 def completion_logprobs(
@@ -337,10 +335,7 @@ def completion_logprobs(
     counts the characters of the choice's text before these tokens.
     """
     tokens = [first_token if entry is None else entry.token for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
+    offsets = list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else []
     return CompletionLogprobs(
         tokens,
         [None if entry is None else _finite(entry.logprob) for entry in entries],
@@ -358,12 +353,8 @@ def prompt_logprobs(entries: Sequence[TokenLogprob | None]) -> PromptLogprobs:
 
 
 def _by_id(entry: TokenLogprob) -> dict[str, PromptLogprob]:
-    own = {str(entry.token_id): _ranked(entry, None)}
-    return own | {str(top.token_id): _ranked(top, rank) for rank, top in enumerate(entry.top, 1)}
-
-
-def _ranked(entry: TokenLogprob, rank: int | None) -> PromptLogprob:
-    return PromptLogprob(_finite(entry.logprob), rank, entry.token)
+    ranked = ((None, entry), *enumerate(entry.top, 1))
+    return {str(each.token_id): PromptLogprob(_finite(each.logprob), rank, each.token) for rank, each in ranked}
 
 
 def first_token_name(delta: Delta) -> str:

@@ -35,7 +35,7 @@ class ChoiceDetails:
     """The details that one choice reports. Token ids are those since they were last reported."""
 
     def __init__(self, wanted: Details, kind: Kind) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
         self._kind = kind
         self._token_ids: list[int] = []
         self._prompt_token_ids: list[int] | UnsetType = UNSET
@@ -48,11 +48,11 @@ class ChoiceDetails:
         self._num_tokens += len(delta.token_ids)
         if delta.prompt_tokens is not None:
             self._num_prompt_tokens = delta.prompt_tokens
-        if self._wanted.token_ids:
+        if self.wanted.token_ids:
             self._token_ids += delta.token_ids
             if delta.prompt_token_ids is not None:
                 self._prompt_token_ids = list(delta.prompt_token_ids)
-        if self._wanted.prompt_logprobs and delta.prompt_logprobs is not None:
+        if self.wanted.prompt_logprobs and delta.prompt_logprobs is not None:
             self._prompt_logprobs = prompt_logprobs(delta.prompt_logprobs)
 
     def report(
@@ -61,7 +61,7 @@ class ChoiceDetails:
         choice: ChatChoice | ChatChunkChoice | CompletionChoice,
     ) -> None:
         """Write new details into an answer and its choice; chat reports prompt details beside the choices."""
-        if self._wanted.token_ids:
+        if self.wanted.token_ids:
             choice.token_ids, self._token_ids = self._token_ids, []
         holder: Any = answer if self._kind == "chat" else choice
         if self._prompt_token_ids is not UNSET:
@@ -71,7 +71,7 @@ class ChoiceDetails:
 
     def usage_so_far(self) -> UsageAnswer | None:
         """Return the usage of this choice so far, if every chunk is to have it."""
-        if not self._wanted.usage_so_far:
+        if not self.wanted.usage_so_far:
             return None
         return UsageAnswer(self._num_prompt_tokens, self._num_tokens, self._num_prompt_tokens + self._num_tokens)
 
@@ -79,21 +79,20 @@ class ChoiceDetails:
 class DetailedSink:
     """Notes a choice's details, and passes deltas on in the form that the choice shows."""
 
-    __slots__ = ("_details", "_opening", "_sink", "_wanted")
+    __slots__ = ("_details", "_opening", "_sink")
 
-    def __init__(self, sink: Sink, details: ChoiceDetails, wanted: Details) -> None:
+    def __init__(self, sink: Sink, details: ChoiceDetails) -> None:
         self._sink = sink
         self._details = details
-        self._wanted = wanted
-        self._opening = wanted.opening
+        self._opening = details.wanted.opening
 
     def deliver(self, delta: Delta) -> None:
         """Note a delta and pass it on."""
         self._details.note(delta)
-        changes: dict[str, Any] = {}
-        if self._wanted.prompt_logprobs and not self._wanted.echoes_logprobs:
+        wanted, changes = self._details.wanted, dict[str, Any]()
+        if wanted.prompt_logprobs and not wanted.echoes_logprobs:
             changes["prompt_logprobs"] = None
-        if self._wanted.tokens_as_ids:
+        if wanted.tokens_as_ids:
             changes["logprobs"] = _named_by_ids(delta.logprobs)
             if "prompt_logprobs" not in changes:
                 changes["prompt_logprobs"] = _named_by_ids(delta.prompt_logprobs)

@@ -2,13 +2,18 @@
 
 The door brings the path to its route's spelling, names the request, and passes it on to the routes. Whatever they
 answer goes through the request's exchange. Nothing here builds a URL from the Host header.
+
+Pages of another origin may read answers where origins are named (CORS; the Fetch standard). Keys are shown in a header
+that a page has to know, never in cookies, so no credentials are allowed.
 """
 
 from __future__ import annotations
 
+import difflib
 import logging
+import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -17,16 +22,187 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.answer import ResponseHead
-from gateway.api.cross_origin import CrossOrigin
-from gateway.api.paths import KnownPaths, azure_deployment
 from gateway.api.request_observer import RequestObserver
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
-from gateway.http1.exchange import Exchange
+from gateway.http1.exchange import Exchange, Headers
 from gateway.http1.handlers import EXTENSION
 from gateway.http1.head import REQUEST_ID, request_id_of
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import OPENAI, Dialect
+from shared.errors import ConfigError
+
+_PREFIX = "/v1"
+# Azure's clients put this before what OpenAI's put `/v1` before.
+_AZURE = "/openai/"
+# The name of a model may have slashes. Clients of Azure's that are given another base URL keep what follows it.
+_AZURE_DEPLOYMENT = re.compile(
+    r"(?:/openai)?(?:/v1)?/deployments/(?P<model>.{1,512}?)/"
+    r"(?P<operation>chat/completions|completions|embeddings|responses)/?"
+)
+# Cohere's second version is the same for us.
+_OTHER_NAMES = {"/v2/rerank": "/v1/rerank"}
+
+
+def azure_deployment(path: str) -> tuple[str | None, str]:
+    """Return the model that a path of Azure's names, and the path without that; any other path as it is."""
+    found = _AZURE_DEPLOYMENT.fullmatch(path)
+    if found is not None:
+        return found["model"], f"{_PREFIX}/{found['operation']}"
+    if not path.startswith(_AZURE) or path.startswith(f"{_AZURE}deployments/"):
+        return None, path
+    rest = path.removeprefix(_AZURE)
+    return None, f"/{rest}" if rest.startswith("v1/") else f"{_PREFIX}/{rest}"
+
+
+class KnownPaths:
+    """Finds the route's own spelling of a path. Routes differ in their first part, `/v1` left out."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._known = frozenset(map(_beginning, paths))
+
+    def route_path(self, path: str) -> str:
+        """Return the path as its route spells it, or as it is where no route is meant."""
+        if len(path) > 1 and path.endswith("/"):
+            path = path[:-1]
+        path = _OTHER_NAMES.get(path, path)
+        if _beginning(path) in self._known:
+            return path
+        other = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else _PREFIX + path
+        return other if _beginning(other) in self._known else path
+
+
+def _beginning(path: str) -> str:
+    parts = path.split("/", 3)
+    return "/".join(parts[:3] if parts[1:2] == ["v1"] else parts[:2])
+
+
+_BASE_URL = "Check the client's base URL: for OpenAI's libraries it ends in /v1, for Anthropic's with the port."
+_DESCRIPTION = "GET /openapi.json describes what is served."
+
+# A longer path is not a typing error, and comparing it would cost time.
+_MAX_COMPARED_CHARACTERS = 64
+_MIN_LIKENESS = 0.85
+
+# By one of the first parts of a path.
+_INSTEAD = {
+    "": "The API begins at /v1: GET /v1/models lists the models, POST /v1/chat/completions asks one.",
+    "batches": "Batches are OpenAI's: upload a file at /v1/files, and name it at /v1/batches.",
+    "threads": "Go on from a response with 'previous_response_id' of /v1/responses, or send the whole conversation.",
+    "chat": "Use /v1/chat/completions or /v1/completions. Chats are not kept, as /v1/responses are.",
+    "embed": "Use /v1/embeddings.",
+    "images": "This server writes text only; images are read, as parts of a conversation.",
+    "metrics": "The operator's port has the metrics.",
+    "console": "This is the public port; the console is at the operator's, which `headrace up` prints.",
+    "healthz": "Use /health/live or /health/ready.",
+    "api": "Ollama's own API is not served: choose an OpenAI-compatible server, with a base URL ending in /v1.",
+}
+_SAME = {"assistants": "threads", "conversations": "threads", "generate": "chat", "audio": "images"}
+
+
+class UnservedPaths:
+    """Knows the paths that are served, and so which of them another one may mean."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        # A mapping, in the order of the routes.
+        self._paths = dict.fromkeys(path for path in paths if "{" not in path)
+        self._most_parts = max((path.count("/") for path in self._paths), default=0)
+
+    def advice(self, path: str) -> str:
+        """Return what to do instead of asking for a path that is not served."""
+        parts = [part for part in map(str.strip, path.lower().split("/")) if part]
+        if (meant := self._at_the_end(parts)) is not None:
+            return f"Did you mean {meant}? {_BASE_URL}"
+        known = (_INSTEAD.get(_SAME.get(part, part)) for part in parts[:3] or [""])
+        return next(filter(None, known), None) or self._nearest("/".join(["", *parts])) or _DESCRIPTION
+
+    def _at_the_end(self, parts: list[str]) -> str | None:
+        """Return the served path that another one ends with, as a base URL of too many parts makes it."""
+        # Only as many parts as a served path has: a path of 8 kB may have four thousand.
+        for start in range(max(0, len(parts) - self._most_parts), len(parts)):
+            tail = "/".join(["", *parts[start:]])
+            for path in (tail, f"/v1{tail}"):
+                # Its last word alone says little: `/v1/threads/1/messages` does not mean /v1/messages.
+                if path in self._paths and (path == tail or path.count("/") > 2 or self._is_served(parts[:start])):
+                    return path
+        return None
+
+    def _is_served(self, parts: list[str]) -> bool:
+        path = "/".join(["", *parts])
+        return path in ("/", "/v1") or path in self._paths or f"/v1{path}" in self._paths
+
+    def _nearest(self, path: str) -> str | None:
+        if len(path) > _MAX_COMPARED_CHARACTERS:
+            return None
+        near = difflib.get_close_matches(path, self._paths, n=1, cutoff=_MIN_LIKENESS)
+        return f"Did you mean {near[0]}?" if near else None
+
+
+_ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]+")
+_LOCAL_ORIGIN = re.compile(rb"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?")
+_MAX_AGE_S = 600
+_EXPOSED = (
+    b"x-request-id, openai-processing-ms, retry-after, x-headrace-place, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
+
+
+class CrossOrigin:
+    """The origins whose pages may read answers."""
+
+    def __init__(self, origins: str) -> None:
+        """Allow these origins, separated by commas; `localhost` stands for every port of this machine.
+
+        Raises:
+            ConfigError: One of them is not an origin.
+        """
+        named = [origin.strip() for origin in origins.split(",") if origin.strip()]
+        self._allows_local = "localhost" in named
+        named = [origin for origin in named if origin != "localhost"]
+        for origin in named:
+            if not _ORIGIN.fullmatch(origin):
+                problem = f"{origin!r} is not an origin; write https://chat.example.com, with its port, or localhost"
+                raise ConfigError("HEADRACE_CORS_ORIGINS", problem)
+        self._origins = frozenset(origin.encode() for origin in named)
+        self._is_on = bool(named) or self._allows_local
+
+    def answer_headers(self, exchange: Exchange) -> Headers:
+        """Return what every answer to this request carries besides its own headers."""
+        if not self._is_on:
+            return ()
+        origin = _header(exchange, b"origin")
+        # A shared cache must not give one origin's answer to another.
+        if not self._allows(origin):
+            return ((b"vary", b"origin"),)
+        return (
+            (b"vary", b"origin"),
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", _EXPOSED),
+        )
+
+    def answer_preflight(self, exchange: Exchange) -> bool:
+        """Answer a browser's question whether a page may make a request; return False for any other request."""
+        if exchange.head.method != "OPTIONS" or not self._is_on:
+            return False
+        method = _header(exchange, b"access-control-request-method")
+        if not method or not self._allows(_header(exchange, b"origin")):
+            return False
+        allowed = (
+            (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"),
+            (b"access-control-allow-headers", _header(exchange, b"access-control-request-headers")),
+            (b"access-control-max-age", b"%d" % _MAX_AGE_S),
+        )
+        exchange.respond(204, allowed, b"")
+        return True
+
+    def _allows(self, origin: bytes) -> bool:
+        return origin in self._origins or (self._allows_local and _LOCAL_ORIGIN.fullmatch(origin) is not None)
+
+
+def _header(exchange: Exchange, name: bytes) -> bytes:
+    return next((value for key, value in exchange.head.headers if key == name), b"")
+
 
 # Not a status of HTTP: for metrics and logs alone.
 CLIENT_LEFT = 499
@@ -144,7 +320,10 @@ class Door:
         status, path, headers = error.status_code, scope["path"], dict(error.headers or {})
         if status == 405:
             # The router names those of the first route alone.
-            allowed = {method for route in self._routes for method in _methods(route, scope)}
+            served = [
+                each for each in self._routes if isinstance(each, Route) and each.matches(scope)[0] is not Match.NONE
+            ]
+            allowed = {method for route in served for method in route.methods or ()}
             headers["Allow"] = ", ".join(sorted(allowed)) or headers.get("Allow", "")
         methods = sorted({*headers.get("Allow", "").split(", ")} - {"HEAD"})
         what_to_do = self._port.advice(path) if status == 404 else f"Use {' or '.join(methods)}."
@@ -154,11 +333,6 @@ class Door:
     def _leave(self, head: ResponseHead, status: int) -> None:
         if head.record is not None and self._port.observer is not None:
             self._port.observer.end(head.record, status)
-
-
-def _methods(route: BaseRoute, scope: Scope) -> Collection[str]:
-    is_path = isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
-    return (route.methods or ()) if is_path and isinstance(route, Route) else ()
 
 
 def exchange_of(scope: Scope) -> Exchange:

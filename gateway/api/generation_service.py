@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 from functools import partial
 
 from msgspec import Struct
@@ -23,16 +22,22 @@ from gateway.aliases.book import ArmProbe, conversation_of
 from gateway.aliases.table import no_such_model
 from gateway.api.answer import Answer, Asked, Outcome, ResponseHead, StreamParts
 from gateway.api.door import CLIENT_LEFT
-from gateway.api.endpoint import Endpoint, GenerationStart
+from gateway.api.endpoint import (
+    Endpoint,
+    GenerationLog,
+    GenerationStart,
+    IdempotencyKey,
+    LoggedGeneration,
+    RepeatedError,
+    idempotency_key,
+)
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
 from gateway.api.model_abilities import ModelReading, check_sees, with_adapter, with_watermark
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
-from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
@@ -125,11 +130,12 @@ class GenerationService:
         visit = _Visit(endpoint, exchange, head, head.record, principal, body, key)
         # The body is the visit's alone, which lets go of it: a stream may last for minutes.
         del body
-        place = self._take_place(principal.key_id)
+        place = self._places.take(principal.key_id)
+        self._metrics.active_streams = self._places.num_used
         try:
             rules = services.body_rules(principal, head.model)
             generation = await self._resolved(visit, await endpoint.generation(visit.body, principal, rules))
-            visit.record.parsed(principal, generation)
+            visit.record.tenant, visit.record.generation = principal.tenant, generation
             self._observer.parsed(visit.record)
             principal.check_model(generation.name)
             principal.check_priority(generation.priority)
@@ -139,7 +145,8 @@ class GenerationService:
                 visit.probe.failed(error)
             raise
         finally:
-            self._give_place_back(principal.key_id, place)
+            self._places.give_back(principal.key_id, place)
+            self._metrics.active_streams = self._places.num_used
 
     async def _resolved(self, visit: _Visit, generation: Generation) -> Generation:
         if not self._services.aliases.table.aliases:
@@ -178,7 +185,8 @@ class GenerationService:
     async def _answer(self, visit: _Visit, generation: Generation) -> int:
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
-        generation = _settled(generation, self._dispatcher.fleet, visit.principal)
+        generation = with_adapter(generation, self._dispatcher.fleet, visit.principal.tenant)
+        generation = with_watermark(generation, visit.principal.watermark)
         load = self._dispatcher.fleet.reported_load(generation.served_model)
         tokens_used: int | None = 0
         output, tokens = reserved_output(generation), reserved_tokens(generation)
@@ -241,19 +249,17 @@ class GenerationService:
     async def _start(self, visit: _Visit, asked: Asked, answer: Answer, load: FleetLoad, lease: Lease) -> Membership:
         generation, endpoint = asked.generation, visit.endpoint
         is_logged = endpoint.is_logged and (generation.is_resumable or visit.key is not None)
+        principal, record, headers = visit.principal, visit.record, visit.exchange.head.headers
         # A random answer is never kept, so there is none that could be passed by.
-        is_fresh = generation.deterministic and _wants_fresh(visit.exchange.head.headers)
-        start = GenerationStart(generation, load, answer, self._caller(visit), is_fresh)
+        is_fresh = generation.deterministic and any(
+            name == b"cache-control" and b"no-cache" in value.lower() for name, value in headers
+        )
+        who, names = (principal.key_id, principal.tenant), (visit.head.request_id, record.traceparent)
+        caller = Caller(*who, headers, visit.body, *names, principal.weight, record.key, visit.probe)
+        start = GenerationStart(generation, load, answer, caller, is_fresh)
         if is_logged:
             return await self._logged.start_logged(endpoint.name, start, asked, lease, visit.key)
         return await endpoint.start(self._starter, start)
-
-    def _caller(self, visit: _Visit) -> Caller:
-        principal, headers = visit.principal, visit.exchange.head.headers
-        names, key = (visit.head.request_id, visit.record.traceparent), visit.record.key
-        return Caller(
-            principal.key_id, principal.tenant, headers, visit.body, *names, principal.weight, key, visit.probe
-        )
 
     async def _ended(self, visit: _Visit, answer: Answer, membership: Membership, *, is_streamed: bool) -> Outcome:
         visit.body = b""
@@ -267,20 +273,10 @@ class GenerationService:
         finally:
             membership.leave()
 
-    def _take_place(self, key_id: str) -> object:
-        place = self._places.take(key_id)
-        self._metrics.active_streams = self._places.num_used
-        return place
-
-    def _give_place_back(self, key_id: str, place: object) -> None:
-        self._places.give_back(key_id, place)
-        self._metrics.active_streams = self._places.num_used
-
     def _note(
         self, visit: _Visit, generation: Generation, answer: Answer, membership: Membership, outcome: Outcome
     ) -> int:
-        metrics, record, head = self._metrics, visit.record, visit.head
-        usage = answer.usage
+        metrics, record, head, usage = self._metrics, visit.record, visit.head, answer.usage
         if answer.first_token_at is not None:
             ttft_s = answer.first_token_at - head.started
             record.first_token_at = record.began_at + ttft_s
@@ -298,7 +294,7 @@ class GenerationService:
                 media = (ref for prompt in generation.prompts for ref in prompt.media)
                 self._services.images.forget(media, visit.principal.tenant)
         is_complete = outcome is Outcome.COMPLETED
-        if visit.probe is not None and visit.record.source == "generated" and (is_complete or answer.error is not None):
+        if visit.probe is not None and record.source == "generated" and (is_complete or answer.error is not None):
             visit.probe.ended(answer.error, head.started, answer.first_token_at, usage.completion_tokens)
         # A refused request has no answer to count; its client may have made the model's name up.
         is_answered = answer.error is None or answer.first_token_at is not None or usage.prompt_tokens > 0
@@ -316,12 +312,6 @@ class GenerationService:
         return 200 if answer.error is None else answer.error.status
 
 
-def _settled(generation: Generation, fleet: Fleet, principal: Principal) -> Generation:
-    """Return a generation with its adapter, and with what marks its text where the tenant's answers are marked."""
-    generation = with_adapter(generation, fleet, principal.tenant)
-    return generation if principal.watermark is None else with_watermark(generation, principal.watermark)
-
-
 def _is_broken_off(answer: Answer, outcome: Outcome) -> bool:
     """Whether the client broke an answer off, or its deadline passed: the tokens delivered until then count."""
     failed = outcome is Outcome.FAILED and answer.error is not None and answer.error.status != 408
@@ -336,7 +326,3 @@ def _tokens_used(answer: Answer, membership: Membership, outcome: Outcome) -> in
     if outcome is Outcome.COMPLETED:
         return answer.num_tokens
     return membership.tokens_used() if _is_broken_off(answer, outcome) else 0
-
-
-def _wants_fresh(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(name == b"cache-control" and b"no-cache" in value.lower() for name, value in headers)

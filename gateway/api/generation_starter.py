@@ -17,8 +17,8 @@ from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
 from gateway.aliases.book import LogprobTap
 from gateway.api.model_abilities import check_budget, check_length, check_task
+from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.api.sequences import SequenceWindow, wire_requests
-from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
 from gateway.cache.recording import Recording, tokens_so_far
 from gateway.dispatch.dispatcher import Dispatcher
@@ -47,8 +47,8 @@ class Membership(Struct, frozen=True):
         is_counted: Somebody else counts its tokens when the generation has ended, which may be later than the answer.
     """
 
-    leave: Callable[[], None]
-    delivered: Callable[[], tuple[int, int]]
+    leave: Callable[[], None] = lambda: None
+    delivered: Callable[[], tuple[int, int]] = lambda: (0, 0)
     prediction: Prediction | None = None
     is_repeated: bool = False
     num_reserved: int = 0
@@ -96,7 +96,7 @@ class GenerationStarter:
         """
         generation = await self.checked(generation, load, caller.tenant)
         if not generation.deterministic or is_fresh:
-            return self._new(*await self._dispatch(generation, caller, sinks), generation.n)
+            return self._new(*await self.dispatch(generation, caller, sinks), generation.n)
         key = cache_key(caller.tenant, generation, load.revisions)
         recording = Recording(sinks, partial(self._keep, key, generation.served_model))
         cached = self._cache.remembered(key)
@@ -107,32 +107,12 @@ class GenerationStarter:
         if cached is not None and len(cached) == len(sinks):
             return self._repeated(cached, sinks, generation.n)
         self._metrics.cache_misses += 1
-        return self._new(*await self._dispatch(generation, caller, recording.sinks), generation.n)
-
-    async def start_own(
-        self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request]
-    ) -> tuple[Prediction, SequenceWindow]:
-        """Admit and dispatch a generation whose answer is not repeated, as these requests, one per sequence.
-
-        Raises:
-            ApiError: As `start`.
-        """
-        return await self._dispatch(generation, caller, sinks, requests)
+        return self._new(*await self.dispatch(generation, caller, recording.sinks), generation.n)
 
     def requests(self, generation: Generation, caller: Caller) -> list[Request]:
         """Return the wire requests of a generation."""
-        return wire_requests(
-            generation,
-            caller.tenant,
-            self._dispatcher.reply,
-            generation.timeout_s or self._timeout_s,
-            caller.request_id,
-            traceparent=caller.traceparent,
-            now=self._dispatcher.clock.now(),
-            key=caller.key_id,
-            weight=caller.weight,
-            request_key=caller.request_key,
-        )
+        dispatcher, timeout_s = self._dispatcher, generation.timeout_s or self._timeout_s
+        return wire_requests(generation, caller, dispatcher.reply, timeout_s, dispatcher.clock.now())
 
     async def checked(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
         """Return a generation that its model's workers can compute, with a grammar that can be obeyed.
@@ -150,7 +130,7 @@ class GenerationStarter:
         self, recording: Recording, key: CacheKey, generation: Generation, caller: Caller, sinks: Sequence[Sink]
     ) -> Membership:
         """Generate, and ask Redis meanwhile: an answer that is there sooner than the first delta takes its place."""
-        prediction, window = await self._dispatch(generation, caller, recording.sinks)
+        prediction, window = await self.dispatch(generation, caller, recording.sinks)
         try:
             cached = await self._cache.get(key)
         except BaseException:
@@ -170,11 +150,16 @@ class GenerationStarter:
         for sink, deltas in zip(sinks, cached, strict=True):
             for delta in deltas:
                 sink.deliver(delta)
-        return Membership(_do_nothing, partial(_delivered, cached, n), is_repeated=True)
+        return Membership(delivered=partial(_delivered, cached, n), is_repeated=True)
 
-    async def _dispatch(
+    async def dispatch(
         self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request] | None = None
     ) -> tuple[Prediction, SequenceWindow]:
+        """Admit and dispatch a generation whose answer is not repeated, as these requests, one per sequence.
+
+        Raises:
+            ApiError: As `start`.
+        """
         dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
         model = generation.served_model
         await shedder.recall(dispatcher.fleet.reported_load(model), generation, caller)
@@ -192,7 +177,9 @@ class GenerationStarter:
         is_tapped = generation.pooling is None and not (hides and requests is not None)
         if probe is not None and probe.wants_logprobs and is_tapped:
             sinks = [LogprobTap(sink, probe, hides=hides) for sink in sinks]
-            generation = _with_logprobs(generation)
+            if hides:
+                sampling = msgspec.structs.replace(generation.sampling, logprobs=0)
+                generation = msgspec.structs.replace(generation, sampling=sampling)
         wire = self.requests(generation, caller) if requests is None else requests
 
         def submit(index: int, sink: Sink) -> Flight:
@@ -215,12 +202,6 @@ class GenerationStarter:
         self._tasks.spawn(self._cache.put(key, sequences))
 
 
-def _with_logprobs(generation: Generation) -> Generation:
-    if generation.sampling.logprobs is not None:
-        return generation
-    return msgspec.structs.replace(generation, sampling=msgspec.structs.replace(generation.sampling, logprobs=0))
-
-
 def _is_free(load: FleetLoad | None, generation: Generation) -> bool:
     """Whether the fleet is idle and the generation small, so that beginning it in vain costs no one anything."""
     if load is None or load.running or load.queued_requests or not load.num_workers:
@@ -235,7 +216,3 @@ def _delivered_of_flights(flights: Sequence[Flight], n: int) -> tuple[int, int]:
 def _delivered(sequences: Sequence[Sequence[Delta]], n: int) -> tuple[int, int]:
     counts = [tokens_so_far(deltas) for deltas in sequences]
     return sum(prompt for prompt, _ in counts[::n]), sum(generated for _, generated in counts)
-
-
-def _do_nothing() -> None:
-    pass

@@ -39,11 +39,7 @@ class LargeBodies:
         self._waiting: Counter[str] = Counter()
 
     async def inflated(self, tenant: str, body: bytes, max_bytes: int) -> bytes:
-        """Return an inflated gzip body.
-
-        Raises:
-            ApiError: As `read` and `decompressed` do.
-        """
+        """Return an inflated gzip body."""
         # Both are in memory, and count before the first byte is inflated.
         num_bytes = len(body) + inflated_size(body, max_bytes)
         if len(body) > _LARGE_COMPRESSED_BYTES:

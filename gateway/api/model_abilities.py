@@ -1,4 +1,7 @@
-"""Fits a generation to its model: refuses those that no worker could answer, and applies the model's defaults."""
+"""Fits a generation to its model: refuses those that no worker could answer, and applies the model's defaults.
+
+An `ApiError` is 400 for what the model cannot do, 503 while too few of its workers run or some are being updated.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +46,10 @@ class ModelReading:
         self._one_costly = asyncio.Lock()
 
     async def read(self, generation: Generation, load: FleetLoad) -> Generation:
-        """Return the generation as its model's defaults and chat format make it.
-
-        Raises:
-            ApiError: 400; the model cannot do what is asked of its answer. 503 while no worker has said how the model
-                calls tools, and the answer may have calls.
-        """
+        """Return the generation as its model's defaults and chat format make it."""
         check_format_is_known(generation, load)
         generation = with_defaults(_as_understood(generation, load), load.sampling_defaults)
-        if generation.sampling.watermark is not None:
-            check_watermark(generation)
+        check_watermark(generation)
         if not is_costly(generation):
             return with_reading(generation, load.chat_format)
         async with self._one_costly:
@@ -60,11 +57,7 @@ class ModelReading:
 
 
 def with_adapter(generation: Generation, fleet: Fleet, tenant: str | None = None) -> Generation:
-    """Return a generation with the adapter that a tenant means by its model's name, settled from here on.
-
-    Raises:
-        ApiError: 503 while not all workers of the model can serve the adapter.
-    """
+    """Return a generation with the adapter that a tenant means by its model's name, settled from here on."""
     found = fleet.find_adapter(generation.model, tenant)
     if found is None:
         return generation
@@ -72,7 +65,7 @@ def with_adapter(generation: Generation, fleet: Fleet, tenant: str | None = None
         message = f"Not all workers of `{found.model}` can serve the adapter `{generation.model}` at the moment."
         if not fleet.named_adapters.is_current:
             message = "This gateway cannot read what names of adapters mean at the moment."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        raise _no_worker(message)
     return msgspec.structs.replace(generation, base=found.model, adapter=found.digest)
 
 
@@ -90,30 +83,20 @@ def with_defaults(generation: Generation, defaults: SamplingDefaults | None) -> 
 
 
 def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
-    """Refuse tools while no worker has reported the model's chat format: calls would be answered as text.
-
-    Raises:
-        ApiError: 503.
-    """
+    """Refuse tools while no worker has reported the model's chat format: calls would be answered as text."""
     if load.num_workers or load.chat_format or generation.tools is None or not generation.tools.tools:
         return
     if all(prompt.chat is None or prompt.chat.template is None for prompt in generation.prompts):
-        message = f"No worker serves `{load.model}` at the moment."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        raise _no_worker(f"No worker serves `{load.model}` at the moment.")
 
 
 def check_task(generation: Generation, load: FleetLoad) -> None:
-    """Refuse tasks that no worker of the model serves, and features that workers of an earlier version ignore.
-
-    Raises:
-        ApiError: 400; 503 while workers of an earlier version run.
-    """
+    """Refuse tasks that no worker of the model serves, and features that workers of an earlier version ignore."""
     if load is None or load.num_workers == 0:
         return
     if generation.task in load.tasks:
         if not _needed_features(generation) <= load.features:
-            message = f"Not all workers of `{load.model}` know what this request asks for yet: they are being updated."
-            raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+            raise _updating(load, "know what this request asks for")
         return
     wanted = _TASKS[generation.task]
     can = " and ".join(_TASKS[task] for task in sorted(load.tasks)) or "do nothing that is served"
@@ -152,27 +135,18 @@ def _without_parts(prompt: Prompt) -> Prompt:
 
 
 def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad | None) -> None:
-    """Refuse images for a model that reads text, or some of whose workers do not know images yet.
-
-    Raises:
-        ApiError: 400; 503 while workers of an earlier version run.
-    """
+    """Refuse images for a model that reads text, or some of whose workers do not know images yet."""
     if not images or load is None or load.num_workers == 0 or IMAGES in load.features:
         return
     if IMAGES in load.some_features:
-        message = f"Not all workers of `{load.model}` read images yet: they are being updated."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        raise _updating(load, "read images")
     where = images[0].where
     message = f"'{where}' is an image, and the model `{model or load.model}` reads text alone."
     raise ApiError(400, message, param=where, code="unsupported_image")
 
 
 def check_budget(generation: Generation, load: FleetLoad) -> None:
-    """Refuse a budget of KV cache for a model that cannot evict, or some of whose workers do not know budgets yet.
-
-    Raises:
-        ApiError: 400; 503 while workers of an earlier version run.
-    """
+    """Refuse a budget of KV cache for a model that cannot evict, or some of whose workers do not know budgets yet."""
     budget = generation.kv_budget
     if budget is None or load.num_workers == 0:
         return
@@ -180,25 +154,28 @@ def check_budget(generation: Generation, load: FleetLoad) -> None:
     if feature in load.features:
         return
     if KV_BUDGET in load.some_features:
-        message = f"Not all workers of `{load.model}` know {field!r} yet: they are being updated."
-        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        raise _updating(load, f"know {field!r}")
     message = f"'kv_budget': the workers of `{load.model}` cannot evict tokens from the KV cache. Leave it out."
     raise ApiError(400, message, param="kv_budget", code="unsupported_kv_budget")
 
 
-def check_length(generation: Generation, load: FleetLoad) -> None:
-    """Refuse a prompt that is too long for the context of the model, by its length alone.
+def _no_worker(message: str) -> ApiError:
+    return ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
 
-    Raises:
-        ApiError: 400.
-    """
+
+def _updating(load: FleetLoad, what: str) -> ApiError:
+    return _no_worker(f"Not all workers of `{load.model}` {what} yet: they are being updated.")
+
+
+def check_length(generation: Generation, load: FleetLoad) -> None:
+    """Refuse a prompt that is too long for the context of the model, by its length alone."""
     if generation.truncate_prompt_tokens is not None:
         return
     for prompt in generation.prompts:
         if prompt.token_ids is not None:
             # The context holds at least one generated token too, where any is wanted.
-            room = load.longest_model_len - (generation.pooling is None)
-            num, limit, unit = len(prompt.token_ids), room, "tokens"
+            num, unit = len(prompt.token_ids), "tokens"
+            limit = load.longest_model_len - (generation.pooling is None)
         else:
             num, limit, unit = prompt.num_characters, load.max_prompt_characters, "characters"
         if limit > 0 and num > limit:
@@ -216,11 +193,7 @@ def with_watermark(generation: Generation, secret: str | None) -> Generation:
 
 
 def check_watermark(generation: Generation) -> None:
-    """Refuse a generation that is to carry a watermark and leaves nothing to chance.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Refuse a generation that is to carry a watermark and leaves nothing to chance."""
     if generation.sampling.watermark is None:
         return
     try:

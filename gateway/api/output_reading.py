@@ -5,6 +5,8 @@ Workers' heartbeats name the format of a model. A request with a template of its
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Sequence, Set
 
@@ -13,9 +15,11 @@ import msgspec
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
-from shared.formats import ChatFormat, OutputReader, ToolChoice, ToolSchemaError, detect_format, format_named
-from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError
+from shared.formats import ChatFormat, OutputReader, Tool, ToolChoice, ToolSchemaError, detect_format, format_named
+from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError
 from shared.grammar.bounds import MAX_CHARACTERS
+from shared.grammar.checker import TIMEOUT_S, CheckerBusyError, GrammarChecker
+from shared.limited_link import LimitedProcessError
 from shared.media import IMAGE_PARAM
 from shared.sampling import Sampling
 
@@ -33,9 +37,6 @@ def with_reading(generation: Generation, chat_format: str) -> Generation:
     """Return a generation with its reading and its grammar, by the name of the format of its model's template.
 
     An answer of a model without reasoning, to a conversation without tools, is left as it is: all its text is content.
-
-    Raises:
-        ApiError: 400; a call is demanded of a model whose format has none, or the grammar becomes too large.
     """
     prompt = generation.prompts[0] if generation.prompts else None
     if prompt is None or prompt.messages is None:
@@ -80,11 +81,7 @@ def _with_strict(use: ToolUse, names: Set[str]) -> ToolUse:
 
 
 def schema_grammar(generation: Generation, names: Set[str]) -> Grammar | None:
-    """Return the grammar that holds calls to the schemas of the tools of these names, and of the strict ones.
-
-    Raises:
-        ApiError: 400; the format of the model cannot express such a schema, or the grammar becomes too large.
-    """
+    """Return the grammar that holds calls to the schemas of the tools of these names, and of the strict ones."""
     use, reading, asked = generation.tools, generation.reading, generation.structured_output
     if use is None or reading is None or reading.format_name is None:
         return None
@@ -145,8 +142,7 @@ def _with_grammar(generation: Generation, chosen: ChatFormat, use: ToolUse) -> S
         raise refused_schema(use, error.tool_name, error.reason, error.path) from None
     except GrammarError as error:
         field = "tools" if generation.structured_output is None else generation.structured_output.field
-        where = f"{field}{error.path}"
-        raise ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value") from None
+        raise refused_grammar(field, error) from None
     except RecursionError:
         raise ApiError(400, "A schema is nested too deeply.", param="tools", code="invalid_value") from None
     if grammar is None and use.choice.mode in ("required", "named"):
@@ -159,6 +155,12 @@ def _with_grammar(generation: Generation, chosen: ChatFormat, use: ToolUse) -> S
     return msgspec.structs.replace(sampling, grammar=grammar, skip_special_tokens=skips)
 
 
+def refused_grammar(field: str, error: GrammarError) -> ApiError:
+    """Return the 400 of a grammar that a field asks for, with the place within it."""
+    where = f"{field}{error.path}"
+    return ApiError(400, f"{where}: {error.reason}", param=where, code="invalid_value")
+
+
 def naming_field(error: ApiError, field: str) -> ApiError:
     """Return an error about the grammar as one about `field`; any other error as it is."""
     if error.param != GRAMMAR_PARAM:
@@ -166,7 +168,13 @@ def naming_field(error: ApiError, field: str) -> ApiError:
     message = error.message
     if message.startswith(GRAMMAR_PARAM):
         message = f"{field}{message.removeprefix(GRAMMAR_PARAM)}"
-    return ApiError(error.status, message, param=field, code=error.code, retry_after_s=error.retry_after_s)
+    return about(error, field, message)
+
+
+def about(error: ApiError, param: str, message: str | None = None) -> ApiError:
+    """Return an error as one about another field."""
+    more = {"code": error.code, "type": error.type, "retry_after_s": error.retry_after_s, "headers": error.headers}
+    return ApiError(error.status, message or error.message, param=param, **more)  # type: ignore[arg-type]
 
 
 def image_places(generation: Generation) -> tuple[str, ...]:
@@ -182,8 +190,7 @@ def naming_image(error: ApiError, places: Sequence[str]) -> ApiError:
     if len(places) == 1:
         # Workers of earlier versions do not say which one.
         named[IMAGE_PARAM] = places[0]
-    where = named.get(error.param, error.param)
-    return ApiError(error.status, error.message, param=where, code=error.code, retry_after_s=error.retry_after_s)
+    return about(error, named.get(error.param, error.param))
 
 
 class RefusedSchemaError(ApiError):
@@ -203,3 +210,117 @@ def refused_schema(use: ToolUse, tool_name: str, reason: str, path: str = "") ->
     is_placed = len(names) == len(use.schema_places) and tool_name in names
     where = f"{use.schema_places[names.index(tool_name)]}{path}" if is_placed else "tools"
     return RefusedSchemaError(f"{where}: the schema of '{tool_name}': {reason}", where, tool_name)
+
+
+_TOOLS = "tools"
+# Wait for verdicts that only make an answer better: which tool is at fault, or which tools' schemas can be kept.
+_SHORT_TIMEOUT_S = 0.2
+
+
+class StructuredOutputAdmission:
+    """Asks the checker about the grammars of generations."""
+
+    def __init__(self, checker: GrammarChecker) -> None:
+        self._checker = checker
+
+    async def checked(self, generation: Generation, tenant: str) -> Generation:
+        """Return a generation whose grammar can be compiled.
+
+        Where its own cannot, a grammar with the schemas of those tools takes its place that can be compiled, or the
+        looser one, which promises no less to the client.
+
+        Raises:
+            ApiError: 400, the grammar is refused; 429, other grammars of the tenant are checked before; 503, it cannot
+                be checked in time; 501, this gateway cannot check any.
+        """
+        grammar = generation.sampling.grammar
+        if grammar is None:
+            return generation
+        within_s = TIMEOUT_S if generation.timeout_s is None else min(TIMEOUT_S, generation.timeout_s)
+        asked = generation.structured_output
+        if asked is not None:
+            await self._check(asked.grammar, tenant, asked.field, within_s)
+            if asked.grammar == grammar:
+                return generation
+        # The grammar holds the schemas of the tools too.
+        looser = generation.looser_grammar
+        if looser is None:
+            await self._check_calls(grammar, generation.tools, tenant, within_s)
+            return generation
+        try:
+            await self._check(grammar, tenant, _TOOLS, within_s)
+        except ApiError as error:
+            if error.status != 400:
+                raise
+            compilable = await self._compilable_grammar(generation, tenant)
+            if compilable is None:
+                await self._check_calls(looser, generation.tools, tenant, within_s)
+            sampling = msgspec.structs.replace(generation.sampling, grammar=compilable or looser)
+            return msgspec.structs.replace(generation, sampling=sampling)
+        return generation
+
+    async def _compilable_grammar(self, generation: Generation, tenant: str) -> Grammar | None:
+        """Return a grammar that holds calls to the schemas of all tools but those that cannot be compiled.
+
+        None where there is no such grammar, or the checks take too long: the next request finds their verdicts.
+        """
+        use = generation.tools
+        # `_check_calls` refuses a strict tool that cannot be compiled, by its name.
+        no_grammar = (ApiError, GrammarError, TimeoutError, CheckerBusyError, LimitedProcessError)
+        with contextlib.suppress(*no_grammar):
+            async with asyncio.timeout(_SHORT_TIMEOUT_S):
+                names = [tool.name for tool in (() if use is None else use.tools) if await self._compiles(tool, tenant)]
+                grammar = await asyncio.to_thread(schema_grammar, generation, frozenset(names)) if names else None
+                if grammar is not None:
+                    await self._checker.check(tenant, grammar)
+                return grammar
+        return None
+
+    async def _compiles(self, tool: Tool, tenant: str) -> bool:
+        if tool.parameters is None:
+            return False
+        try:
+            await self._checker.check(tenant, Grammar(kind="json_schema", source=tool.parameters, strict=True))
+        except GrammarError:
+            return False
+        return True
+
+    async def _check_calls(self, grammar: Grammar, use: ToolUse | None, tenant: str, within_s: float) -> None:
+        try:
+            await self._check(grammar, tenant, _TOOLS, within_s)
+        except ApiError as error:
+            if error.status == 400 and use is not None:
+                # Without a verdict in time the error names no tool.
+                with contextlib.suppress(TimeoutError, CheckerBusyError, LimitedProcessError):
+                    async with asyncio.timeout(_SHORT_TIMEOUT_S):
+                        await self._check_each(use, tenant)
+            raise
+
+    async def _check_each(self, use: ToolUse, tenant: str) -> None:
+        for tool in use.tools:
+            if tool.strict and tool.parameters is not None:
+                try:
+                    await self._checker.check(tenant, Grammar(kind="json_schema", source=tool.parameters))
+                except GrammarError as error:
+                    raise refused_schema(use, tool.name, error.reason, error.path) from None
+
+    async def _check(self, grammar: Grammar, tenant: str, field: str, within_s: float) -> None:
+        try:
+            await self._checker.check(tenant, grammar, within_s)
+        except GrammarError as error:
+            raise refused_grammar(field, error) from None
+        except LlguidanceMissingError as error:
+            raise ApiError(501, str(error), param=field, code="structured_output_unavailable") from None
+        except CheckerBusyError as error:
+            raise _busy(error, field) from None
+        except LimitedProcessError:
+            message = "The grammar could not be checked. Try again shortly."
+            raise ApiError(503, message, param=field, code="grammar_not_checked", retry_after_s=1.0) from None
+
+
+def _busy(error: CheckerBusyError, field: str) -> ApiError:
+    """Return the error while there is no verdict. The check goes on, so that there is one when the client returns."""
+    status, code = (429, "too_many_grammars") if error.is_own else (503, "grammar_not_checked")
+    cause = "Other grammars of this tenant are checked before this one" if error.is_own else "The grammar is checked"
+    message = f"{cause}, and the check goes on. Send the same request again after the time that Retry-After says."
+    return ApiError(status, message, param=field, code=code, retry_after_s=error.retry_after_s)

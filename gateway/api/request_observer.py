@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from gateway.admission.auth import Principal
 from gateway.api.usage import UsageTotals
 from gateway.dispatch.inflight import new_key
 from gateway.dispatch.timelines import TimelineKeeper
@@ -107,14 +106,13 @@ class RequestRecord:
     sequences: list[SequenceLife] = field(default_factory=list)
     left_out: int = 0
 
-    def parsed(self, principal: Principal, generation: Generation) -> None:
-        """Take note of who asks for what."""
-        self.tenant = principal.tenant
-        self.generation = generation
-
     def failed(self, error: ApiError) -> None:
         """Take note of the error that the client got."""
         self.error_code, self.error_message = error.code, error.message
+
+    def since_beginning(self, moment: float | None) -> float | None:
+        """Return the seconds until a moment, if that has come."""
+        return None if moment is None else moment - self.began_at
 
     def end(self, status: int, *, keeps_texts: bool) -> None:
         """Keep what a timeline needs, without what may be large: prompts, grammars, lists.
@@ -145,7 +143,10 @@ class RequestRecord:
         Args:
             gateway: Name of this process.
         """
-        began_at, usage, generation, now = self.began_at, self.usage, self.generation, time.monotonic()
+        usage, generation, ended_at = self.usage or UsageTotals(1), self.generation, self.ended_at or time.monotonic()
+        error = None
+        if self.error_message is not None:
+            error = f"{self.error_code or 'error'}: {self.error_message}"[:MAX_ERROR_CHARACTERS]
         return Timeline(
             id=self.request_id,
             gateway=gateway,
@@ -155,18 +156,18 @@ class RequestRecord:
             tenant=self.tenant or "",
             status=self.status,
             outcome=self.outcome if self.status else "running",
-            error=_error(self),
+            error=error,
             source=self.source,
             asked={} if generation is None else _asked_parameters(generation),
             stop=self.stop,
             not_kept=self.not_kept,
             prompt=self.prompt,
-            admitted_s=None if self.dispatched_at is None else self.dispatched_at - began_at,
-            first_token_s=None if self.first_token_at is None else self.first_token_at - began_at,
-            ended_s=(now if self.ended_at is None else self.ended_at) - began_at,
-            prompt_tokens=0 if usage is None else usage.prompt_tokens,
-            cached_tokens=0 if usage is None else usage.cached_tokens,
-            completion_tokens=0 if usage is None else usage.completion_tokens,
+            admitted_s=self.since_beginning(self.dispatched_at),
+            first_token_s=self.since_beginning(self.first_token_at),
+            ended_s=ended_at - self.began_at,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
         )
 
 
@@ -202,7 +203,7 @@ class RequestObserver:
 
     def end(self, record: RequestRecord, status: int) -> None:
         """Tell of a request that has ended with an HTTP status; 499 where its client left."""
-        ttft_s, total_s = _since(record, record.first_token_at), time.monotonic() - record.began_at
+        ttft_s, total_s = record.since_beginning(record.first_token_at), time.monotonic() - record.began_at
         is_problem = status >= 400 or record.error_code is not None or is_slow(ttft_s, total_s)
         self._log.write("request", partial(self._fields, record, status), "problem" if is_problem else "request")
         if self._tracing is not None and record.span is not None:
@@ -212,7 +213,7 @@ class RequestObserver:
             self._timelines.request_ended(record.key, record)
 
     def _fields(self, record: RequestRecord, status: int) -> dict[str, object]:
-        generation, usage, now = record.generation, record.usage, time.monotonic()
+        generation, usage = record.generation, record.usage
         fields: dict[str, object] = {
             "request_id": record.request_id,
             "route": record.route,
@@ -231,9 +232,9 @@ class RequestObserver:
             fields["prompt_tokens"] = usage.prompt_tokens
             fields["cached_tokens"] = usage.cached_tokens
             fields["completion_tokens"] = usage.completion_tokens
-        fields["admission_s"] = _since(record, record.dispatched_at)
-        fields["ttft_s"] = _since(record, record.first_token_at)
-        fields["total_s"] = now - record.began_at
+        fields["admission_s"] = record.since_beginning(record.dispatched_at)
+        fields["ttft_s"] = record.since_beginning(record.first_token_at)
+        fields["total_s"] = time.monotonic() - record.began_at
         return fields
 
     def _end_span(self, tracing: Tracing, record: RequestRecord, span: Span, status: int) -> None:
@@ -245,13 +246,22 @@ class RequestObserver:
             "headrace.request_id": record.request_id,
             "headrace.tenant": record.tenant,
             "headrace.outcome": record.outcome,
-            "headrace.time_to_first_token_s": _since(record, record.first_token_at),
+            "headrace.time_to_first_token_s": record.since_beginning(record.first_token_at),
             "error.type": None if record.error_message is None else record.error_code or str(status),
         }
         name = record.route
         if generation is not None:
             name = f"{_OPERATIONS[generation.kind]} {generation.model}"
-            attributes |= _asked(generation)
+            sampling, num_choices = generation.sampling, generation.num_choices
+            attributes |= {
+                "gen_ai.operation.name": _OPERATIONS[generation.kind],
+                "gen_ai.request.model": generation.model,
+                "gen_ai.response.model": generation.model,
+                "gen_ai.request.choice.count": num_choices if num_choices > 1 else None,
+                "gen_ai.request.max_tokens": sampling.max_tokens,
+                "gen_ai.request.temperature": sampling.temperature,
+                "gen_ai.request.top_p": sampling.top_p,
+            }
         if usage is not None:
             attributes["gen_ai.usage.input_tokens"] = usage.prompt_tokens
             attributes["gen_ai.usage.output_tokens"] = usage.completion_tokens
@@ -259,29 +269,6 @@ class RequestObserver:
             tracing.add("admission", record.traceparent, record.began_at, record.dispatched_at, {})
         error = record.error_message if status >= 500 else None
         tracing.end(span, name, attributes, error)
-
-
-def _asked(generation: Generation) -> dict[str, AttributeValue | None]:
-    sampling = generation.sampling
-    return {
-        "gen_ai.operation.name": _OPERATIONS[generation.kind],
-        "gen_ai.request.model": generation.model,
-        "gen_ai.response.model": generation.model,
-        "gen_ai.request.choice.count": generation.num_choices if generation.num_choices > 1 else None,
-        "gen_ai.request.max_tokens": sampling.max_tokens,
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-    }
-
-
-def _since(record: RequestRecord, moment: float | None) -> float | None:
-    return None if moment is None else moment - record.began_at
-
-
-def _error(record: RequestRecord) -> str | None:
-    if record.error_message is None:
-        return None
-    return f"{record.error_code or 'error'}: {record.error_message}"[:MAX_ERROR_CHARACTERS]
 
 
 def _asked_parameters(generation: Generation) -> dict[str, int | float | str | bool]:
@@ -316,12 +303,7 @@ def _asked_parameters(generation: Generation) -> dict[str, int | float | str | b
 
 
 def _not_kept(generation: Generation, *, keeps_texts: bool) -> tuple[str, ...]:
-    """Name the parameters that were given and are not kept: most are long, or texts.
-
-    Args:
-        generation: What was asked for.
-        keeps_texts: The end of the prompt and stop strings are kept.
-    """
+    """Name the parameters that were given and are not kept: most are long, or texts."""
     sampling, prompts = generation.sampling, generation.prompts
     lists = _lists(sampling)
     found = [name for name, value in zip(_LISTS, lists, strict=True) if value] if any(lists) else []

@@ -27,14 +27,13 @@ from gateway.api.model_abilities import check_sees
 from gateway.api.operation import Operation
 from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.checks import missing_parameter
-from gateway.api.schemas.known_names import BodyRules
+from gateway.api.schemas.names import BodyRules
 from gateway.api.schemas.parsing import parse_detokenize, parse_tokenize
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.dispatch.nats_watch import NatsWatch
 from gateway.errors import ApiError, model_not_found
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.readiness import Status, readiness
 from gateway.generation import ImageSource
 from gateway.media.intake import ImageIntake
@@ -143,7 +142,6 @@ OPERATIONS = (
 )
 
 
-Access = Literal["everyone", "key"]
 Result = TypeVar("Result")
 
 
@@ -165,11 +163,7 @@ class RouteServices:
     async def read_body(
         self, request: Request, principal: Principal, parse: Callable[[bytes, BodyRules], Result]
     ) -> Result:
-        """Return what `parse` makes of a body by the rules of its sender.
-
-        Raises:
-            ApiError: It is refused.
-        """
+        """Return what `parse` makes of a body by the rules of its sender."""
         body = await request.body()
         read = partial(parse, body, self.body_rules(principal))
         return await self.bodies.read(principal.tenant, len(body), read)
@@ -239,17 +233,12 @@ class RouteServices:
 
 @dataclass(frozen=True, slots=True)
 class KeyRoute:
-    """A route for those who have a key, of an API beside OpenAI's two endpoints."""
+    """A route for those who have a key, beside the endpoints that generate."""
 
     method: str
     path: str
     handler: Callable[[Request, Principal], Awaitable[Response]]
     dialect: Dialect | None = None
-
-
-def _sees(load: FleetLoad | None) -> bool | None:
-    """Whether a model reads images; None while no worker has said it."""
-    return None if load is None or not load.num_workers else IMAGES in load.features
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -258,28 +247,16 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 class PlainRoute:
-    """A route with one answer to each request, as an ASGI application."""
+    """A route with one answer to each request, as an ASGI application; `name` is its name in metrics."""
 
-    def __init__(
-        self,
-        name: str,
-        handler: Callable[[Request, Principal | None], Awaitable[Response]],
-        keys: KeyStore | None,
-        bodies: LargeBodies | None = None,
-    ) -> None:
+    def __init__(self, name: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
         self._name = name
         self._handler = handler
-        self._keys = keys
-        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         head_of(scope).route = self._name
-        principal = None
-        if self._keys is not None:
-            principal = self._keys.authenticate(scope["headers"])
-            scope["state"].update(body_owner=principal.body_owner, inflater=self._bodies)
-        response = await self._handler(Request(scope, receive), principal)
+        response = await self._handler(Request(scope, receive))
         await response(scope, receive, send)
 
 
@@ -292,48 +269,38 @@ class Routes:
 
     def public(self) -> list[Route]:
         """Return the routes of the public port."""
+        keyed = (
+            KeyRoute("GET", "/v1/models", self._list_models),
+            KeyRoute("GET", "/v1/models/{model:path}", self._show_model),
+            KeyRoute("POST", "/tokenize", self._tokenize),
+            KeyRoute("POST", "/detokenize", self._detokenize),
+        )
+        # The names that other servers give to readiness, and load balancers ask for, stand beside our own.
+        ready = (("GET", "/health/ready"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"))
         return [
-            self._route("GET", "/v1/models", "key", self._list_models),
-            self._route("GET", "/v1/models/{model:path}", "key", self._show_model),
-            self._route("POST", "/tokenize", "key", self._tokenize),
-            self._route("POST", "/detokenize", "key", self._detokenize),
-            self._route("GET", "/health/live", "everyone", self._live),
-            self._route("GET", "/health/ready", "everyone", self._ready),
-            # The names that other servers give to readiness, and load balancers ask for.
-            self._route("GET", "/health", "everyone", self._ready),
-            self._route("GET", "/ping", "everyone", self._ready),
-            self._route("POST", "/ping", "everyone", self._ready),
-            self._route("GET", "/version", "everyone", self._version),
+            *map(self.with_key, keyed),
+            _route("everyone", "GET", "/health/live", self._live),
+            *(_route("everyone", method, path, self._ready) for method, path in ready),
+            _route("everyone", "GET", "/version", self._version),
         ]
 
     def with_key(self, route: KeyRoute) -> Route:
-        """Return a route of another API, behind the check of the key."""
+        """Return a route behind the check of the key."""
+        services = self._services
 
-        async def handler(request: Request, principal: Principal | None) -> Response:
-            assert principal is not None
+        async def handler(request: Request) -> Response:
+            principal = services.keys.authenticate(request.scope["headers"])
+            request.scope["state"].update(body_owner=principal.body_owner, inflater=services.bodies)
             return await route.handler(request, principal)
 
-        return self._route(route.method, route.path, "key", handler)
+        return _route("key", route.method, route.path, handler)
 
-    def _route(
-        self,
-        method: str,
-        path: str,
-        access: Access,
-        handler: Callable[[Request, Principal | None], Awaitable[Response]],
-    ) -> Route:
-        keys = self._services.keys if access == "key" else None
-        plain = PlainRoute(path, handler, keys, self._services.bodies)
-        return Route(path, plain, methods=[method], name=f"{access}:{path}")
-
-    async def _list_models(self, request: Request, principal: Principal | None) -> Response:
-        assert principal is not None
+    async def _list_models(self, request: Request, principal: Principal) -> Response:
         names = [name for name in self._names(principal) if principal.can_use(name)]
         first, last = (names[0], names[-1]) if names else (None, None)
         return json_response(ModelList("list", [self._model(name, principal) for name in names], False, first, last))
 
-    async def _show_model(self, request: Request, principal: Principal | None) -> Response:
-        assert principal is not None
+    async def _show_model(self, request: Request, principal: Principal) -> Response:
         name: str = request.path_params["model"]
         if not principal.can_use(name) or name not in self._names(principal):
             raise model_not_found(name)
@@ -351,7 +318,10 @@ class Routes:
         parent = None if adapter is None or adapter.digest is None else adapter.model
         load = fleet.load(parent or target)
         max_model_len = load.max_model_len or None if load is not None else None
-        sees = _sees(load) if self._services.config.max_images else False
+        # None while no worker has said it.
+        sees = (IMAGES in load.features) if load is not None and load.num_workers else None
+        if not self._services.config.max_images:
+            sees = False
         return ModelAnswer(
             id=name,
             object="model",
@@ -369,25 +339,27 @@ class Routes:
             capabilities=None if sees is None else ModelCapabilities(CapabilitySupport(sees)),
         )
 
-    async def _tokenize(self, request: Request, principal: Principal | None) -> Response:
-        assert principal is not None
+    async def _tokenize(self, request: Request, principal: Principal) -> Response:
         model, call, images = await self._services.read_body(request, principal, parse_tokenize)
         reply = await self._services.ask_tokenizer(principal, model, call, images)
         return json_response(TokenizeAnswer(len(reply.token_ids), reply.max_model_len, reply.token_ids, None))
 
-    async def _detokenize(self, request: Request, principal: Principal | None) -> Response:
-        assert principal is not None
+    async def _detokenize(self, request: Request, principal: Principal) -> Response:
         model, call = await self._services.read_body(request, principal, parse_detokenize)
         reply = await self._services.ask_tokenizer(principal, model, call)
         return json_response(DetokenizeAnswer(reply.text))
 
-    async def _live(self, request: Request, principal: Principal | None) -> Response:
+    async def _live(self, request: Request) -> Response:
         return json_response(LiveAnswer("live"))
 
-    async def _version(self, request: Request, principal: Principal | None) -> Response:
+    async def _version(self, request: Request) -> Response:
         return json_response(VersionAnswer(version("headrace")))
 
-    async def _ready(self, request: Request, principal: Principal | None) -> Response:
+    async def _ready(self, request: Request) -> Response:
         ready = readiness(self._services.fleet, is_connected=self._services.queue.is_connected)
         # Model names are for those who have a key.
         return json_response(ReadyAnswer(ready.status, len(ready.models)), 200 if ready.is_ready else 503)
+
+
+def _route(access: str, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+    return Route(path, PlainRoute(path, handler), methods=[method], name=f"{access}:{path}")

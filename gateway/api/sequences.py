@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from gateway.admission.caller import Caller
 from gateway.dispatch.inflight import Flight, new_key
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from shared.messages import Delta, Request
+from shared.sampling import Sampling
 
-# Seeds are 64-bit signed integers on the wire.
-_SEED_VALUES = 2**64
 # Of an id, before the number of the sequence: the request's key, and another one.
 _BASE_CHARACTERS = 16
 
@@ -92,31 +92,20 @@ class _CountedSink:
 
 
 def wire_requests(
-    generation: Generation,
-    tenant: str,
-    reply: str,
-    timeout_s: float | None,
-    request_id: str,
-    *,
-    traceparent: str | None = None,
-    now: float | None = None,
-    key: str = "",
-    weight: float = 1.0,
-    request_key: str | None = None,
+    generation: Generation, caller: Caller, reply: str, timeout_s: float | None, now: float | None = None
 ) -> list[Request]:
     """Return the requests of all choices, in their order.
 
-    `now` is in Unix seconds at the server, this machine's if not given; `key` and `weight` are of the key that asks.
-    `request_id` names them all in log lines, `traceparent` the span that they are part of. Their ids begin with
-    `request_key`, or with a new one.
+    `now` is in Unix seconds at the server, this machine's if not given. Ids begin with the caller's `request_key`, or
+    with a new one.
     """
     now = time.time() if now is None else now
-    base = (request_key or new_key()) + new_key()
+    base = (caller.request_key or new_key()) + new_key()
     whole = Request(
         id=base,
         model=generation.served_model,
         adapter=generation.adapter,
-        tenant=tenant,
+        tenant=caller.tenant,
         lane=generation.lane,
         priority=generation.priority,
         deadline=None if timeout_s is None else now + timeout_s,
@@ -124,10 +113,10 @@ def wire_requests(
         reply=reply,
         echo=generation.echo,
         created=now,
-        trace=request_id,
-        traceparent=traceparent,
-        key=key,
-        weight=weight,
+        trace=caller.request_id,
+        traceparent=caller.traceparent,
+        key=caller.key_id,
+        weight=caller.weight,
         prediction=generation.prediction,
         pooling=generation.pooling,
         add_special_tokens=generation.add_special_tokens,
@@ -138,7 +127,7 @@ def wire_requests(
         return_prompt_token_ids=generation.details is not None and generation.details.needs_prompt_ids,
     )
     choices = itertools.product(generation.prompts, range(generation.n))
-    return [_of_choice(whole, number, prompt, choice) for number, (prompt, choice) in enumerate(choices)]
+    return [_of_prompt(whole, number, prompt, choice) for number, (prompt, choice) in enumerate(choices)]
 
 
 def numbered_requests(firsts: Iterable[Request], n: int) -> list[Request]:
@@ -147,17 +136,15 @@ def numbered_requests(firsts: Iterable[Request], n: int) -> list[Request]:
     for first in firsts:
         base = first.id[:_BASE_CHARACTERS]
         for choice in range(n):
-            sampling = msgspec.structs.replace(first.sampling, seed=_wrapped(first.sampling.seed + choice))
+            sampling = _of_choice(first.sampling, choice)
             requests.append(msgspec.structs.replace(first, id=f"{base}-{len(requests)}", sampling=sampling))
     return requests
 
 
-def _of_choice(whole: Request, number: int, prompt: Prompt, choice: int) -> Request:
-    pooling, sampling = whole.pooling, whole.sampling
+def _of_prompt(whole: Request, number: int, prompt: Prompt, choice: int) -> Request:
+    pooling = whole.pooling
     if pooling is not None and prompt.query is not None:
         pooling = msgspec.structs.replace(pooling, query=prompt.query)
-    if choice:
-        sampling = msgspec.structs.replace(sampling, seed=_wrapped(sampling.seed + choice))
     return msgspec.structs.replace(
         whole,
         id=f"{whole.id}-{number}",
@@ -167,11 +154,12 @@ def _of_choice(whole: Request, number: int, prompt: Prompt, choice: int) -> Requ
         token_ids=prompt.token_ids,
         suffix=prompt.suffix,
         media=prompt.media,
-        sampling=sampling,
+        sampling=_of_choice(whole.sampling, choice),
         pooling=pooling,
     )
 
 
-def _wrapped(seed: int) -> int:
-    half = _SEED_VALUES // 2
-    return (seed + half) % _SEED_VALUES - half
+def _of_choice(sampling: Sampling, choice: int) -> Sampling:
+    # Seeds are 64-bit signed integers on the wire.
+    seed = (sampling.seed + choice + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(sampling, seed=seed) if choice else sampling

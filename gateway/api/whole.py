@@ -26,7 +26,7 @@ from gateway.generation import PLAIN_READING, OutputReading
 from shared.messages import Delta, Finish
 
 
-class WholeChoice(ReadChoice):
+class _WholeChoice(ReadChoice):
     """Collects what is read into one object."""
 
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
@@ -50,23 +50,18 @@ class WholeChoice(ReadChoice):
         super().deliver(delta)
 
     def content(self, text: str) -> None:
-        """Keep it."""
         self._contents.append(text)
 
     def reasoning(self, text: str) -> None:
-        """Keep it."""
         self._reasonings.append(text)
 
     def call_started(self, index: int, name: str) -> None:
-        """Keep the name."""
         self._calls.append((name, []))
 
     def call_arguments(self, index: int, text: str) -> None:
-        """Keep them."""
         self._calls[index][1].append(text)
 
     def delivered(self, finish: Finish | None) -> None:
-        """Keep why the choice ended."""
         self._finish = finish
 
     def told(self, identity: AnswerIdentity) -> ChatChoice | CompletionChoice:
@@ -91,9 +86,9 @@ class WholeChoice(ReadChoice):
         if calls and self._reading.is_function_call:
             message.function_call = calls[0]
         elif calls:
-            ids = [identity.call_id(self._index, number) for number in range(len(calls))]
             message.tool_calls = [
-                ToolCallAnswer(call_id, "function", call) for call_id, call in zip(ids, calls, strict=True)
+                ToolCallAnswer(identity.call_id(self._index, number), "function", call)
+                for number, call in enumerate(calls)
             ]
         return message
 
@@ -106,19 +101,17 @@ class WholeAnswer(Answer):
         generation = asked.generation
         self._identity = identity
         reading = generation.reading or PLAIN_READING
-        self._choices = [WholeChoice(self, index, reading) for index in range(generation.num_sequences)]
+        self._choices = [_WholeChoice(self, index, reading) for index in range(generation.num_sequences)]
         self.sinks = self._choices
         self._details: list[ChoiceDetails] = []
-        wanted = generation.details
-        if wanted is not None:
-            self._details = [ChoiceDetails(wanted, generation.kind) for _ in self._choices]
-            pairs = zip(self._choices, self._details, strict=True)
-            self.sinks = [DetailedSink(choice, details, wanted) for choice, details in pairs]
+        if generation.details is not None:
+            self._details = [ChoiceDetails(generation.details, generation.kind) for _ in self._choices]
+            self.sinks = list(map(DetailedSink, self._choices, self._details))
         self._generation = generation
         self._ranked: list[RankedSink] = []
-        ranking = generation.ranking
-        if ranking is not None:
-            self._ranked = [RankedSink(sink, shows_logprobs=ranking.shows_logprobs) for sink in self.sinks]
+        if generation.ranking is not None:
+            shows_logprobs = generation.ranking.shows_logprobs
+            self._ranked = [RankedSink(sink, shows_logprobs=shows_logprobs) for sink in self.sinks]
             self.sinks = self._ranked
 
     def close(self) -> None:
@@ -127,15 +120,13 @@ class WholeAnswer(Answer):
         self._choices = []
         self._ranked = []
 
-    def _returned_places(self) -> Sequence[int]:
-        if not self._ranked:
-            return range(len(self._choices))
-        means = [sink.mean_logprob for sink in self._ranked]
-        return likeliest(means, self._generation.n, self._generation.num_choices)
-
     def _complete(self) -> None:
+        places: Sequence[int] = range(len(self._choices))
+        if self._ranked:
+            means = [sink.mean_logprob for sink in self._ranked]
+            places = likeliest(means, self._generation.n, self._generation.num_choices)
         answer = self._identity.whole([], usage_answer(self.usage))
-        for index, place in enumerate(self._returned_places()):
+        for index, place in enumerate(places):
             choice = self._choices[place].told(self._identity)
             choice.index = index
             if self._details:

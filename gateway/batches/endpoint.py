@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
-from gateway.api.query import check_query, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
-from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.checks import check_query, invalid_value, whole_number
 from gateway.api.schemas.decoding import decode_typed
-from gateway.api.schemas.known_names import BodyRules
+from gateway.api.schemas.names import BodyRules
 from gateway.batches.driver import DriverServices
 from gateway.batches.drivers import BatchDrivers
 from gateway.batches.lease import cancelled

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.admission.caller import Caller
 from gateway.api.chat_answers import (
     AnswerIdentity,
     AssistantMessage,
@@ -158,9 +159,8 @@ def read_openai_line(
         raise BadRequestError(f"body: {error.message}", param, error.code or "invalid_value") from None
     _check_is_kept(generation)
     # A job without a deadline waits until a worker takes it.
-    requests = wire_requests(
-        generation, tenant, "", generation.timeout_s, custom_id[:256], now=now, key=key, weight=weight
-    )
+    caller = Caller(key, tenant, (), b"", custom_id[:256], weight=weight)
+    requests = wire_requests(generation, caller, "", generation.timeout_s, now)
     for index, request in enumerate(requests):
         job: dict[str, Any] = {"id": f"{prefix}-{index}", "lane": "batch", "reply": None, "trace": None}
         # The worker that takes it knows what its model's files advise.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 from nats.js import JetStreamContext
@@ -16,11 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission.auth import KeyStore
 from gateway.api.operator_app import OperatorRoute
-from gateway.api.query import check_query, whole_number
-from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.checks import check_query, invalid_value, whole_number
 from gateway.console.keys import ConsoleKeys
-from gateway.console.now import NowView
-from gateway.console.records import dead_letters_view, nats_away, tenants_view
+from gateway.console.views import NowView, dead_letters_view, nats_away, tenants_view
 from gateway.errors import ApiError
 from gateway.telemetry.drift_watch import DriftWatch
 from gateway.timelines.exchange import TimelineExchange
@@ -58,11 +56,7 @@ class ConsoleFiles:
         self._contents = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in files}
 
     def response(self, request: Request) -> Response:
-        """Return the file that the path names, the page itself without a name.
-
-        Raises:
-            ApiError: 404; there is none.
-        """
+        """Return the file that the path names, the page itself without a name."""
         name: str = request.path_params.get("name", "index.html")
         found = self._contents.get(name)
         if found is None:
@@ -104,16 +98,17 @@ class ConsoleRoutes:
 
     def routes(self) -> list[OperatorRoute]:
         """Return the table."""
+        now, js = self._services.now, self._services.js
         return [
             OperatorRoute("/console", self._file, is_open=True),
             OperatorRoute("/console/", self._without_slash, is_open=True),
             OperatorRoute("/console/{name}", self._file, is_open=True),
-            OperatorRoute(f"{API}/now", self._now),
-            OperatorRoute(f"{API}/requests", self._requests),
-            OperatorRoute(f"{API}/requests/{{id:path}}", self._request),
-            OperatorRoute(f"{API}/tenants", self._tenants),
-            OperatorRoute(f"{API}/dead-letters", self._dead_letters),
-            OperatorRoute(f"{API}/drift", self._drift),
+            _view("now", lambda _: now.view()),
+            _view("requests", self._requests, "order", "limit"),
+            _view("requests/{id:path}", self._request),
+            _view("tenants", lambda _: tenants_view(js, self._services.keys, self._services.device_hour_cost)),
+            _view("dead-letters", lambda _: dead_letters_view(js, shows_prompts=self._services.shows_prompts)),
+            _view("drift", self._drift),
             OperatorRoute(f"{API}/keys", self._make_key, "POST"),
             OperatorRoute(f"{API}/keys/{{id}}/revoke", self._revoke_key, "POST"),
         ]
@@ -125,26 +120,20 @@ class ConsoleRoutes:
         # Relative, so that it holds behind a proxy that serves this port below a prefix.
         return RedirectResponse("../console", 308)
 
-    async def _now(self, request: Request) -> Response:
-        check_query(request, frozenset(), allow_unknown=False)
-        return _json(await self._services.now.view())
-
-    async def _requests(self, request: Request) -> Response:
-        check_query(request, frozenset({"order", "limit"}), allow_unknown=False)
+    async def _requests(self, request: Request) -> dict[str, Any]:
         orders: dict[str, Order] = {order: order for order in get_args(Order)}
         asked = request.query_params.get("order", "recent")
         if asked not in orders:
             raise invalid_value("order", f"'order' must be one of {', '.join(orders)}.")
         limit = whole_number(request.query_params.get("limit"), "limit", 1, MAX_LISTED, 50)
-        return _json({"requests": await self._services.exchange.summaries(orders[asked], limit)})
+        return {"requests": await self._services.exchange.summaries(orders[asked], limit)}
 
-    async def _request(self, request: Request) -> Response:
-        check_query(request, frozenset(), allow_unknown=False)
+    async def _request(self, request: Request) -> dict[str, Any]:
         request_id: str = request.path_params["id"]
         found = await self._services.exchange.find(request_id[:256]) or await self._jobs_of(request_id[:256])
         if not found:
             raise ApiError(404, _not_found(request_id[:64]), code="request_not_found")
-        return _json({"requests": [view_of(each, self._services.device_hour_cost) for each in found]})
+        return {"requests": [view_of(each, self._services.device_hour_cost) for each in found]}
 
     async def _jobs_of(self, job_id: str) -> list[Timeline]:
         try:
@@ -152,15 +141,9 @@ class ConsoleRoutes:
         except SEND_ERRORS as error:
             raise nats_away("batch jobs") from error
 
-    async def _tenants(self, request: Request) -> Response:
-        check_query(request, frozenset(), allow_unknown=False)
-        services = self._services
-        return _json(await tenants_view(services.js, services.keys, services.device_hour_cost))
-
-    async def _drift(self, request: Request) -> Response:
-        check_query(request, frozenset(), allow_unknown=False)
+    async def _drift(self, request: Request) -> dict[str, Any]:
         try:
-            return _json({"workers": await self._services.drift.view()})
+            return {"workers": await self._services.drift.view()}
         except SEND_ERRORS as error:
             message = "Counts of answers cannot be read: NATS is away, or `headrace setup` has not been run."
             raise ApiError(503, message, code="queue_unavailable", retry_after_s=5.0) from error
@@ -171,10 +154,6 @@ class ConsoleRoutes:
     async def _revoke_key(self, request: Request) -> Response:
         return _json(await self._services.key_file.revoke(request.path_params["id"]))
 
-    async def _dead_letters(self, request: Request) -> Response:
-        check_query(request, frozenset(), allow_unknown=False)
-        return _json(await dead_letters_view(self._services.js, shows_prompts=self._services.shows_prompts))
-
 
 def with_playground(operator: ASGIApp, public: ASGIApp) -> ASGIApp:
     """Return an application of the operator's port that passes what a page asks models on to the public application."""
@@ -184,6 +163,16 @@ def with_playground(operator: ASGIApp, public: ASGIApp) -> ASGIApp:
         await (public if is_public else operator)(scope, receive, send)
 
     return application
+
+
+def _view(path: str, read: Callable[[Request], Awaitable[object]], *names: str) -> OperatorRoute:
+    """Return a route that shows what `read` does; its query has these names at most."""
+
+    async def handler(request: Request) -> Response:
+        check_query(request, frozenset(names), allow_unknown=False)
+        return _json(await read(request))
+
+    return OperatorRoute(f"{API}/{path}", handler)
 
 
 def _not_found(request_id: str) -> str:

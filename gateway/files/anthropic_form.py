@@ -9,8 +9,7 @@ from typing import Literal
 from msgspec import Struct
 from starlette.requests import Request
 
-from gateway.api.query import check_query, whole_number
-from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.checks import check_query, invalid_value, whole_number
 from gateway.files.catalog import FileCatalog
 from gateway.files.objects import BYTES, FILE_ID, FileRecord
 

@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.api.door import exchange_of
-from gateway.api.query import check_query, is_ascending, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
-from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.checks import check_query, invalid_value, is_ascending, whole_number
 from gateway.errors import ApiError
 from gateway.files.anthropic_form import AnthropicDeletedFile, anthropic_file, anthropic_page, is_from_anthropic
 from gateway.files.catalog import READ_BYTES, FileCatalog, ReadableFile

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.anthropic import endpoint as anthropic
+from gateway.anthropic import message as anthropic
 from gateway.anthropic.names import ANTHROPIC_NAMES
 from gateway.api import chat_answers as chat
 from gateway.api import routes as shared
@@ -25,7 +25,7 @@ from gateway.api.schemas.bodies import OPENAI_NAMES
 from gateway.api.schemas.names import Use
 from gateway.batches import record as batches
 from gateway.files import objects as files
-from gateway.pooling import endpoints as pooling
+from gateway.pooling import answers as pooling
 from gateway.pooling.bodies import POOLED_NAMES
 from gateway.responses import draft as responses
 from gateway.responses.names import RESPONSE_NAMES
@@ -62,7 +62,8 @@ Json = dict[str, Any]
 def document() -> Json:
     """Return the whole document."""
     described = [struct for table in TABLES for struct in table.readers.values()]
-    types = list(dict.fromkeys([*described, *_bodies_and_answers()]))
+    told = [each for op in OPERATIONS for each in (op.body, op.answer, op.event, op.error) if each is not None]
+    types = list(dict.fromkeys([*described, *told]))
     references, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schemas = dict(zip(types, references, strict=True))
     for component in components.values():
@@ -92,10 +93,6 @@ def document_bytes() -> bytes:
     return msgspec.json.format(msgspec.json.encode(document()), indent=1) + b"\n"
 
 
-def _bodies_and_answers() -> list[Any]:
-    return [each for op in OPERATIONS for each in (op.body, op.answer, op.event, op.error) if each is not None]
-
-
 def _describe_parameters(schemas: dict[Any, Json], components: Json) -> None:
     described = [(struct, table.rows(kind)) for table in TABLES for kind, struct in table.readers.items()]
     for struct, rows in described:
@@ -111,6 +108,7 @@ def _describe_parameters(schemas: dict[Any, Json], components: Json) -> None:
 
 def _operation(operation: Operation, schemas: dict[Any, Json]) -> Json:
     content: Json = {}
+    words = re.sub(r"[^a-z]+", "_", operation.path.removeprefix("/v1")).strip("_")
     if operation.answer is not None:
         is_json = operation.media_type == "application/json"
         content[operation.media_type] = {"schema": schemas[operation.answer]} if is_json else {}
@@ -119,7 +117,7 @@ def _operation(operation: Operation, schemas: dict[Any, Json]) -> Json:
     error = {"description": "An error.", "content": {"application/json": {"schema": schemas[operation.error]}}}
     described: Json = {
         "summary": operation.summary,
-        "operationId": _name(operation),
+        "operationId": f"{operation.method}_{words}",
         "security": [{"bearer": []}, {"key": []}] if operation.has_key else [],
         "responses": {
             "200": {"description": _first_line(operation.answer or operation.event), "content": content},
@@ -137,11 +135,6 @@ def _operation(operation: Operation, schemas: dict[Any, Json]) -> Json:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     return described
-
-
-def _name(operation: Operation) -> str:
-    words = re.sub(r"[^a-z]+", "_", operation.path.removeprefix("/v1")).strip("_")
-    return f"{operation.method}_{words}"
 
 
 def _first_line(answer: Any) -> str:

@@ -1,6 +1,7 @@
-"""Answers of numbers: each sequence's arrives whole in its last delta, and one JSON body is sent when all have come.
+"""`POST /v1/embeddings`, `/v1/rerank` and `/v1/score`: answers of numbers.
 
-A vector is written when it arrives, so that thousands of them in one answer do not hold up other answers at its end.
+Each sequence's numbers arrive whole in its last delta, and one JSON body is sent when all have come. A vector is
+written when it arrives, so that thousands of them in one answer do not hold up other answers at its end.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import secrets
 import struct
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.api.answer import Answer, Asked
+from gateway.api.answer import Answer, Asked, StreamParts
+from gateway.api.endpoint import Endpoint
+from gateway.api.operation import Operation
+from gateway.api.output_reading import about
 from gateway.errors import ApiError
-from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest
+from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
+from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest, parse_embeddings, parse_rerank, parse_score
 from shared.messages import Delta
 
 Value = TypeVar("Value", Raw, float)
@@ -143,7 +148,7 @@ class NumbersAnswer(Answer, Generic[Value]):
         """End with the error of one sequence, which names its place where there are several."""
         name = self.names.get(error.param or "")
         if name in self._listed and len(self._values) > 1:
-            error = _about(error, f"{name}.[{index}]")
+            error = about(error, f"{name}.[{index}]")
         self.fail(error)
 
     @property
@@ -155,7 +160,7 @@ class NumbersAnswer(Answer, Generic[Value]):
 
     def _report(self, error: ApiError) -> None:
         name = self.names.get(error.param or "")
-        super()._report(error if name is None else _about(error, name))
+        super()._report(error if name is None else about(error, name))
 
     def _complete(self) -> None:
         self._respond(msgspec.json.encode(self._body()))
@@ -235,13 +240,46 @@ def _numbers(vector: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
-def _about(error: ApiError, param: str) -> ApiError:
-    return ApiError(
-        error.status,
-        error.message,
-        param=param,
-        code=error.code,
-        type=error.type,
-        retry_after_s=error.retry_after_s,
-        headers=error.headers,
-    )
+class _NumbersEndpoint(Endpoint):
+    answer: Callable[[Asked], Answer]
+
+    def whole_answer(self, asked: Asked) -> Answer:
+        return self.answer(asked)
+
+    def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
+        """Never asked for: no body says `stream`."""
+        raise AssertionError("no body asks for a stream")
+
+
+class EmbeddingsEndpoint(_NumbersEndpoint):
+    """Makes vectors of texts."""
+
+    path = "/v1/embeddings"
+    name = "embeddings"
+    parse = staticmethod(parse_embeddings)
+    answer = EmbeddingsAnswer
+
+
+class RerankEndpoint(_NumbersEndpoint):
+    """Ranks documents for a query."""
+
+    path = "/v1/rerank"
+    name = "rerank"
+    parse = staticmethod(parse_rerank)
+    answer = RerankAnswer
+
+
+class ScoreEndpoint(_NumbersEndpoint):
+    """Scores texts for queries."""
+
+    path = "/v1/score"
+    name = "score"
+    parse = staticmethod(parse_score)
+    answer = ScoreAnswer
+
+
+OPERATIONS = (
+    Operation("post", "/v1/embeddings", "Make vectors of texts.", EmbeddingList, EmbeddingsBody),
+    Operation("post", "/v1/rerank", "Rank documents for a query.", Ranking | list[RankedIndex], RerankBody),
+    Operation("post", "/v1/score", "Score texts for queries.", ScoreList, ScoreBody),
+)

@@ -10,7 +10,7 @@ from gateway.api.schemas.bodies import OPENAI_NAMES, TokenIds
 from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.names import Kind, ParameterTable, described, ignored, refused
 from gateway.api.schemas.parameters import EndUser
-from gateway.api.schemas.sampling_fields import AskedPriority, AskedTimeout
+from gateway.api.schemas.shared_fields import AskedPriority, AskedTimeout
 from shared.bounds import (
     MAX_DIMENSIONS,
     MAX_INPUTS,

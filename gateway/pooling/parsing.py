@@ -1,21 +1,19 @@
-"""From the bodies of embeddings, reranking and scores to their sequences. Pure functions."""
+"""From the bodies of embeddings, reranking and scores to their sequences. Each function may raise an `ApiError` 400."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_value, missing_parameter, require_text
 from gateway.api.schemas.decoding import BodyReader
-from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.api.schemas.parameters import checked_truncation, counted
-from gateway.api.schemas.parsing import token_prompt
+from gateway.api.schemas.parsing import prompts_of
 from gateway.generation import Generation, Prompt
 from gateway.pooling.bodies import POOLED_NAMES, EmbeddingsBody, Pooled, PooledBody, RerankBody, ScoreBody, Texts
-from shared.bounds import (
-    MAX_INPUTS,
-)
+from shared.bounds import MAX_INPUTS
 from shared.pooling import Pooling
 from shared.sampling import Sampling
 
@@ -47,31 +45,18 @@ class RerankRequest(Generation, frozen=True):
 
 
 def parse_embeddings(body: bytes, rules: BodyRules = STRICT) -> EmbeddingsRequest:
-    """Turn the body of embeddings into sequences to compute; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn the body of embeddings into sequences to compute; `rules` as in `BodyReader.read`."""
     parsed = _embeddings_reader.read(body, rules)
     return EmbeddingsRequest(
         kind="embedding",
-        pooling=Pooling(
-            task="embed",
-            dimensions=parsed.dimensions,
-            normalize=parsed.normalize,
-            input_type=_input_type(parsed),
-        ),
+        pooling=Pooling(dimensions=parsed.dimensions, normalize=parsed.normalize, input_type=_input_type(parsed)),
         is_base64=parsed.encoding_format == "base64",
         **_common(parsed, _inputs(parsed.input)),
     )
 
 
 def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
-    """Turn the body of reranking into sequences to compute; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn the body of reranking into sequences to compute; `rules` as in `BodyReader.read`."""
     parsed = _rerank_reader.read(body, rules)
     query = _required_text("query", parsed.query)
     is_teis = parsed.texts is not None
@@ -83,7 +68,7 @@ def parse_rerank(body: bytes, rules: BodyRules = STRICT) -> RerankRequest:
         top_n=parsed.top_n or None,
         returns_documents=bool(parsed.return_text) if is_teis else parsed.return_documents is not False,
         is_plain_list=is_teis,
-        **_common(parsed, tuple(_pair(query, text, f"{name}.[{i}]") for i, text in enumerate(texts))),
+        **_common(parsed, tuple(_prompt(text, f"{name}.[{i}]", query) for i, text in enumerate(texts))),
     )
 
 
@@ -111,11 +96,7 @@ def _input_type(body: EmbeddingsBody) -> str | None:
 
 
 def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn the body of scores into sequences to compute; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn the body of scores into sequences to compute; `rules` as in `BodyReader.read`."""
     parsed = _score_reader.read(body, rules)
     queries, texts = _as_list(parsed.text_1), _as_list(parsed.text_2)
     if len(queries) not in (1, len(texts)):
@@ -127,29 +108,18 @@ def parse_score(body: bytes, rules: BodyRules = STRICT) -> Generation:
     return Generation(
         kind="score",
         pooling=_score(parsed.instruction),
-        **_common(parsed, tuple(_pair(query, text, f"text_2.[{i}]") for i, (query, text) in enumerate(pairs))),
+        **_common(parsed, tuple(_prompt(text, f"text_2.[{i}]", query) for i, (query, text) in enumerate(pairs))),
     )
 
 
-def _limit(body: PooledBody) -> int | None:
-    """Return how many of a text's first tokens count; None for all, -1 for as many as the model reads.
-
-    Raises:
-        ApiError: 400; none would be left.
-    """
-    limit = checked_truncation(body.truncate_prompt_tokens)
-    return -1 if limit is None and body.truncate in (True, "END") else limit
-
-
 def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
-    """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept.
-
-    Raises:
-        ApiError: 400; a name holds a NUL or is longer than its subject token may be, or no token would be left.
-    """
+    """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept."""
     if isinstance(body.user, str):
         require_text("user", body.user)
-    limit = _limit(body)
+    limit = checked_truncation(body.truncate_prompt_tokens)
+    if limit is None and body.truncate in (True, "END"):
+        # As many as the model reads.
+        limit = -1
     return {
         "prompts": counted(prompts, limit),
         "truncate_prompt_tokens": limit,
@@ -163,27 +133,13 @@ def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
 
 
 def _inputs(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
-    if isinstance(given, str):
-        return (_text(given, "input"),)
-    kinds = {type(item) for item in given}
-    if kinds == {int}:
-        return (token_prompt(cast("list[int]", given), "input"),)
-    if len(given) > MAX_INPUTS:
+    if isinstance(given, list) and len(given) > MAX_INPUTS and not isinstance(given[0], int):
         raise invalid_value("input", f"'input' has {len(given)} entries; at most {MAX_INPUTS} are allowed.")
-    if kinds == {str}:
-        return tuple(_text(text, f"input.[{i}]") for i, text in enumerate(cast("list[str]", given)))
-    if kinds == {list}:
-        return tuple(token_prompt(ids, f"input.[{i}]") for i, ids in enumerate(cast("list[list[int]]", given)))
-    message = "'input' must be a string, or a list of strings, of token ids, or of token id lists."
-    raise invalid_value("input", message)
+    return prompts_of(given, "input", _prompt)
 
 
-def _text(text: str, where: str) -> Prompt:
-    return Prompt(estimated_tokens=estimate_tokens(text), text=_required_text(where, text))
-
-
-def _pair(query: str, text: str, where: str) -> Prompt:
-    tokens = estimate_tokens(query) + estimate_tokens(text)
+def _prompt(text: str, where: str, query: str | None = None) -> Prompt:
+    tokens = estimate_tokens(text) + (0 if query is None else estimate_tokens(query))
     return Prompt(estimated_tokens=tokens, text=_required_text(where, text), query=query)
 
 

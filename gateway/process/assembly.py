@@ -22,7 +22,7 @@ from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
-from gateway.anthropic.endpoint import MessagesEndpoint, count_tokens_route
+from gateway.anthropic.message import MessagesEndpoint, count_tokens_route
 from gateway.api.adapter_orders import adapter_orders
 from gateway.api.alias_routes import alias_routes
 from gateway.api.app import ALWAYS_SERVED, create_app
@@ -31,17 +31,17 @@ from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorRoute, OperatorServices, create_operator_app
+from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, RouteServices
-from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.batches.endpoint import batch_routes, unserved_routes
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
 from gateway.config import GatewayConfig
 from gateway.console.keys import ConsoleKeys
-from gateway.console.now import NowView, own_counts
 from gateway.console.routes import ConsoleRoutes, ConsoleServices, with_playground
+from gateway.console.views import NowView, own_counts
 from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
 from gateway.dispatch.timelines import TimelineKeeper
 from gateway.errors import shutting_down
@@ -56,7 +56,7 @@ from gateway.media.fetch import AllowedHosts, ImageFetcher
 from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.metrics import GatewayMetrics
 from gateway.openapi.document import OPENAPI_ROUTE
-from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
+from gateway.pooling.answers import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
 from gateway.process.process_metrics import MetricsBoard, drift_watch, scrape_registry
 from gateway.process.resources import affordable_connections
 from gateway.responses.endpoint import CompactEndpoint, ResponsesEndpoint, input_tokens_route

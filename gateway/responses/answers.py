@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,23 +27,12 @@ from gateway.responses.draft import (
     response_fields,
 )
 from gateway.responses.output import CompactionOutput, EventSink, ResponseOutput, no_events
-from gateway.responses.reasoning_seal import Seal
+from gateway.responses.store import ResponseStore
 from shared.background_tasks import BackgroundTasks
 from shared.messages import Finish
 
-Keep = Callable[[ResponseGeneration, dict[str, Any]], Awaitable[bool]]
-"""Stores a response; returns False if it is not stored."""
 
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """How a response is stored for its tenant, and how its reasoning is encrypted, if it is."""
-
-    keep: Keep
-    seal: Seal | None = None
-
-
-class ResponseChoice(ReadChoice):
+class _ResponseChoice(ReadChoice):
     """Sink of the only sequence: puts what it reads into the output."""
 
     def __init__(self, answer: ResponseAnswer, generation: Generation, output: ResponseOutput) -> None:
@@ -53,7 +41,6 @@ class ResponseChoice(ReadChoice):
         self._output = output
 
     def content(self, text: str) -> None:
-        """Add to a message."""
         logprobs = self.take_logprobs()
         told: list[Any] | None = chat_logprobs(logprobs).content if logprobs else None
         self._output.content(text, told)
@@ -64,17 +51,14 @@ class ResponseChoice(ReadChoice):
         self._output.reasoning(text)
 
     def call_started(self, index: int, name: str) -> None:
-        """Begin a call."""
         self.take_logprobs()
         self._output.call_started(name)
 
     def call_arguments(self, index: int, text: str) -> None:
-        """Add to a call."""
         self.take_logprobs()
         self._output.call_arguments(text)
 
     def delivered(self, finish: Finish | None) -> None:
-        """End the open item with the sequence."""
         if finish is not None:
             self._output.finish(is_complete=finish.reason != "length")
         self._response.delivered()
@@ -83,17 +67,16 @@ class ResponseChoice(ReadChoice):
 class ResponseAnswer(Answer):
     """Base of both kinds of answers."""
 
-    def prepare(self, asked: Asked, keeping: Keeping, emit: EventSink) -> None:
+    def prepare(self, asked: Asked, store: ResponseStore, emit: EventSink) -> None:
         """Answer `asked` with events to `emit`, and store the response."""
         generation = asked.generation
         assert isinstance(generation, ResponseGeneration)
-        self._generation = generation
         self._draft = generation.draft
-        self._keep = keeping.keep
+        self._keep = partial(store.keep, asked.principal.tenant, generation)
         self._tasks = BackgroundTasks()
         kind = CompactionOutput if self._draft.is_compaction else ResponseOutput
-        self._output = kind(self._draft, emit, keeping.seal)
-        self.sinks = (ResponseChoice(self, generation, self._output),)
+        self._output = kind(self._draft, emit, store.seal_of(asked.principal.tenant, generation.name))
+        self.sinks = (_ResponseChoice(self, generation, self._output),)
 
     def delivered(self) -> None:
         """Learn that a delta has been read."""
@@ -117,7 +100,7 @@ class ResponseAnswer(Answer):
     async def _conclude(self, status: Status) -> None:
         response = self._response(status)
         if self._draft.is_stored:
-            response["store"] = await self._keep(self._generation, response)
+            response["store"] = await self._keep(response)
         if not self.done.done():
             self._send(response)
             self.end(Outcome.COMPLETED)
@@ -149,9 +132,9 @@ class ResponseAnswer(Answer):
 class WholeResponse(ResponseAnswer):
     """A response as one JSON body."""
 
-    def __init__(self, asked: Asked, keeping: Keeping) -> None:
+    def __init__(self, asked: Asked, store: ResponseStore) -> None:
         super().__init__(asked)
-        self.prepare(asked, keeping, no_events)
+        self.prepare(asked, store, no_events)
 
     def _send(self, response: dict[str, Any]) -> None:
         self._respond(msgspec.json.encode(response))
@@ -160,12 +143,12 @@ class WholeResponse(ResponseAnswer):
 class StreamedResponse(ResponseAnswer, EventAnswer):
     """A response as a stream of events. Its first output is written at once; what follows waits for the flush."""
 
-    def __init__(self, asked: Asked, keeping: Keeping, parts: StreamParts) -> None:
+    def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
         EventAnswer.__init__(self, asked, parts)
         self._events = EventWriter(self._stream.send)
         self._opened, self._head_delay_s = parts.now, parts.limits.head_delay_s
         self._has_written = False
-        self.prepare(asked, keeping, self._emit)
+        self.prepare(asked, store, self._emit)
 
     def delivered(self) -> None:
         """Write the first output at once."""

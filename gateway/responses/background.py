@@ -22,7 +22,6 @@ from gateway.admission.limits import reserved_tokens
 from gateway.api.answer import Answer, Asked, EventAnswer, Outcome, StreamParts
 from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
-from gateway.generation import Generation
 from gateway.responses.draft import RESPONSES, EventWriter, ResponseGeneration, error_event, response_fields
 from gateway.responses.job import BackgroundJob, JobReader, JobWatch, status_of
 from gateway.responses.job_queue import JobState
@@ -42,7 +41,7 @@ OUTAGE_S = 20.0
 
 
 class BackgroundStream:
-    """Yields the events of one response after `starting_after`. Its stream was counted before."""
+    """Yields the events of one response of a tenant after `starting_after`. Its stream was counted before."""
 
     def __init__(
         self,
@@ -64,6 +63,7 @@ class BackgroundStream:
         """
         ref = job_of(record)
         assert ref is not None
+        self.tenant = record.tenant
         self._record = record
         self._ref = ref
         self._store = store
@@ -78,11 +78,6 @@ class BackgroundStream:
         self._starting_after = starting_after
         self._is_running = False
         self._away_since: float | None = None
-
-    @property
-    def tenant(self) -> str:
-        """Whose response it is."""
-        return self._record.tenant
 
     def cut(self, error: ApiError) -> None:
         """End the stream, not the job, with an error."""
@@ -191,25 +186,14 @@ async def submit_job(
     draft, jobs = generation.draft, store.jobs
     timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
     now = jobs.clock.now()
-    (request,) = wire_requests(
-        generation,
-        caller.tenant,
-        "",
-        timeout_s,
-        caller.request_id,
-        traceparent=caller.traceparent,
-        now=now,
-        key=caller.key_id,
-        weight=caller.weight,
-    )
+    (request,) = wire_requests(generation, caller, "", timeout_s, now)
     request = msgspec.structs.replace(
         request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream, is_background=True
     )
     # A worker may have written the first text before the response is in the log.
     watch = await jobs.watch(caller.tenant, draft.id) if generation.stream else None
     try:
-        queue, stream_seq = await jobs.publish(request)
-        job = BackgroundJob.of(generation, stream_seq, now + timeout_s, queue)
+        job = BackgroundJob.of(generation, await jobs.publish(request), now + timeout_s)
         response = msgspec.json.encode(response_fields(draft, "queued"))
         served = None if generation.alias is None else generation.model
         record = ResponseRecord(caller.tenant, generation.name, draft, response, job, served)
@@ -235,14 +219,14 @@ async def _store_or_cancel(store: ResponseStore, record: ResponseRecord) -> None
 class BackgroundAnswer(Answer):
     """Base of both kinds of answers. There is no sequence here: the tokens go into the job's result."""
 
+    def __init__(self, asked: Asked, *parts: StreamParts) -> None:
+        super().__init__(asked, *parts)
+        self._num_reserved = reserved_tokens(asked.generation)
+
     @property
     def num_tokens(self) -> int:
         """Tokens that the job may use, since its use is not counted later."""
         return self._num_reserved
-
-    def reserve(self, generation: Generation) -> None:
-        """Count what a generation may use."""
-        self._num_reserved = reserved_tokens(generation)
 
     @abstractmethod
     def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
@@ -255,10 +239,6 @@ class BackgroundAnswer(Answer):
 class QueuedResponse(BackgroundAnswer):
     """The queued response as one JSON body."""
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
-        self.reserve(asked.generation)
-
     def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
         """Answer."""
         if not self.done.done():
@@ -270,18 +250,12 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
     """The events of a response, from its queuing to its end."""
 
     def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
-        EventAnswer.__init__(self, asked, parts)
-        self.reserve(asked.generation)
-        self._tenant = asked.principal.tenant
+        super().__init__(asked, parts)
+        self.tenant = asked.principal.tenant
         self._store = store
         self._tasks = BackgroundTasks()
         self._follower: BackgroundStream | None = None
         self._cut: ApiError | None = None
-
-    @property
-    def tenant(self) -> str:
-        """Whose response it is."""
-        return self._tenant
 
     def cut(self, error: ApiError) -> None:
         """End the stream, not the job, with an error; if the job is not queued yet, once the client knows its id."""

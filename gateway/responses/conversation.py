@@ -26,7 +26,7 @@ from gateway.responses.items import HOSTED_ITEMS, HostedItem, is_left_out
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
 
-COMPACTION, TRIGGER = "compaction", "compaction_trigger"
+TRIGGER = "compaction_trigger"
 
 # Asked of the model after the conversation. No tools are offered beside it.
 REQUEST = ChatMessage(
@@ -57,11 +57,7 @@ def asks_for_compaction(body: ResponseBody, items: Sequence[ItemBody]) -> bool:
 
 
 def compacting(body: ResponseBody) -> ResponseBody:
-    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same.
-
-    Raises:
-        ApiError: 400; it asks for a stream, the background or storing.
-    """
+    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same."""
     for name in ("stream", "background", "store"):
         if getattr(body, name):
             message = f"'{name}' is not supported here: the answer is sent whole, and not stored. Leave it out."
@@ -69,12 +65,6 @@ def compacting(body: ResponseBody) -> ResponseBody:
     given = body.input
     items = [InputItemBody(type="message", role="user", content=given)] if isinstance(given, str) else given or []
     return replace(body, input=[*items, InputItemBody(type=TRIGGER)], store=False)
-
-
-def remaining(items: Sequence[ItemBody]) -> list[tuple[int, ItemBody]]:
-    """Return the rest of a conversation after its last compaction, each item with its place in the whole."""
-    last = max((index for index, item in enumerate(items) if item.type == COMPACTION), default=0)
-    return [(index, item) for index, item in enumerate(items) if index >= last or _is_input_message(item)]
 
 
 def user_messages(items: Sequence[ItemBody]) -> list[ItemBody]:
@@ -100,9 +90,6 @@ def to_messages(
 
     `names` are those of functions in namespaces, by the names that the model sees. What messages show is added to
     `images`. Errors name earlier items as `previous_response_id.[3]`, counted from the conversation's beginning.
-
-    Raises:
-        ApiError: 400; `param` names the item that is not served or not complete.
     """
     return _Conversation(num_earlier, names or {}, images or Images()).read(items)
 
@@ -117,48 +104,45 @@ class _Conversation:
         self._names: dict[str, str] = {}
 
     def read(self, items: Sequence[ItemBody]) -> tuple[ChatMessage, ...]:
-        for index, item in remaining(items):
+        last = max((index for index, item in enumerate(items) if item.type == "compaction"), default=0)
+        for index, item in enumerate(items):
+            if index < last and not _is_input_message(item):
+                continue
             own = index - self._num_earlier
             self._add(item, f"input.[{own}]" if own >= 0 else f"previous_response_id.[{index}]")
         self._end_turn()
         return tuple(self._messages)
 
     def _add(self, item: ItemBody, where: str) -> None:
-        kind = item.type or "message"
-        if kind == "message":
-            self._add_message(item, where)
-        elif kind == "function_call":
-            self._add_call(item, where)
-        elif kind == "function_call_output":
-            self._add_call_output(item, where)
-        elif kind == "reasoning":
-            self._add_reasoning(item, where)
-        elif kind == COMPACTION:
-            self._add_summary(item, where)
-        elif kind in HOSTED_ITEMS:
-            self._add_hosted(item, HOSTED_ITEMS[kind], where)
-        else:
-            message = f"'{where}' is of type '{kind[:64]}', which this server does not serve."
-            raise unsupported_parameter(f"{where}.type", message)
+        match item.type or "message":
+            case "message":
+                self._add_message(item, where)
+            case "function_call":
+                self._add_call(item, where)
+            case "function_call_output":
+                self._add_call_output(item, where)
+            case "reasoning":
+                self._add_reasoning(item, where)
+            case "compaction":
+                self._add_summary(item, where)
+            case kind if kind in HOSTED_ITEMS:
+                self._add_hosted(item, HOSTED_ITEMS[kind], where)
+            case kind:
+                message = f"'{where}' is of type '{kind[:64]}', which this server does not serve."
+                raise unsupported_parameter(f"{where}.type", message)
 
     def _add_message(self, item: ItemBody, where: str) -> None:
         if item.role not in _ROLES:
             raise invalid_value(f"{where}.role", f"'{where}.role' must be one of {', '.join(_ROLES)}.")
         if item.role != "assistant":
             content = _mixed(item.content, f"{where}.content", self._images)
-            self._end_turn()
-            self._messages.append(ChatMessage(role=item.role, content=content.text, **content.fields))
-            return
-        text = _text(item.content, f"{where}.content")
-        turn = self._turn
-        if turn is None or turn.content or turn.calls:
-            turn = self._new_turn()
-        turn.content.append(text)
+            self._tell(ChatMessage(role=item.role, content=content.text, **content.fields))
+        else:
+            text = _text(item.content, f"{where}.content")
+            self._turn_before_text().content.append(text)
 
     def _add_reasoning(self, item: ItemBody, where: str) -> None:
-        turn = self._turn
-        if turn is None or turn.content or turn.calls:
-            turn = self._new_turn()
+        turn = self._turn_before_text()
         if item.content:
             turn.reasoning.append(_text(item.content, f"{where}.content"))
         elif item.summary:
@@ -167,9 +151,8 @@ class _Conversation:
     def _add_summary(self, item: ItemBody, where: str) -> None:
         if item.content is None:
             raise missing_parameter(f"{where}.encrypted_content")
-        self._end_turn()
         text = f"{PREFACE}\n\n{_text(item.content, f'{where}.content')}"
-        self._messages.append(ChatMessage(role="user", content=text))
+        self._tell(ChatMessage(role="user", content=text))
 
     def _add_call(self, item: ItemBody, where: str) -> None:
         call_id = _required(item.call_id, f"{where}.call_id")
@@ -197,14 +180,19 @@ class _Conversation:
         output = _mixed(item.output, f"{where}.output", self._images)
         if item.call_id is None and item.name:
             # Codex tells so what its own tools have to say unasked. Chat templates know results of calls only.
-            self._end_turn()
-            self._messages.append(ChatMessage(role="user", content=output.text, **output.fields))
+            self._tell(ChatMessage(role="user", content=output.text, **output.fields))
             return
         call_id = _required(item.call_id, f"{where}.call_id")
-        self._end_turn()
         name = item.name or self._names.get(call_id)
-        result = ChatMessage(role="tool", content=output.text, name=name, tool_call_id=call_id, **output.fields)
-        self._messages.append(result)
+        self._tell(ChatMessage(role="tool", content=output.text, name=name, tool_call_id=call_id, **output.fields))
+
+    def _tell(self, message: ChatMessage) -> None:
+        self._end_turn()
+        self._messages.append(message)
+
+    def _turn_before_text(self) -> AssistantTurn:
+        turn = self._turn
+        return self._new_turn() if turn is None or turn.content or turn.calls else turn
 
     def _new_turn(self) -> AssistantTurn:
         self._end_turn()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,31 +17,19 @@ from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
-from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
+from gateway.api.schemas.names import STRICT, BodyRules
+from gateway.responses.answers import StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, submit_job
 from gateway.responses.body import ItemBody, ResponseBody
 from gateway.responses.conversation import compacting, user_messages
 from gateway.responses.draft import RESPONSES, CompactedConversation, InputTokenCount, ResponseDraft, ResponseGeneration
 from gateway.responses.items import listed_item
-from gateway.responses.log import PieceBudget, ResponseLogError, ResponseRecord
-from gateway.responses.reasoning_seal import opened_items, opened_summaries
+from gateway.responses.log import PieceBudget
+from gateway.responses.reasoning_seal import opened
 from gateway.responses.request import identified_item, own_items, parse_body, to_generation
 from gateway.responses.store import History, ResponseStore
 from shared.bounds import MAX_JOB_PRIORITY
-from shared.log_limit import LogLimit
 from shared.tokenizer_calls import TokenizeCall
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A request's conversation: the items before it, its own, and the ids of the responses that it continues."""
-
-    history: list[ItemBody]
-    items: list[ItemBody]
-    ancestors: tuple[str, ...]
 
 
 class ResponsesEndpoint(Endpoint):
@@ -63,50 +48,39 @@ class ResponsesEndpoint(Endpoint):
         super().__init__(bodies)
         self._store = store
         self._history = History(store)
-        self._log_limit = LogLimit(_log)
 
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> ResponseGeneration:
         """Parse the body, and read what it refers to."""
-        read = partial(parse_body, body, rules)
-        request = await self._bodies.read(principal.tenant, len(body), read)
-        return await self.continued(request, principal, len(body), self.to_generation)
-
-    async def continued(
-        self,
-        request: ResponseBody,
-        principal: Principal,
-        num_bytes: int,
-        read: Callable[[ResponseBody, Conversation], ResponseGeneration],
-    ) -> ResponseGeneration:
-        """Return what `read` makes of a request of `num_bytes` and its conversation."""
-        tenant = principal.tenant
-        if not _refers(request):
-            conversation = await self.conversation(request, principal, PieceBudget())
-            return await self._bodies.read(tenant, num_bytes, partial(read, request, conversation))
-        async with self._store.reading(principal) as budget:
-            conversation = await self.conversation(request, principal, budget)
-            # A conversation may be much larger than the request that continues it.
-            num_bytes = max(num_bytes, LARGE_BYTES + 1)
-            return await self._bodies.read(tenant, num_bytes, partial(read, request, conversation))
-
-    async def conversation(self, request: ResponseBody, principal: Principal, budget: PieceBudget) -> Conversation:
-        """Return the conversation of a request, which may read what `budget` allows."""
+        request = await self._bodies.read(principal.tenant, len(body), partial(self._request, body, rules))
         principal.check_model(request.model)
+        if not _refers(request):
+            return await self._continued(request, principal, len(body), PieceBudget())
+        async with self._store.reading(principal) as budget:
+            # A conversation may be much larger than the request that continues it.
+            return await self._continued(request, principal, max(len(body), LARGE_BYTES + 1), budget)
+
+    async def _continued(
+        self, request: ResponseBody, principal: Principal, num_bytes: int, budget: PieceBudget
+    ) -> ResponseGeneration:
         history: list[ItemBody] = []
         ancestors: tuple[str, ...] = ()
         if request.previous_response_id is not None:
             history, ancestors = await self._history.before(principal, request.previous_response_id, budget)
-        tenant, model, seals = principal.tenant, request.model, self._store.seals
-        items = await self._history.resolved(principal, opened_items(own_items(request), tenant, model, seals), budget)
-        return Conversation(
-            opened_summaries(history, "previous_response_id", tenant, model, seals),
-            opened_summaries(items, "input", tenant, model, seals),
-            ancestors,
-        )
+        sealed = (principal.tenant, request.model, self._store.seals)
+        items = opened(own_items(request), "input", "reasoning", *sealed)
+        items = await self._history.resolved(principal, items, budget)
+        history = opened(history, "previous_response_id", "compaction", *sealed)
+        items = opened(items, "input", "compaction", *sealed)
+        read = partial(self._generation, request, history, items, ancestors)
+        return await self._bodies.read(principal.tenant, num_bytes, read)
 
-    def to_generation(self, request: ResponseBody, conversation: Conversation) -> ResponseGeneration:
-        """Return the generation; `ApiError` 400 if the request is incomplete or not served."""
-        generation = to_generation(request, conversation.history, conversation.items, conversation.ancestors)
+    def _request(self, body: bytes, rules: BodyRules) -> ResponseBody:
+        return parse_body(body, rules)
+
+    def _generation(
+        self, request: ResponseBody, history: list[ItemBody], items: list[ItemBody], ancestors: tuple[str, ...]
+    ) -> ResponseGeneration:
+        generation = to_generation(request, history, items, ancestors)
         self._store.check_seals(generation.draft)
         if generation.draft.is_background and generation.priority > MAX_JOB_PRIORITY:
             message = f"'priority' of a background response must be at most {MAX_JOB_PRIORITY}, as that of any job."
@@ -117,13 +91,13 @@ class ResponsesEndpoint(Endpoint):
         """Return an answer as one JSON body."""
         if _draft(asked).is_background:
             return QueuedResponse(asked)
-        return WholeResponse(asked, self._keeping(asked))
+        return WholeResponse(asked, self._store)
 
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         """Return an answer as a stream of typed events."""
         if _draft(asked).is_background:
             return FollowedResponse(asked, self._store, parts)
-        return StreamedResponse(asked, self._keeping(asked), parts)
+        return StreamedResponse(asked, self._store, parts)
 
     async def start(self, starter: GenerationStarter, asked: GenerationStart) -> Membership:
         """Let the generation begin, or make a job of it."""
@@ -136,22 +110,8 @@ class ResponsesEndpoint(Endpoint):
         generation = await starter.checked(asked.generation, asked.load, caller.tenant)
         assert isinstance(generation, ResponseGeneration)
         answer.queued(*await submit_job(self._store, generation, caller))
-        return Membership(leave=_nothing, delivered=_nothing_delivered, num_reserved=answer.num_tokens)
-
-    def _keeping(self, asked: Asked) -> Keeping:
-        return Keeping(
-            partial(self._keep, asked.principal), self._store.seal_of(asked.principal.tenant, asked.generation.name)
-        )
-
-    async def _keep(self, principal: Principal, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
-        record = ResponseRecord(principal.tenant, generation.name, generation.draft, msgspec.json.encode(response))
-        try:
-            await self._store.log.put(record)
-        except ResponseLogError as error:
-            # The client has a right to what was computed for it, and is told that it is not stored.
-            self._log_limit.warning(principal.tenant, "response not stored: %s", error)
-            return False
-        return True
+        # The tokens of a job are in the usage of the batch lane.
+        return Membership(num_reserved=answer.num_tokens)
 
 
 def _refers(request: ResponseBody) -> bool:
@@ -162,15 +122,6 @@ def _refers(request: ResponseBody) -> bool:
 def _draft(asked: Asked) -> ResponseDraft:
     assert isinstance(asked.generation, ResponseGeneration)
     return asked.generation.draft
-
-
-def _nothing() -> None:
-    """Leave a job to itself."""
-
-
-def _nothing_delivered() -> tuple[int, int]:
-    """Return no tokens: those of a job are in the usage of the batch lane."""
-    return 0, 0
 
 
 def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> KeyRoute:
@@ -192,22 +143,20 @@ class CompactEndpoint(ResponsesEndpoint):
     path = "/v1/responses/compact"
     name = "responses_compact"
 
-    async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> ResponseGeneration:
-        """Parse the body, and read what it refers to."""
-        read = partial(parse_body, body, rules)
-        request = compacting(await self._bodies.read(principal.tenant, len(body), read))
-        return await self.continued(request, principal, len(body), self._compacted)
+    def _request(self, body: bytes, rules: BodyRules) -> ResponseBody:
+        return compacting(parse_body(body, rules))
 
-    def _compacted(self, request: ResponseBody, conversation: Conversation) -> ResponseGeneration:
-        generation = self.to_generation(request, conversation)
-        draft = generation.draft
-        kept = user_messages([*conversation.history, *conversation.items])
+    def _generation(
+        self, request: ResponseBody, history: list[ItemBody], items: list[ItemBody], ancestors: tuple[str, ...]
+    ) -> ResponseGeneration:
+        generation = super()._generation(request, history, items, ancestors)
+        draft, kept = generation.draft, user_messages([*history, *items])
         kept = [identified_item(item, draft.id, index) for index, item in enumerate(kept)]
         return msgspec.structs.replace(generation, draft=msgspec.structs.replace(draft, input=kept))
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one JSON body."""
-        return _CompactedResponse(asked, self._keeping(asked))
+        return _CompactedResponse(asked, self._store)
 
 
 class _CompactedResponse(WholeResponse):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.responses.body import ItemBody, PartBody, Parts
+from gateway.responses.body import ItemBody, PartBody
 from shared.bounds import RESPONSE_ID
 
 _COMMON = ("type", "id", "status", "call_id", "name", "namespace")
@@ -76,17 +76,14 @@ def read_hosted(fields: Mapping[str, Raw]) -> dict[str, Raw]:
     read = {name: fields[name] for name in _COMMON if name in fields}
     if form.name is not None:
         read["name"] = Raw(msgspec.json.encode(form.name))
-    if form.arguments is not None and _is_given(fields, form.arguments):
-        value = fields[form.arguments]
+    given = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
+    if form.arguments is not None and form.arguments in given:
+        value = given[form.arguments]
         read["arguments"] = _text(value if form.is_whole else Raw(msgspec.json.encode({form.arguments: value})))
-    output = next((name for name in form.output if _is_given(fields, name)), None)
+    output = next((given[name] for name in form.output if name in given), None)
     if output is not None:
-        read["output"] = fields[output] if _has_parts(fields[output]) else _text(fields[output])
+        read["output"] = output if _has_parts(output) else _text(output)
     return read
-
-
-def _is_given(fields: Mapping[str, Raw], name: str) -> bool:
-    return name in fields and bytes(fields[name]) != b"null"
 
 
 _PARTS = frozenset({b'"input_text"', b'"input_image"'})
@@ -134,9 +131,11 @@ def is_left_out(item: ItemBody) -> bool:
 def kept_item(item: ItemBody) -> ItemBody:
     """Return an item without the fields that its type does not have, and without a second form of its text."""
     names = _OF_ALL if is_left_out(item) else (*_OF_ALL, *_FIELDS.get(item.type or "message", ()))
-    values: dict[str, Any] = {name: _kept_value(getattr(item, name)) for name in names}
-    kept = ItemBody(**values)
-    return _one_form(kept) if kept.type == "reasoning" else kept
+    values: dict[str, Any] = {name: getattr(item, name) for name in names}
+    if item.type == "reasoning" and item.content:
+        # Its summary is another form of the same.
+        values["summary"] = []
+    return ItemBody(**{name: _kept_value(value) for name, value in values.items()})
 
 
 def listed_item(item: ItemBody) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def listed_item(item: ItemBody) -> dict[str, Any]:
     return fields
 
 
-def _kept_value(value: str | Parts | None) -> str | Parts | None:
+def _kept_value(value: Any) -> Any:
     return [_kept_part(part) for part in value] if isinstance(value, list) else value
 
 
@@ -159,11 +158,6 @@ def _kept_part(part: PartBody) -> PartBody:
     if part.type == "input_image":
         return PartBody(type=part.type, image_url=part.image_url, file_id=part.file_id, detail=part.detail)
     return PartBody(type=part.type, text=part.text)
-
-
-def _one_form(item: ItemBody) -> ItemBody:
-    """Return reasoning in the form that is read of it: its content, else its summary."""
-    return msgspec.structs.replace(item, summary=[]) if item.content else item
 
 
 _ITEM = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[0-9a-f]{4,8}")

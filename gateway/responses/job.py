@@ -26,7 +26,7 @@ from shared.direct_client import DirectClient
 from shared.formats import ContentText, OutputEvent, OutputReader, ReasoningText, ToolCallArguments, ToolCallStart
 from shared.messages import BatchResult, FinishReason
 from shared.nats_connection import SEND_ERRORS, unsubscribe
-from shared.subjects import Queue, progress_subject, stored_subject
+from shared.subjects import progress_subject, stored_subject
 
 _STATUSES: dict[FinishReason, Status] = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
 # Pieces of text in the events of a background response have this many characters, the last one of an item apart. The
@@ -43,7 +43,6 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
         chat_format: Format of the text; None where all of it is content.
         tools: Those that it offers.
         includes_reasoning: The client gets the reasoning.
-        queue: The one of the stream's queues in which it waits.
     """
 
     stream_seq: int
@@ -51,22 +50,14 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
     chat_format: str | None = None
     tools: ToolUse | None = None
     includes_reasoning: bool = True
-    queue: Queue = "batch"
 
     @classmethod
-    def of(
-        cls,
-        generation: ResponseGeneration,
-        stream_seq: int,
-        deadline: float,
-        queue: Queue = "background",
-    ) -> BackgroundJob:
+    def of(cls, generation: ResponseGeneration, stream_seq: int, deadline: float) -> BackgroundJob:
         """Return the job of a generation that is in the queue."""
         reading, tools = generation.reading, generation.tools
         return cls(
             stream_seq=stream_seq,
             deadline=deadline,
-            queue=queue,
             chat_format=None if reading is None else reading.format_name,
             tools=None if tools is None else replace(tools, schema_places=()),
             includes_reasoning=generation.includes_reasoning,
@@ -89,10 +80,9 @@ def error_of(result: BatchResult) -> ResponseError | None:
     """Return why a job has failed, if it has."""
     if status_of(result) != "failed":
         return None
-    message = result.error or "The response could not be computed."
-    if result.finish == "expired":
-        message = result.error or "No worker has computed the response in time."
-    return ResponseError("server_error", message)
+    is_late = result.finish == "expired"
+    otherwise = "No worker has computed the response in time." if is_late else "The response could not be computed."
+    return ResponseError("server_error", result.error or otherwise)
 
 
 class JobReader:

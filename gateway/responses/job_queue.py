@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, Literal
 
 import msgspec
 from nats.errors import MaxPayloadError
@@ -31,7 +31,7 @@ from shared.publication import last_message
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import PROGRESS_STREAM
-from shared.subjects import Queue, cancel_subject, progress_subject, request_subject, result_subject
+from shared.subjects import cancel_subject, progress_subject, request_subject, result_subject
 
 _TIMEOUT_S = 3.0
 # A worker that is asked to end a job stores its result within so long; one that has died never does.
@@ -45,13 +45,6 @@ MAX_WATCHES = 256
 """Jobs watched at once, each with two of the 1,000 subscriptions that NATS allows a connection; others are polled."""
 
 
-class Place(NamedTuple):
-    """Where a job waits: in which of the stream's queues, and the number of its message."""
-
-    queue: Queue
-    stream_seq: int
-
-
 @dataclass(frozen=True, slots=True)
 class JobRef:
     """Which job is meant."""
@@ -61,6 +54,10 @@ class JobRef:
     response_id: str
     job: BackgroundJob
 
+    def result(self, finish: Literal["cancelled", "expired"], text: str = "", **more: Any) -> BatchResult:
+        """Return the result of a job that ends with this text."""
+        return BatchResult(id=self.response_id, model=self.model, tenant=self.tenant, text=text, finish=finish, **more)
+
 
 @dataclass(frozen=True, slots=True)
 class JobState:
@@ -69,16 +66,6 @@ class JobState:
     is_running: bool
     text: str = ""
     in_reasoning: bool = False
-
-
-class _Delivered(msgspec.Struct):
-    stream_seq: int = 0
-
-
-class _ConsumerInfo(msgspec.Struct):
-    """What NATS says of a consumer; where there is none, of nothing delivered."""
-
-    delivered: _Delivered = msgspec.field(default_factory=_Delivered)
 
 
 class JobQueue:
@@ -96,11 +83,10 @@ class JobQueue:
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self.kept = KeptResults(self._js, ResultShares(self._js, can_purge=False, clock=self.clock))
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
-        self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
 
-    async def publish(self, request: Request) -> Place:
-        """Queue a request; say where it is. `ApiError` 400 without a queue, 413 if too large, 503 if full."""
+    async def publish(self, request: Request) -> int:
+        """Queue a request, and return its number. `ApiError` 400 without a queue, 413 if too large, 503 if full."""
         subject = request_subject(request.model, "background", request.tenant)
         try:
             ack = await self._js.publish(subject, encode_request(request), headers={"Nats-Msg-Id": request.id})
@@ -117,7 +103,7 @@ class JobQueue:
             raise ApiError(503, message, code="queue_full", retry_after_s=30.0) from error
         except SEND_ERRORS as error:
             raise _unavailable() from error
-        return Place("background", ack.seq)
+        return ack.seq
 
     async def watch(self, tenant: str, response_id: str) -> JobWatch:
         """Hear of a job from now on, until `unwatch`; nothing is heard of more than `MAX_WATCHES` at once."""
@@ -144,7 +130,10 @@ class JobQueue:
             found = await self.kept.result(ref.tenant, ref.response_id)
         if isinstance(found, JobEnd):
             raise _no_longer_kept(ref.response_id, found)
-        return self._overdue(ref) if found is None else self._decode_result(found)
+        if found is not None:
+            return self._decode_result(found)
+        # Its time is over, whoever should have said so.
+        return ref.result("expired") if self.clock.now() > ref.job.deadline + _GRACE_S else None
 
     async def state(self, ref: JobRef) -> JobState:
         """Return the state of a job without a result."""
@@ -166,16 +155,8 @@ class JobQueue:
             if await self._end_at_worker(ref):
                 return
             state = await self.state(ref)
-        result = BatchResult(
-            id=ref.response_id,
-            model=ref.model,
-            tenant=ref.tenant,
-            text=state.text,
-            finish="cancelled",
-            in_reasoning=state.in_reasoning,
-            attempt=0,
-            completed=self.clock.now(),
-        )
+        told = {"in_reasoning": state.in_reasoning, "attempt": 0, "completed": self.clock.now()}
+        result = ref.result("cancelled", state.text, **told)
         with _answering():
             is_first = await self.kept.store(ref.tenant, ref.response_id, msgspec.json.encode(result), "cancelled")
         if is_first:  # else it has just ended
@@ -184,10 +165,9 @@ class JobQueue:
     async def forget(self, ref: JobRef) -> None:
         """Delete a job's output, once its response has been deleted."""
         await self.cancel(ref)
-        empty = BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="cancelled")
-        progress = BatchProgress(b"", 0, "", 0)
+        empty, progress = msgspec.json.encode(ref.result("cancelled")), BatchProgress(b"", 0, "", 0)
         with _answering():
-            await self._js.publish(result_subject(ref.tenant, ref.response_id), msgspec.json.encode(empty))
+            await self._js.publish(result_subject(ref.tenant, ref.response_id), empty)
             await self._js.publish(progress_subject(ref.tenant, ref.response_id), msgspec.msgpack.encode(progress))
 
     async def _end_at_worker(self, ref: JobRef) -> bool:
@@ -221,16 +201,11 @@ class JobQueue:
         self._nats.send(cancel_subject(ref.model), encode(Cancel((ref.response_id,), tenant=ref.tenant)))
 
     async def _is_taken(self, ref: JobRef) -> bool:
-        subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, ref.job.queue)}"
+        subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, 'background')}"
         with _answering():
-            info = self._decode_consumer((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
-        return info.delivered.stream_seq >= ref.job.stream_seq
-
-    def _overdue(self, ref: JobRef) -> BatchResult | None:
-        """Return that a job has expired whose time is over, whoever should have said so."""
-        if self.clock.now() <= ref.job.deadline + _GRACE_S:
-            return None
-        return BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="expired")
+            info = msgspec.json.decode((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
+        # Where there is no consumer, nothing is delivered.
+        return bool(info.get("delivered", {}).get("stream_seq", 0) >= ref.job.stream_seq)
 
 
 def _no_longer_kept(response_id: str, end: JobEnd) -> ApiError:

@@ -6,7 +6,8 @@ One item is open at a time. Text goes on in a message, thoughts in a reasoning i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.items import output_item_id
@@ -15,11 +16,8 @@ from gateway.responses.reasoning_seal import Seal
 Fields = dict[str, Any]
 
 
-class EventSink(Protocol):
-    """Sends events to the client; without a stream it drops them."""
-
-    def __call__(self, kind: str, fields: Fields) -> None:
-        """Tell of one event. `fields` are those that its type has of its own."""
+EventSink = Callable[[str, Fields], None]
+"""Takes the type of an event and the fields that it has of its own."""
 
 
 def no_events(kind: str, fields: Fields) -> None:
@@ -38,22 +36,17 @@ class ResponseOutput:
 
     def content(self, text: str, logprobs: list[Fields] | None = None) -> None:
         """Take more of the answer itself."""
-        item = self._open if isinstance(self._open, _Message) else self._begin(_Message)
-        item.add(text, logprobs)
+        (self._open if isinstance(self._open, _Message) else self._begin(_Message)).add(text, logprobs)
 
     def reasoning(self, text: str) -> None:
         """Take more of the model's reasoning."""
         kind = _Summary if self._draft.has_summary else _Reasoning
-        item = self._open if isinstance(self._open, _Reasoning) else self._begin(kind)
-        item.add(text)
+        (self._open if isinstance(self._open, _Reasoning) else self._begin(kind)).add(text)
 
     def call_started(self, name: str) -> None:
         """Take the begin of a call."""
         origin = self._draft.namespaced_names.get(name)
-        if origin is None:
-            self._begin(_Call, name)
-        else:
-            self._begin(_Call, origin.name, origin.namespace)
+        self._begin(_Call, *((name, None) if origin is None else (origin.name, origin.namespace)))
 
     def call_arguments(self, text: str) -> None:
         """Take more of the arguments of the call that began last."""
@@ -77,10 +70,7 @@ class ResponseOutput:
         index = len(self.items)
         item_id = output_item_id(kind.prefix, self._draft.id, index)
         self._open = kind(item_id, index, self._emit, name)
-        if isinstance(self._open, _Reasoning | _Compaction):
-            self._open.seal = self._seal
-        elif isinstance(self._open, _Call):
-            self._open.namespace = namespace
+        self._open.seal, self._open.namespace = self._seal, namespace
         self._open.begin()
         return self._open
 
@@ -121,6 +111,8 @@ class CompactionOutput(ResponseOutput):
 
 class _OpenItem(ABC):
     prefix: str
+    seal: Seal | None = None
+    namespace: str | None = None
 
     def __init__(self, item_id: str, index: int, emit: EventSink, name: str) -> None:
         self._id = item_id
@@ -128,6 +120,7 @@ class _OpenItem(ABC):
         self.emit = emit
         self._name = name
         self._texts: list[str] = []
+        self._logprobs: list[Fields] = []
 
     @property
     def _text(self) -> str:
@@ -156,10 +149,6 @@ class _OpenItem(ABC):
 class _Message(_OpenItem):
     prefix = "msg"
 
-    def __init__(self, item_id: str, index: int, emit: EventSink, name: str) -> None:
-        super().__init__(item_id, index, emit, name)
-        self._logprobs: list[Fields] = []
-
     def begin(self) -> None:
         super().begin()
         self.emit("response.content_part.added", self._place() | {"part": self._part("")})
@@ -187,7 +176,6 @@ class _Reasoning(_OpenItem):
     """What the model thinks, as it is. Its attributes name where it stands: in fields of the item, and in events."""
 
     prefix = "rs"
-    seal: Seal | None = None
     list_name = "content"
     part_type = "reasoning_text"
     part_event = "response.content_part"
@@ -235,7 +223,6 @@ class _Compaction(_OpenItem):
     """A summary of the conversation. Its events say that it grows, and nothing of the text, which clients only keep."""
 
     prefix = "cmp"
-    seal: Seal | None = None
 
     def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
         self._texts.append(text)
@@ -249,7 +236,6 @@ class _Compaction(_OpenItem):
 
 class _Call(_OpenItem):
     prefix = "fc"
-    namespace: str | None = None
 
     def add(self, text: str, logprobs: list[Fields] | None = None) -> None:
         self._texts.append(text)

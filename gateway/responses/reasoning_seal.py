@@ -71,33 +71,20 @@ class ReasoningSeals:
         return None
 
 
-def opened_items(items: Sequence[ItemBody], tenant: str, model: str, seals: ReasoningSeals | None) -> list[ItemBody]:
-    """Return items with reasoning decrypted; raise `ApiError` 400 that names the item that cannot be read."""
-    return [
-        msgspec.structs.replace(
-            item,
-            content=_opened(item.encrypted_content, f"input.[{index}]", "reasoning", tenant, model, seals),
-            encrypted_content=None,
-        )
-        if item.type == "reasoning" and item.encrypted_content is not None
-        else item
-        for index, item in enumerate(items)
-    ]
-
-
-def opened_summaries(
-    items: Sequence[ItemBody], where: str, tenant: str, model: str, seals: ReasoningSeals | None
+def opened(
+    items: Sequence[ItemBody], where: str, kind: SealKind, tenant: str, model: str, seals: ReasoningSeals | None
 ) -> list[ItemBody]:
-    """Return items of the field `where`, with the text of summaries beside their encrypted form, which is kept."""
-    return [
-        msgspec.structs.replace(
-            item,
-            content=_opened(item.encrypted_content, f"{where}.[{index}]", "compaction", tenant, model, seals),
-        )
-        if item.type == "compaction" and item.encrypted_content is not None
-        else item
-        for index, item in enumerate(items)
-    ]
+    """Return items of the field `where` with those of a kind decrypted; `ApiError` 400 that names one at fault.
+
+    Summaries keep their encrypted form beside their text, and reasoning does not.
+    """
+    found = list(items)
+    for index, item in enumerate(items):
+        if item.type == kind and (sealed := item.encrypted_content) is not None:
+            content = _opened(sealed, f"{where}.[{index}]", kind, tenant, model, seals)
+            kept = None if kind == "reasoning" else sealed
+            found[index] = msgspec.structs.replace(item, content=content, encrypted_content=kept)
+    return found
 
 
 def _opened(
@@ -105,17 +92,14 @@ def _opened(
 ) -> list[PartBody]:
     text = None if seals is None else seals.open(tenant, model, kind, content)
     if text is None:
+        shown = f"{content[:_SHOWN_CHARACTERS]}..." if content else ""
         message = (
-            f"The encrypted content {_shown(content)} of '{where}' could not be verified: it was "
+            f"The encrypted content '{shown}' of '{where}' could not be verified: it was "
             f"changed, or was not made by this server for this tenant, as {kind}, by the model '{model[:128]}'. Send "
             "the item as you got it and to the same model, or leave it out."
         )
         raise ApiError(400, message, param=f"{where}.encrypted_content", code="invalid_encrypted_content")
     return [PartBody(type="reasoning_text", text=text)]
-
-
-def _shown(content: str) -> str:
-    return f"'{content[:_SHOWN_CHARACTERS]}...'" if content else "''"
 
 
 def _bound_to(tenant: str, model: str, kind: SealKind) -> bytes:

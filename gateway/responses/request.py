@@ -9,18 +9,15 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.api.schemas.cache_fields import openai_hints
 from gateway.api.schemas.checks import checked_model, invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.conversation import conversation_prompt
 from gateway.api.schemas.decoding import BodyReader, without_lone_surrogates
 from gateway.api.schemas.images import Images
-from gateway.api.schemas.known_names import STRICT, BodyRules
-from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
+from gateway.api.schemas.names import STRICT, BodyRules
+from gateway.api.schemas.shared_fields import is_deterministic, left_out, openai_hints, sampling_of
 from gateway.api.schemas.structured_output import constrained
-from gateway.api.schemas.template_options import may_reason, template_variables
-from gateway.api.schemas.thinking import asked_thinking, switch
+from gateway.api.schemas.thinking import asked_thinking, may_reason, switch, template_variables
 from gateway.api.schemas.tools import NO_TOOLS
-from gateway.generation import Prompt
 from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBody, repeated_format, text_output
 from gateway.responses.conversation import REQUEST, asks_for_compaction, to_messages
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
@@ -77,9 +74,6 @@ def to_generation(
         history: Items of the conversation that it continues.
         items: Its own.
         ancestors: Ids of the responses in `history`, the oldest first.
-
-    Raises:
-        ApiError: 400; an item is not complete or not served.
     """
     functions = flat_functions(body.tools)
     names = namespaced_names(functions)
@@ -99,12 +93,13 @@ def to_generation(
         # A summary is text, whatever form and tools the other turns have.
         messages, tools, output = (*messages, REQUEST), NO_TOOLS, None
     variables = _variables(body)
+    num_logprobs = (body.top_logprobs or 0) if _has_logprobs(body) else None
     return ResponseGeneration(
         kind="chat",
         model=body.model,
-        prompts=(_prompt(messages, tools.template, variables, images),),
+        prompts=(conversation_prompt(messages, _options(tools.template, variables), images),),
         n=1,
-        sampling=constrained(sampling_of(body, body.max_output_tokens, _num_logprobs(body)), output),
+        sampling=constrained(sampling_of(body, body.max_output_tokens, num_logprobs), output),
         structured_output=output,
         deterministic=is_deterministic(body),
         left_out=left_out(body),
@@ -118,9 +113,9 @@ def to_generation(
     )
 
 
-def _prompt(messages: tuple[ChatMessage, ...], tools: str | None, variables: dict[str, Raw], images: Images) -> Prompt:
+def _options(tools: str | None, variables: dict[str, Raw]) -> ChatOptions | None:
     options = ChatOptions(tools=tools, variables=msgspec.json.encode(variables).decode() if variables else None)
-    return conversation_prompt(messages, None if options == ChatOptions() else options, images)
+    return None if options == ChatOptions() else options
 
 
 def own_items(body: ResponseBody) -> list[ItemBody]:
@@ -184,7 +179,7 @@ def _parameters(body: ResponseBody) -> dict[str, Any]:
         # Where it is left out, the model's own files may say another than 1.
         "temperature": body.temperature,
         "text": {"format": repeated_format(text.format), "verbosity": text.verbosity or "medium"},
-        "tool_choice": "auto" if body.tool_choice is None else _without_nulls(body.tool_choice),
+        "tool_choice": _repeated_choice(body.tool_choice),
         "tools": repeated_tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
@@ -192,10 +187,6 @@ def _parameters(body: ResponseBody) -> dict[str, Any]:
         # A response has a text here.
         "user": body.user if isinstance(body.user, str) else None,
     }
-
-
-def _num_logprobs(body: ResponseBody) -> int | None:
-    return (body.top_logprobs or 0) if _has_logprobs(body) else None
 
 
 def _has_logprobs(body: ResponseBody) -> bool:
@@ -214,7 +205,7 @@ def _variables(body: ResponseBody) -> dict[str, Raw]:
     return template_variables(body.chat_template_kwargs, thinking, verbosity=verbosity)
 
 
-def _without_nulls(choice: str | ResponseToolChoiceBody) -> Any:
-    if isinstance(choice, str):
-        return choice
+def _repeated_choice(choice: str | ResponseToolChoiceBody | None) -> Any:
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
     return {name: value for name, value in msgspec.to_builtins(choice).items() if value is not None}

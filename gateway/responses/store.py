@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -28,14 +29,15 @@ from gateway.api.schemas.checks import invalid_value, missing_parameter, unsuppo
 from gateway.config import SECRET_VARIABLE
 from gateway.errors import ApiError, whole_seconds
 from gateway.responses.body import ItemBody
-from gateway.responses.draft import ResponseDraft, response_fields
+from gateway.responses.draft import ResponseDraft, ResponseGeneration, response_fields
 from gateway.responses.items import is_response_id, response_of
 from gateway.responses.job import JobReader, error_of, status_of
 from gateway.responses.job_queue import JobQueue, JobRef
-from gateway.responses.log import PieceBudget, ResponseLog, ResponseRecord, has_ended, turn_of
+from gateway.responses.log import PieceBudget, ResponseLog, ResponseLogError, ResponseRecord, has_ended, turn_of
 from gateway.responses.names import ENCRYPTED_REASONING
 from gateway.responses.output import ResponseOutput
 from gateway.responses.reasoning_seal import ReasoningSeals, Seal
+from shared.log_limit import LogLimit
 from shared.messages import BatchResult
 
 # Streams of one tenant that follow jobs in one process: each asks NATS several times a second.
@@ -44,12 +46,13 @@ MAX_FOLLOWERS = 256
 CONCURRENT_READERS = 4
 
 
-class Following(Protocol):
-    """A stream of this process that follows a job."""
+_log = logging.getLogger(__name__)
 
-    @property
-    def tenant(self) -> str:
-        """Whose job it is."""
+
+class Following(Protocol):
+    """A stream of this process that follows a job of a tenant."""
+
+    tenant: str
 
     def cut(self, error: ApiError) -> None:
         """End the stream with an error."""
@@ -79,6 +82,7 @@ class ResponseStore:
         self.jobs = jobs
         self.seals = seals
         self.followers: set[Following] = set()
+        self._log_limit = LogLimit(_log)
         self._readers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # Since when each tenant's streams run, and how long they usually do: that is when the next one ends.
         self._tenants: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
@@ -129,6 +133,19 @@ class ResponseStore:
         """End all streams that follow a job. Their clients go on with another gateway."""
         for follower in list(self.followers):
             follower.cut(error)
+
+    async def keep(self, tenant: str, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
+        """Store a response; return False if it is not stored.
+
+        The client has a right to what was computed for it, and is told that it is not stored.
+        """
+        record = ResponseRecord(tenant, generation.name, generation.draft, msgspec.json.encode(response))
+        try:
+            await self.log.put(record)
+        except ResponseLogError as error:
+            self._log_limit.warning(tenant, "response not stored: %s", error)
+            return False
+        return True
 
     def seal_of(self, tenant: str, model: str) -> Seal | None:
         """Return the seal for the reasoning of a tenant's responses by a model, if there is a secret."""
@@ -269,7 +286,6 @@ class History:
         places = _references(items)
         if not places:
             return items
-        _check_references(places)
         ids = sorted({found for item_id in places.values() if (found := response_of(item_id)) is not None})
         records = await self._store.get_all(principal.tenant, ids, budget)
         usable = [record for record in records if record is not None and principal.can_use(record.model)]
@@ -299,30 +315,24 @@ def _turns(records: list[ResponseRecord]) -> list[ItemBody]:
 
 def _references(items: Sequence[ItemBody]) -> dict[int, str]:
     places: dict[int, str] = {}
+    seen = set[str]()
     for index, item in enumerate(items):
         if item.type == "item_reference":
             if not item.id:
                 raise missing_parameter(f"input.[{index}].id")
+            # Twice the same item would not count twice against the budget, but be stored and sent twice.
+            if item.id in seen:
+                raise invalid_value(
+                    f"input.[{index}].id", f"Item with id '{item.id}' is referred to twice. Do it once."
+                )
+            seen.add(item.id)
             places[index] = item.id
-    return places
-
-
-def _check_references(places: Mapping[int, str]) -> None:
-    seen = set[str]()
-    for index, item_id in places.items():
-        # Twice the same item would not count twice against the budget, but be stored and sent twice.
-        if item_id in seen:
-            raise invalid_value(f"input.[{index}].id", f"Item with id '{item_id}' is referred to twice. Do it once.")
-        seen.add(item_id)
     if len(places) > _MAX_REFERENCES:
         message = f"'input' has {len(places)} references; at most {_MAX_REFERENCES} are allowed."
         raise invalid_value("input", message)
+    return places
 
 
 def _not_found(response_id: str) -> ApiError:
-    return ApiError(
-        400,
-        f"Previous response with id '{response_id}' not found.",
-        param="previous_response_id",
-        code="previous_response_not_found",
-    )
+    message = f"Previous response with id '{response_id}' not found."
+    return ApiError(400, message, param="previous_response_id", code="previous_response_not_found")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -12,12 +10,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.api.large_bodies import LARGE_BYTES
-from gateway.api.query import check_query, is_ascending, whole_number
 from gateway.api.routes import KeyRoute, json_response
-from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.checks import check_query, invalid_value, is_ascending, whole_number
 from gateway.errors import ApiError
 from gateway.responses.background import BackgroundStream
-from gateway.responses.body import ItemBody
 from gateway.responses.draft import DeletedResponse, InputItemList
 from gateway.responses.items import is_response_id, listed_item
 from gateway.responses.log import PieceBudget, ResponseRecord, has_ended
@@ -61,10 +57,9 @@ class StoredResponses:
         check_query(request, _RETRIEVE, allow_unknown=self._allow_unknown)
         record = await self._find(request, principal)
         _check_include(request, record)
-        stream = request.query_params.get("stream", "false").lower()
+        is_stream = (stream := request.query_params.get("stream", "false").lower()) == "true"
         if stream not in ("true", "false"):
             raise invalid_value("stream", "'stream' must be 'true' or 'false'.")
-        is_stream = stream == "true"
         if "starting_after" in request.query_params and not is_stream:
             message = (
                 "'starting_after' is the number of an event, so it needs 'stream=true'. Add it, or leave both out."
@@ -129,8 +124,9 @@ class StoredResponses:
                 raise invalid_value("after", f"There is no item with id '{after[:128]}'.")
             items = items[position + 1 :]
         # An item can have thousands of parts, so that their text does not tell how long this takes.
-        listed = partial(_listed, items[:limit])
-        page = await self._store.bodies.read_kept(principal.tenant, LARGE_BYTES + 1, listed)
+        page = await self._store.bodies.read_kept(
+            principal.tenant, LARGE_BYTES + 1, lambda: [listed_item(item) for item in items[:limit]]
+        )
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         return json_response(InputItemList("list", page, first, last, has_more=len(items) > len(page)))
 
@@ -186,10 +182,6 @@ async def _joined(first: bytes | None, rest: AsyncIterator[bytes]) -> AsyncItera
         yield first
     async for each in rest:
         yield each
-
-
-def _listed(items: list[ItemBody]) -> list[dict[str, Any]]:
-    return [listed_item(item) for item in items]
 
 
 def _check_include(request: Request, record: ResponseRecord) -> None:

@@ -14,9 +14,8 @@ import time
 from gateway.admission.auth import Principal
 from gateway.admission.limits import Lease
 from gateway.api.answer import Answer, Asked
-from gateway.api.endpoint import GenerationStart
+from gateway.api.endpoint import GenerationStart, IdempotencyKey, LoggedGeneration, RepeatedError
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.logged import IdempotencyKey, LoggedGeneration, RepeatedError
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError, shutting_down
 from gateway.metrics import GatewayMetrics
@@ -37,7 +36,7 @@ _HEAD_POLL_S = 0.05
 
 
 class StreamHub:
-    """Keeps and shows logged generations (`gateway.api.logged.GenerationLog`).
+    """Keeps and shows logged generations (`gateway.api.endpoint.GenerationLog`).
 
     Where the log does not answer, all methods that read or write it raise an `ApiError` 503; for a stream that is not
     there one of 404, and `open` one of 410 for a stream that was too large or whose time is over.
@@ -182,7 +181,7 @@ class StreamHub:
     async def start_logged(
         self, endpoint: str, asked: GenerationStart, stamped: Asked, lease: Lease, key: IdempotencyKey | None
     ) -> Membership:
-        """Let a generation begin (`gateway.api.logged.GenerationLog`).
+        """Let a generation begin (`gateway.api.endpoint.GenerationLog`).
 
         `RepeatedError` if the idempotency key stands for a stream already; `ApiError` 400 for an id in the form of a
         response's, 409 while another request with this key begins, 422 if it was used for another, 429, or 503.
@@ -213,7 +212,7 @@ class StreamHub:
         self._owner.begin(stream)
         try:
             sinks = self._owner.sinks(stream)
-            prediction, stream.window = await self._starter.start_own(generation, caller, sinks, requests)
+            prediction, stream.window = await self._starter.dispatch(generation, caller, sinks, requests)
             seq = await self._log.create(head, kept)
         except BaseException:
             if stream.window is not None:

@@ -21,9 +21,8 @@ from gateway.api.door import exchange_of, head_of
 from gateway.api.endpoint import Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.operation import Operation
-from gateway.api.query import check_query, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
-from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.checks import check_query, invalid_value, whole_number
 from gateway.errors import ApiError
 from gateway.http1.head import REQUEST_ID
 from gateway.resumable.hub import StreamHub

@@ -21,9 +21,8 @@ from starlette.responses import Response
 
 from gateway.admission.auth import Principal
 from gateway.api.operation import Operation
-from gateway.api.query import check_query, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
-from gateway.api.schemas.checks import invalid_value, missing_parameter
+from gateway.api.schemas.checks import check_query, invalid_value, missing_parameter, whole_number
 from gateway.usage.reader import Counts, UsageReader
 from shared.usage_ledger import DAYS_KEPT, Measure, day_of, hour_of
 

@@ -1,1 +1,1 @@
-"""From a request body to a `Generation`, or to a 400 that names the field and the limit. Pure functions."""
+"""From a request body to a `Generation`. Pure functions; any may raise an `ApiError` 400 that names the field."""

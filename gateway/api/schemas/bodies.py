@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.api.schemas.cache_fields import AgentHintsBody
 from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.conversation import (
     CalledCustomBody,
@@ -21,16 +20,19 @@ from gateway.api.schemas.conversation import (
 from gateway.api.schemas.images import ImageUrlBody
 from gateway.api.schemas.names import Kind, ParameterTable, described
 from gateway.api.schemas.parameters import AskedLogprobs, CommonBody, StreamOptions
+from gateway.api.schemas.shared_fields import AgentHintsBody
 from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
-from gateway.api.schemas.template_options import (
+from gateway.api.schemas.thinking import (
     Continuation,
     Documents,
     GenerationPrompt,
     OwnTemplate,
     OwnVariables,
+    ReasoningBody,
+    ThinkingBody,
+    ThinkingFields,
     Verbosity,
 )
-from gateway.api.schemas.thinking import ReasoningBody, ThinkingBody, ThinkingFields
 from gateway.api.schemas.tools import (
     Choice,
     FunctionBodies,

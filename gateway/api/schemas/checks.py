@@ -1,7 +1,7 @@
 """Checks of texts and names in a body, and the 400s that name the fault of a parameter.
 
 Chat, Responses and Anthropic's Messages describe tools, choices and schemas each in a form of its own; a 400 names the
-right place to clients that mix them up.
+right place to clients that mix them up. Query parameters are checked here, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from typing import Annotated
 
 from msgspec import Meta, Raw, UnsetType
+from starlette.requests import Request
 
 from gateway.errors import ApiError
 from shared.bounds import MAX_NAME_BYTES
@@ -66,11 +67,7 @@ def unknown_parameter(param: str, hint: str = "") -> ApiError:
 
 
 def require_text(param: str, text: str) -> str:
-    """Return the text if it may name or delimit something; prompts, of which none is asked, hold any character.
-
-    Raises:
-        ApiError: 400; the text holds a NUL character.
-    """
+    """Return the text if it may name or delimit something; prompts, of which none is asked, hold any character."""
     if "\0" in text:
         raise invalid_value(param, f"'{param}' must not contain a NUL character.")
     return text
@@ -86,11 +83,7 @@ ModelName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 
 
 def checked_model(model: str) -> str:
-    """Return the name.
-
-    Raises:
-        ApiError: 400; it holds a NUL or is longer than its subject token may be.
-    """
+    """Return the name."""
     require_text("model", model)
     if len(model.encode("utf-8")) > MAX_NAME_BYTES:
         raise invalid_value("model", f"'model' must be at most {MAX_NAME_BYTES} bytes long in UTF-8.")
@@ -103,3 +96,27 @@ _NULL = b"null"
 def given(value: Raw | UnsetType) -> Raw | None:
     """Return the JSON of a field, or None where it was left out or is null."""
     return None if isinstance(value, UnsetType) or bytes(value) == _NULL else value
+
+
+def check_query(request: Request, known: frozenset[str], *, allow_unknown: bool) -> None:
+    """Refuse unknown query parameters."""
+    for name in request.query_params:
+        if name not in known and not allow_unknown:
+            raise unknown_parameter(name)
+
+
+def whole_number(text: str | None, name: str, least: int, most: int, default: int) -> int:
+    """Return a parameter's value, `default` without one."""
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or not least <= int(text) <= most:
+        raise invalid_value(name, f"'{name}' must be a whole number from {least} to {most}.")
+    return int(text)
+
+
+def is_ascending(request: Request) -> bool:
+    """Whether `order` asks for the oldest objects first."""
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid_value("order", "'order' must be 'asc' or 'desc'.")
+    return order == "asc"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -59,6 +60,7 @@ MAX_ARGUMENTS = 1024
 # Tokens that a chat template adds around one message.
 _TOKENS_PER_MESSAGE = 4
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_PART_FIELDS = ("text", "refusal", "thinking", "image_url")
 
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -145,15 +147,14 @@ class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
+_OTHERS = tuple(name for name in MessageBody.__struct_fields__ if name not in ("role", "content"))
+_others, _NO_OTHERS = attrgetter(*_OTHERS), (None,) * len(_OTHERS)
+
 MessageBodies = Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def flatten_messages(messages: Iterable[MessageBody], images: Images) -> tuple[ChatMessage, ...]:
-    """Return the messages as they travel; what they show is added to `images`.
-
-    Raises:
-        ApiError: 400; a role is unknown, or a content is missing or is not text.
-    """
+    """Return the messages as they travel; what they show is added to `images`."""
     flat: list[ChatMessage] = []
     last_function_call: str | None = None
     for index, message in enumerate(messages):
@@ -174,46 +175,23 @@ def flatten_messages(messages: Iterable[MessageBody], images: Images) -> tuple[C
 
 def _is_plain(message: MessageBody) -> bool:
     """Whether a message is nothing but a text, as most are."""
-    content = message.content
-    return (
-        type(content) is str
-        and content != ""
-        and "\0" not in content
-        and message.role in _PLAIN_ROLES
-        and message.name is None
-        and message.tool_calls is None
-        and message.tool_call_id is None
-        and message.function_call is None
-        and message.refusal is None
-        and message.reasoning is None
-        and message.reasoning_content is None
-    )
-
-
-def estimate_messages(messages: tuple[ChatMessage, ...], options: ChatOptions | None = None) -> int:
-    """Estimate the prompt tokens of a conversation from its lengths."""
-    tools = 0 if options is None or options.tools is None else estimate_tokens(options.tools)
-    return tools + sum(map(_estimate, messages))
+    content, is_alone = message.content, _others(message) == _NO_OTHERS
+    return type(content) is str and content != "" and "\0" not in content and message.role in _PLAIN_ROLES and is_alone
 
 
 def conversation_prompt(messages: tuple[ChatMessage, ...], options: ChatOptions | None, images: Images) -> Prompt:
-    """Return the prompt of a conversation that shows these images."""
-    estimate = estimate_messages(messages, options) + images.estimated_tokens
+    """Return the prompt of a conversation that shows these images, with an estimate of its tokens."""
+    tools = 0 if options is None or options.tools is None else estimate_tokens(options.tools)
+    estimate = tools + sum(map(_estimate, messages)) + images.estimated_tokens
     return Prompt(estimate, messages=messages, chat=options, images=tuple(images.sources))
 
 
 def content_text(content: Content, where: str) -> str:
-    """Return a content as text, without its parts that are thinking.
-
-    Raises:
-        ApiError: 400; it has parts that are not text.
-    """
+    """Return a content as text, without its parts that are thinking."""
     return _read(content, where, None)[0].text
 
 
 def _estimate(message: ChatMessage) -> int:
-    if not (message.tool_calls or message.reasoning):
-        return estimate_tokens(message.content) + _TOKENS_PER_MESSAGE
     calls = sum(estimate_tokens(call.name + call.arguments) for call in message.tool_calls)
     reasoning = estimate_tokens(message.reasoning) if message.reasoning else 0
     return estimate_tokens(message.content) + calls + reasoning + _TOKENS_PER_MESSAGE
@@ -311,21 +289,16 @@ def _read(content: Content, where: str, images: Images | None) -> tuple[MixedCon
 
 
 def _check_fields(part: ContentPart, where: str) -> None:
-    """Refuse the text of another type of part: it would be left out in silence.
-
-    Raises:
-        ApiError: 400; it names the field.
-    """
+    """Refuse the text of another type of part: it would be left out in silence."""
     own = "text" if part.type in _TEXT_PARTS else part.type
-    names = ("text", "refusal", "thinking", "image_url")
-    for name in names if own in names else ():
+    for name in _PART_FIELDS if own in _PART_FIELDS else ():
         if name != own and getattr(part, name):
             raise invalid_value(where, f"'{where}' has a part of type '{part.type[:64]}' with '{name}'. Leave it out.")
 
 
 def _unreadable(part: ContentPart, where: str) -> ApiError:
-    if part.type in (*_TEXT_PARTS, "refusal", "thinking", "image_url"):
-        field = "text" if part.type in _TEXT_PARTS else part.type
+    field = "text" if part.type in _TEXT_PARTS else part.type
+    if field in _PART_FIELDS:
         return invalid_value(where, f"'{where}' has a part of type '{part.type}' without '{field}'.")
     message = f"'{where}' has a part of type '{part.type}'; supported are parts of text and 'image_url'."
     return unsupported_parameter(where, message)

@@ -16,8 +16,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gateway.api.schemas.checks import invalid_value, missing_parameter, unknown_parameter
-from gateway.api.schemas.known_names import STRICT, BodyRules, without_ignored
-from gateway.api.schemas.names import Kind, ParameterTable
+from gateway.api.schemas.names import STRICT, BodyRules, Kind, ParameterTable, without_ignored
 from gateway.errors import ApiError
 from shared.field_problem import field_problem
 
@@ -56,10 +55,7 @@ class BodyReader(Generic[T]):
         Raises:
             ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
         """
-        return _decode_or_refuse(self._decoder, body, lambda: self._read(body, rules))
-
-    def _read(self, body: bytes, rules: BodyRules) -> T:
-        parsed = self._decode(body, rules)
+        parsed = _decode_or_refuse(self._decoder, body, lambda: self._decode(body, rules))
         if rules.model is not None and getattr(parsed, "model", None) is not None:
             parsed.model = rules.model  # type: ignore[attr-defined]
         return parsed
@@ -76,11 +72,7 @@ class BodyReader(Generic[T]):
 
 
 def decode_typed(struct: type[T], body: bytes) -> T:
-    """Decode a body whose names are not in the table of parameters.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault, where one is known.
-    """
+    """Decode a body whose names are not in the table of parameters."""
     decoder = msgspec.json.Decoder(struct)
     return _decode_or_refuse(decoder, body, lambda: decoder.decode(body))
 

@@ -63,11 +63,7 @@ class Images:
     sources: list[ImageSource] = field(default_factory=list)
 
     def add(self, source: ImageSource) -> int:
-        """Take an image, and return its index.
-
-        Raises:
-            ApiError: 400; there are too many.
-        """
+        """Take an image, and return its index."""
         if len(self.sources) >= MAX_IMAGES:
             raise invalid_value(source.where, f"'{source.where}' is one image too many: at most {MAX_IMAGES} are read.")
         self.sources.append(source)
@@ -89,11 +85,7 @@ class MixedContent:
     shown: list[ContentImage] = field(default_factory=list)
 
     def show(self, source: ImageSource) -> None:
-        """Add an image.
-
-        Raises:
-            ApiError: 400; none may stand here, or there are too many.
-        """
+        """Add an image."""
         if self.images is None:
             raise invalid_value(source.where, f"'{source.where}' is an image; only text may stand there.")
         self.shown.append(ContentImage(len(self.texts), self.images.add(source)))
@@ -115,11 +107,7 @@ class MixedContent:
 
 
 def image_named(asked: ImageUrl, where: str) -> ImageSource:
-    """Return the image of a part `image_url`.
-
-    Raises:
-        ApiError: 400; it names no image, or two, or one that is not read.
-    """
+    """Return the image of a part `image_url`."""
     if isinstance(asked, str):
         return image_at(asked, None, where)
     if (asked.url is None) == (asked.file_id is None):
@@ -130,11 +118,7 @@ def image_named(asked: ImageUrl, where: str) -> ImageSource:
 
 
 def image_at(url: str, detail: AskedDetail | None, where: str) -> ImageSource:
-    """Return the image that a URL names or is.
-
-    Raises:
-        ApiError: 400; it is neither a data URL with an image that is read, nor an https URL.
-    """
+    """Return the image that a URL names or is."""
     if url[:5].lower() != "data:":
         if url[:8].lower() != "https://" or len(url) > MAX_URL_CHARACTERS:
             shown = url[:_SHOWN_CHARACTERS]
@@ -149,11 +133,7 @@ def image_at(url: str, detail: AskedDetail | None, where: str) -> ImageSource:
 
 
 def image_of(text: str, detail: AskedDetail | None, where: str) -> ImageSource:
-    """Return the image that a text in base64 holds.
-
-    Raises:
-        ApiError: 400; it is not base64, or no image that is read.
-    """
+    """Return the image that a text in base64 holds."""
     try:
         data = _from_base64("".join(text.split()) if any(space in text for space in _SPACES) else text)
     except (binascii.Error, ValueError):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.api.schemas.checks import ModelName, checked_model, invalid_value, require_text
 from gateway.api.schemas.names import described
-from gateway.api.schemas.sampling_fields import sampling_of
+from gateway.api.schemas.shared_fields import sampling_of
 from gateway.api.schemas.structured_output import StructuredOutputFields
 from gateway.generation import Details, Generation, Prompt, Ranking
 from shared.bounds import (
@@ -32,7 +32,7 @@ from shared.bounds import (
     RepetitionPenalty,
     TokenId,
 )
-from shared.kv_budget import KvBudget, KvPolicy, NumBudgetTokens
+from shared.kv_budget import KvPolicy, NumBudgetTokens
 from shared.sampling import Sampling
 
 UserText = Annotated[str, Meta(max_length=512)]
@@ -158,11 +158,7 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
 def to_sampling(
     body: CommonBody, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> Sampling:
-    """Return the wire's sampling parameters.
-
-    Raises:
-        ApiError: 400; two parameters contradict each other.
-    """
+    """Return the wire's sampling parameters."""
     if body.min_tokens and max_tokens is not None and body.min_tokens > max_tokens:
         raise invalid_value("min_tokens", f"'min_tokens' must not be larger than the {max_tokens} tokens at most.")
     more: dict[str, Any] = {"prompt_logprobs": prompt_logprobs}
@@ -175,11 +171,7 @@ def to_sampling(
 
 
 def one_of(body: CommonBody, name: str, other: str) -> Any:
-    """Return the value of a parameter that has two names, or None.
-
-    Raises:
-        ApiError: 400; both are given, and differ.
-    """
+    """Return the value of a parameter that has two names, or None."""
     value, same = getattr(body, name), getattr(body, other)
     if value is None:
         return same
@@ -188,18 +180,8 @@ def one_of(body: CommonBody, name: str, other: str) -> Any:
     return value
 
 
-def to_budget(body: CommonBody) -> KvBudget | None:
-    """Return the wire's budget."""
-    asked = body.kv_budget
-    return None if asked is None else KvBudget(asked.tokens, asked.policy or "sinks")
-
-
 def check_names(body: CommonBody) -> None:
-    """Check the strings that become names: the model, the end user, the salt.
-
-    Raises:
-        ApiError: 400; a name holds a NUL or is longer than its subject token may be.
-    """
+    """Check the strings that become names: the model, the end user, the salt."""
     checked_model(body.model)
     if isinstance(body.user, str):
         require_text("user", body.user)
@@ -208,11 +190,7 @@ def check_names(body: CommonBody) -> None:
 
 
 def check_stream_options(body: CommonBody) -> bool:
-    """Return whether a stream ends with a usage chunk.
-
-    Raises:
-        ApiError: 400; it asks for something in an answer that is not a stream.
-    """
+    """Return whether a stream ends with a usage chunk."""
     options = body.stream_options
     if options is None or not (options.include_usage or options.continuous_usage_stats or options.resumable):
         return False
@@ -226,15 +204,11 @@ def is_resumable(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.resumable)
 
 
-def check_sequences(num_prompts: int, n: int) -> None:
-    """Check how many answers one request asks for.
-
-    Raises:
-        ApiError: 400; more than `MAX_SEQUENCES`.
-    """
+def check_sequences(num_prompts: int, n: int, name: str = "n") -> None:
+    """Check how many answers one request asks for with a parameter."""
     if num_prompts * n > MAX_SEQUENCES:
-        message = f"'n' times the number of prompts is {num_prompts * n}; at most {MAX_SEQUENCES} are allowed."
-        raise invalid_value("n", message)
+        message = f"'{name}' times the number of prompts is {num_prompts * n}; at most {MAX_SEQUENCES} are allowed."
+        raise invalid_value(name, message)
 
 
 def counted(prompts: tuple[Prompt, ...], num_tokens: int | None) -> tuple[Prompt, ...]:
@@ -245,11 +219,7 @@ def counted(prompts: tuple[Prompt, ...], num_tokens: int | None) -> tuple[Prompt
 
 
 def checked_truncation(limit: int | None) -> int | None:
-    """Return how many of the prompt's tokens count, or None for all.
-
-    Raises:
-        ApiError: 400; none would be left.
-    """
+    """Return how many of the prompt's tokens count, or None for all."""
     if limit == 0:
         raise invalid_value("truncate_prompt_tokens", "'truncate_prompt_tokens' must be at least 1, or -1.")
     return limit
@@ -285,9 +255,6 @@ def with_best_of(generation: Generation, best_of: int | None) -> Generation:
     """Return a generation that makes `best_of` sequences of each prompt, of which the `n` likeliest are returned.
 
     With temperature 0 all sequences of a prompt are equal: any `n` are the best, and no more are generated.
-
-    Raises:
-        ApiError: 400; there are fewer than are to be returned, they are too many, or the answer is to be streamed.
     """
     n = generation.n
     if best_of is None or best_of == n:
@@ -298,10 +265,7 @@ def with_best_of(generation: Generation, best_of: int | None) -> Generation:
     if generation.stream:
         reason = "Which answers are the best is known when all are complete. Leave 'stream' or 'best_of' out."
         raise invalid_value("best_of", f"Results cannot be streamed when 'best_of' is greater than 'n'. {reason}")
-    num_sequences = len(generation.prompts) * best_of
-    if num_sequences > MAX_SEQUENCES:
-        message = f"'best_of' times the number of prompts is {num_sequences}; at most {MAX_SEQUENCES} are allowed."
-        raise invalid_value("best_of", message)
+    check_sequences(len(generation.prompts), best_of, "best_of")
     sampling = generation.sampling
     if sampling.temperature == 0:
         return generation

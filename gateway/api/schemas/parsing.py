@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from gateway.api.schemas.bodies import OPENAI_NAMES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from gateway.api.schemas.cache_fields import openai_hints
 from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_value
 from gateway.api.schemas.conversation import content_text, conversation_prompt, flatten_messages
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.images import Images
-from gateway.api.schemas.known_names import STRICT, BodyRules
+from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.api.schemas.parameters import (
     CommonBody,
     check_names,
@@ -23,18 +23,17 @@ from gateway.api.schemas.parameters import (
     num_logprobs,
     one_of,
     prompt_logprobs,
-    to_budget,
     to_sampling,
     with_best_of,
 )
-from gateway.api.schemas.sampling_fields import is_deterministic, left_out
+from gateway.api.schemas.shared_fields import is_deterministic, left_out, openai_hints
 from gateway.api.schemas.structured_output import asked_output, constrained
-from gateway.api.schemas.template_options import chat_options, may_reason, template_variables
-from gateway.api.schemas.thinking import chat_thinking
+from gateway.api.schemas.thinking import chat_options, chat_thinking, may_reason, template_variables
 from gateway.api.schemas.tools import OfferedTools, offered_functions, offered_tools
 from gateway.api.schemas.unserved_names import OpenAi
 from gateway.generation import Details, Generation, ImageSource, Kind, Prompt, StructuredOutput
 from shared.conversation import ChatMessage
+from shared.kv_budget import KvBudget
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 
 DEFAULT_MAX_TOKENS = 16
@@ -46,11 +45,7 @@ _detokenize_reader = BodyReader(OPENAI_NAMES, OpenAi.DETOKENIZE, DetokenizeBody)
 
 
 def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn a chat completion body into a generation; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn a chat completion body into a generation; `rules` as in `BodyReader.read`."""
     chat = _chat_reader.read(body, rules)
     check_names(chat)
     output = asked_output(chat)
@@ -78,11 +73,7 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
 
 
 def parse_completion(body: bytes, rules: BodyRules = STRICT) -> Generation:
-    """Turn a text completion body into a generation; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Turn a text completion body into a generation; `rules` as in `BodyReader.read`."""
     completion = _completion_reader.read(body, rules)
     check_names(completion)
     output = asked_output(completion)
@@ -106,9 +97,6 @@ def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, 
     """Return the model, if one is named, the call to make, and the images of its conversation.
 
     Special tokens are added to a text by default, and not to a conversation, whose template already has them.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
     """
     parsed = _tokenize_reader.read(body, rules)
     if (parsed.prompt is None) == (parsed.messages is None):
@@ -125,21 +113,29 @@ def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, 
 
 
 def parse_detokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, DetokenizeCall]:
-    """Return the model, if one is named, and the call to make.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Return the model, if one is named, and the call to make."""
     parsed = _detokenize_reader.read(body, rules)
     return _named_model(parsed.model), DetokenizeCall(token_ids=tuple(parsed.tokens))
 
 
-def token_prompt(token_ids: list[int], where: str) -> Prompt:
-    """Return a prompt of the token ids in the field `where`.
+def prompts_of(
+    given: str | list[str | int | list[int]], where: str, of_text: Callable[[str, str], Prompt]
+) -> tuple[Prompt, ...]:
+    """Return the prompts in the field `where`; `of_text` makes one of a text and its place."""
+    if isinstance(given, str):
+        return (of_text(given, where),)
+    kinds = {type(item) for item in given}
+    if kinds == {int}:
+        return (_token_prompt(cast("list[int]", given), where),)
+    if kinds == {str}:
+        return tuple(of_text(text, f"{where}.[{i}]") for i, text in enumerate(cast("list[str]", given)))
+    if kinds == {list}:
+        return tuple(_token_prompt(ids, f"{where}.[{i}]") for i, ids in enumerate(cast("list[list[int]]", given)))
+    message = f"'{where}' must be a string, or a list of strings, of token ids, or of token id lists."
+    raise invalid_value(where, message)
 
-    Raises:
-        ApiError: 400; there are none.
-    """
+
+def _token_prompt(token_ids: list[int], where: str) -> Prompt:
     if not token_ids:
         raise invalid_value(where, f"'{where}' must not be empty.")
     return Prompt(estimated_tokens=len(token_ids), token_ids=tuple(token_ids))
@@ -156,7 +152,7 @@ def _generation(
     echoed: int | None = None,
     **more: Any,
 ) -> Generation:
-    limit = checked_truncation(body.truncate_prompt_tokens)
+    limit, budget = checked_truncation(body.truncate_prompt_tokens), body.kv_budget
     given = (body.prompt_cache_key, body.prompt_cache_retention, body.agent_hints)
     generation = Generation(
         kind=kind,
@@ -176,7 +172,7 @@ def _generation(
         truncate_prompt_tokens=limit,
         cache_salt=body.cache_salt,
         cache_hints=None if given == (None, None, None) else openai_hints(body),
-        kv_budget=to_budget(body),
+        kv_budget=None if budget is None else KvBudget(budget.tokens, budget.policy or "sinks"),
         **more,
     )
     return with_best_of(generation, body.best_of)
@@ -222,29 +218,18 @@ def _chat_logprobs(chat: ChatBody) -> int | None:
 
 
 def _prompts(completion: CompletionBody, n: int) -> tuple[Prompt, ...]:
-    prompt, suffix = completion.prompt, completion.suffix or None
-    if isinstance(prompt, str):
-        check_sequences(1, n)
-        return (_text_prompt(prompt, suffix),)
-    kinds = {type(item) for item in prompt}
-    num_prompts = 1 if kinds == {int} else len(prompt)
-    check_sequences(num_prompts, n)
-    if kinds == {str}:
-        return tuple(_text_prompt(text, suffix) for text in cast("list[str]", prompt))
-    if suffix is not None:
+    given, suffix = completion.prompt, completion.suffix or None
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    check_sequences(1 if is_one else len(given), n)
+
+    def of_text(text: str, where: str) -> Prompt:
+        tokens = estimate_tokens(text) + (0 if suffix is None else estimate_tokens(suffix))
+        return Prompt(estimated_tokens=tokens, text=text, suffix=suffix)
+
+    prompts = prompts_of(given, "prompt", of_text)
+    if suffix is not None and prompts[0].text is None:
         raise invalid_value("suffix", "'suffix' needs a 'prompt' that is a text or a list of texts.")
-    if kinds == {int}:
-        return (token_prompt(cast("list[int]", prompt), "prompt"),)
-    if kinds == {list}:
-        return tuple(token_prompt(ids, f"prompt.[{i}]") for i, ids in enumerate(cast("list[list[int]]", prompt)))
-    raise invalid_value(
-        "prompt", "'prompt' must be a string, or a list of strings, of token ids, or of token id lists."
-    )
-
-
-def _text_prompt(text: str, suffix: str | None) -> Prompt:
-    tokens = estimate_tokens(text) + (0 if suffix is None else estimate_tokens(suffix))
-    return Prompt(estimated_tokens=tokens, text=text, suffix=suffix)
+    return prompts
 
 
 def _named_model(model: str | None) -> str | None:

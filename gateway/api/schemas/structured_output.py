@@ -6,15 +6,16 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and older `guided_*`, ll
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from gateway.api.schemas.cache_fields import CacheFields
 from gateway.api.schemas.checks import given, invalid_value, missing_parameter, require_text, unsupported_parameter
 from gateway.api.schemas.names import described
+from gateway.api.schemas.shared_fields import CacheFields
 from gateway.generation import StructuredOutput
 from shared.grammar import Grammar
 from shared.grammar.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
@@ -102,13 +103,14 @@ class StructuredOutputFields(CacheFields, kw_only=True, forbid_unknown_fields=Tr
     ] = None
 
 
-def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
-    """Return the form that the answer must have; None for any.
+_FIELDS = StructuredOutputFields.__struct_fields__[len(CacheFields.__struct_fields__) :]
+_asked = attrgetter(*_FIELDS)
+_NOTHING = _asked(StructuredOutputFields())
 
-    Raises:
-        ApiError: 400; two fields say it, or one says it wrongly.
-    """
-    if _asks_for_nothing(body):
+
+def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
+    """Return the form that the answer must have; None for any."""
+    if _asked(body) == _NOTHING:
         return None
     asked = [*_of_response_format(body.response_format), *_of_structured_outputs(body.structured_outputs)]
     asked += _of_schema("guided_json", body.guided_json)
@@ -124,30 +126,13 @@ def asked_output(body: StructuredOutputFields) -> StructuredOutput | None:
     return asked[0] if asked else None
 
 
-def _asks_for_nothing(body: StructuredOutputFields) -> bool:
-    return (
-        body.response_format is None
-        and body.structured_outputs is None
-        and body.guided_json is UNSET
-        and body.guided_regex is None
-        and body.guided_choice is None
-        and body.guided_grammar is None
-        and body.json_schema is UNSET
-        and body.grammar is None
-    )
-
-
 def constrained(sampling: Sampling, output: StructuredOutput | None) -> Sampling:
     """Return the sampling that obeys a structured output."""
     return sampling if output is None else msgspec.structs.replace(sampling, grammar=output.grammar)
 
 
 def schema_output(field: str, schema: Raw, *, strict: bool) -> StructuredOutput:
-    """Return the output that a JSON schema in a field asks for: an object, a boolean, or a string with its text.
-
-    Raises:
-        ApiError: 400; the schema is none of these, or too long.
-    """
+    """Return the output that a JSON schema in a field asks for: an object, a boolean, or a string with its text."""
     source = bytes(schema)
     if source.startswith(b'"'):
         source = require_text(field, msgspec.json.decode(source, type=str)).strip().encode()

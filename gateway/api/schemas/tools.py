@@ -99,9 +99,6 @@ def offered_tools(
     """Return the tools of `tools` and `tool_choice`. The template is shown only those that may be called.
 
     `schema_places` says where in the body the schema of each tool stands; None for where chat has them.
-
-    Raises:
-        ApiError: 400; a tool is not a function, two share a name, they are too large, or the choice is impossible.
     """
     if tools is None and choice is None:
         return NO_TOOLS
@@ -130,11 +127,7 @@ def offered_tools(
 
 
 def offered_functions(functions: list[FunctionBody] | None, choice: str | NamedFunction | None) -> OfferedTools:
-    """Return the tools of `functions` and `function_call`, the form before tools: at most one call an answer.
-
-    Raises:
-        ApiError: 400; as for `offered_tools`.
-    """
+    """Return the tools of `functions` and `function_call`, the form before tools: at most one call an answer."""
     _check_names(functions or (), "functions")
     places = {each.name: f"functions.[{index}].parameters" for index, each in enumerate(functions or ())}
     if isinstance(choice, NamedFunction):

@@ -27,7 +27,7 @@ from gateway.admission.api_keys import create_key
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
 from gateway.anthropic.dialect import ANTHROPIC
-from gateway.anthropic.endpoint import MessagesEndpoint
+from gateway.anthropic.message import MessagesEndpoint
 from gateway.api.app import create_app
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
 from gateway.api.generation_service import GenerationService
@@ -140,10 +140,7 @@ def assert_error(answer: httpx2.Response, status: int, code: str | None = None) 
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind"),
-    [
-        ("GET", "/v1/messages", 405, "invalid_request_error"),
-        ("GET", "/v1/messages/batches", 404, "not_found_error"),
-    ],
+    [("GET", "/v1/messages", 405, "invalid_request_error"), ("GET", "/v1/messages/batches", 404, "not_found_error")],
 )
 async def test_what_is_no_route_of_an_api_is_told_in_its_form(
     services: RouteServices, method: str, path: str, status: int, kind: str
@@ -237,12 +234,7 @@ async def test_model_with_a_slash_is_found_by_its_name(http: httpx2.AsyncClient)
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [
-        ("GET", "/v1/models"),
-        ("GET", "/v1/models/m"),
-        ("POST", "/tokenize"),
-        ("POST", "/detokenize"),
-    ],
+    [("GET", "/v1/models"), ("GET", "/v1/models/m"), ("POST", "/tokenize"), ("POST", "/detokenize")],
 )
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}])
 async def test_route_that_needs_a_key_refuses_callers_without_one(
@@ -265,7 +257,9 @@ async def test_error_of_a_route_is_told_in_the_form_of_its_api(services: RouteSe
     assert (set(ours), ours["error"]["code"]) == ({"error"}, "none")
 
 
-async def test_unknown_path_and_wrong_method_have_the_four_keys(http: httpx2.AsyncClient) -> None:
+async def test_unknown_path_and_wrong_method_have_the_four_keys_and_say_what_to_do(
+    http: httpx2.AsyncClient,
+) -> None:
     assert_error(await http.get("/nowhere"), 404, "unknown_url")
     assert_error(await http.get("/v1/models/nothing/"), 404)
     answer = await http.delete("/v1/models")
@@ -274,8 +268,10 @@ async def test_unknown_path_and_wrong_method_have_the_four_keys(http: httpx2.Asy
     assert_error(await http.options("/tokenize"), 405)
     for endpoint in ENDPOINTS:
         answer = await http.get(endpoint.path)
-        assert_error(answer, 405, "method_not_allowed")
+        assert assert_error(answer, 405, "method_not_allowed")["message"].endswith(" Use POST.")
         assert answer.headers["allow"] == "POST"
+    refusal = assert_error(await http.post("/v1/models"), 405, "method_not_allowed")
+    assert refusal["message"] == "POST /v1/models: Method Not Allowed. Use GET."
 
 
 @pytest.mark.parametrize(
@@ -300,13 +296,6 @@ async def test_path_of_another_server_is_a_404_that_says_what_stands_for_it(
     assert error["message"].startswith(f"{method} {path}: Not Found. ")
     assert named in error["message"]
     assert "GET /openapi.json" in assert_error(await http.get("/v1/nothing"), 404)["message"]
-
-
-async def test_wrong_method_is_told_the_right_one(http: httpx2.AsyncClient) -> None:
-    refusal = assert_error(await http.post("/v1/models"), 405, "method_not_allowed")
-    assert refusal["message"] == "POST /v1/models: Method Not Allowed. Use GET."
-    for endpoint in ENDPOINTS:
-        assert assert_error(await http.get(endpoint.path), 405)["message"].endswith(" Use POST.")
 
 
 async def test_head_is_answered_like_get(http: httpx2.AsyncClient) -> None:
@@ -398,17 +387,18 @@ async def test_tokenizer_calls_under_way_are_bounded_and_a_tenant_has_a_share_of
     def begin(tenant: str, number: int) -> list[asyncio.Task[TokenizerReply]]:
         return [asyncio.create_task(client.call("org/demo", tenant, call)) for _ in range(number)]
 
+    async def assert_busy(tenant: str, whose: str) -> None:
+        with pytest.raises(ApiError, match=whose) as refused:
+            await client.call("org/demo", tenant, call)
+        assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "tokenizer_busy", 1.0)
+
     calling = begin("a", MAX_CALLS_OF_ONE)
     await until(lambda: len(heard) == MAX_CALLS_OF_ONE)
-    with pytest.raises(ApiError, match="of this tenant") as refused:
-        await client.call("org/demo", "a", call)
-    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "tokenizer_busy", 1.0)
+    await assert_busy("a", "of this tenant")
     for number in range(MAX_CALLS // MAX_CALLS_OF_ONE - 1):
         calling += begin(f"b{number}", MAX_CALLS_OF_ONE)
     await until(lambda: len(heard) == MAX_CALLS)
-    with pytest.raises(ApiError, match="of all tenants") as refused:
-        await client.call("org/demo", "c", call)
-    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "tokenizer_busy", 1.0)
+    await assert_busy("c", "of all tenants")
     # A call that is given up makes room, and so does one that is answered.
     calling.pop().cancel()
     await asyncio.sleep(0)

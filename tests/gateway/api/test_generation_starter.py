@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import cast
 
 import msgspec
@@ -18,7 +18,7 @@ from gateway.aliases.book import ArmProbe
 from gateway.aliases.comparison import ArmCounts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.model_abilities import ModelReading
-from gateway.api.structured_output import StructuredOutputAdmission
+from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
@@ -35,31 +35,27 @@ from shared.conversation import ChatMessage, ChatOptions
 from shared.features import FEATURES
 from shared.formats import Tool, ToolChoice
 from shared.grammar.checker import GrammarChecker
-from shared.messages import Delta, Finish, Heartbeat, Request, TokenLogprob
+from shared.messages import Delta, Finish, Request, TokenLogprob
 from shared.pooling import Pooling
 from shared.sampling import Sampling, SamplingDefaults
 from shared.server_clock import ServerClock
+from tests.gateway.api.test_app import heartbeat
 from tests.gateway.dispatch_bench import ListSink
+from tests.gateway.parsed_bodies import generation
 
 MODEL_LEN = 2048
 # What 92,000 characters are estimated as; a tokenizer may make a few tokens of them.
 INFLATED = 26_286
 CONFIG = GatewayConfig(interactive_ttft_slo_s=10.0)
-BEAT = Heartbeat(
+BEAT = heartbeat(
+    "m",
     worker="w1",
-    model="m",
-    step=1,
-    running=0,
-    waiting=0,
-    waiting_tokens=0,
     free_blocks=10_000,
     total_blocks=10_000,
-    block_size=16,
     max_model_len=MODEL_LEN,
     max_num_seqs=64,
     prefill_rate=1000.0,
     decode_rate=1000.0,
-    queue_pending=0,
     max_prompt_characters=92_160,
     started=1.0,
 )
@@ -114,13 +110,26 @@ class Gateway:
 
     async def ask(self, sinks: Sequence[ListSink], *, is_fresh: bool = False) -> Membership:
         """Ask for something of which all get the same answer, with a choice for each sink."""
-        generation = Generation("completion", "m", (Prompt(5, text="x"),), len(sinks), Sampling(), deterministic=True)
-        return await self.starter.start(generation, self.load, Caller("t", "t", [], b"x"), sinks, is_fresh)
+        asked = generation("completion", Prompt(5, text="x"), len(sinks), deterministic=True)
+        return await self.starter.start(asked, self.load, Caller("t", "t", [], b"x"), sinks, is_fresh)
 
     async def start(self, tenant: str, *prompts: Prompt) -> Membership:
-        generation = Generation("completion", "m", prompts, 1, Sampling(), deterministic=False)
+        asked = msgspec.structs.replace(generation("completion"), prompts=prompts)
         caller = Caller(tenant, tenant, [], repr(prompts).encode())
-        return await self.starter.start(generation, self.load, caller, [cast("Sink", None)] * len(prompts), False)
+        return await self.starter.start(asked, self.load, caller, [cast("Sink", None)] * len(prompts), False)
+
+    async def read(self, asked: Generation) -> Generation:
+        return await ModelReading().read(asked, self.load)
+
+    async def check(self, asked: Generation) -> None:
+        await self.starter.checked(asked, self.load, "someone")
+
+
+async def refusal(asking: Awaitable[object], status: int, code: str | None) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await asking
+    assert (caught.value.status, caught.value.code) == (status, code)
+    return caught.value
 
 
 @pytest.fixture
@@ -162,10 +171,8 @@ async def test_clients_that_repeat_inflated_prompts_never_shed_another_tenant(ga
 
 async def test_refusal_of_an_inflated_prompt_books_the_time_of_one_context(gateway: Gateway) -> None:
     gateway.hear(waiting=5, waiting_tokens=9_500)
-    with pytest.raises(ApiError) as caught:
-        await gateway.start("mallory", inflated())
     # 9.5 s of queue and 2.048 s of its own are 1.548 s too many; 5 % of each second are not promised.
-    assert (caught.value.code, caught.value.retry_after_s) == ("overloaded", 4)
+    assert (await refusal(gateway.start("mallory", inflated()), 503, "overloaded")).retry_after_s == 4
 
 
 @pytest.mark.parametrize("prompt", [Prompt(1, text="a" * 92_161), Prompt(MODEL_LEN, token_ids=(1,) * MODEL_LEN)])
@@ -173,10 +180,8 @@ async def test_prompt_that_certainly_fits_no_worker_is_a_400_however_long_the_qu
     gateway: Gateway, prompt: Prompt
 ) -> None:
     gateway.hear(waiting=50, waiting_tokens=10**6)
-    with pytest.raises(ApiError) as caught:
-        await gateway.start("mallory", prompt)
-    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-    assert f"This model's maximum context length is {MODEL_LEN} tokens" in caught.value.message
+    error = await refusal(gateway.start("mallory", prompt), 400, "context_length_exceeded")
+    assert f"This model's maximum context length is {MODEL_LEN} tokens" in error.message
 
 
 async def test_token_ids_that_fit_one_of_the_workers_are_queued(gateway: Gateway) -> None:
@@ -205,48 +210,36 @@ async def test_deadlines_are_those_of_the_moment_of_asking_whatever_the_wall_clo
 
 async def test_job_for_a_model_that_does_not_generate_is_a_400(gateway: Gateway) -> None:
     gateway.hear(tasks=("embed",))
-    generation = Generation("chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False)
-    with pytest.raises(ApiError) as caught:
-        await gateway.starter.checked(generation, gateway.load, "someone")
-    assert (caught.value.status, caught.value.code) == (400, "unsupported_task")
+    await refusal(gateway.check(generation()), 400, "unsupported_task")
 
 
 async def test_what_workers_of_an_earlier_version_would_ignore_waits_for_their_update(gateway: Gateway) -> None:
     gateway.hear(tasks=("embed",), features=("resumed",))
-    plain = Generation("embedding", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=True, pooling=Pooling())
-    await gateway.starter.checked(plain, gateway.load, "someone")
+    plain = generation("embedding", deterministic=True, pooling=Pooling())
+    await gateway.check(plain)
     asked = [{"truncate_prompt_tokens": 5}, {"pooling": Pooling(input_type="query")}, {"pooling": Pooling(raw=True)}]
     generations = [msgspec.structs.replace(plain, **fields) for fields in asked]
-    for generation in generations:
-        with pytest.raises(ApiError) as caught:
-            await gateway.starter.checked(generation, gateway.load, "someone")
-        assert (caught.value.status, caught.value.retry_after_s is not None) == (503, True)
+    for each in generations:
+        assert (await refusal(gateway.check(each), 503, "no_worker")).retry_after_s
     gateway.hear(tasks=("embed",), features=FEATURES)
-    for generation in generations:
-        await gateway.starter.checked(generation, gateway.load, "someone")
+    for each in generations:
+        await gateway.check(each)
 
 
 async def test_listed_tokens_are_not_reported_before_all_workers_know_them(gateway: Gateway) -> None:
-    sampling = Sampling(logprobs=0, logprob_token_ids=(5, 7))
-    listed = Generation("completion", "m", (Prompt(3, text="x"),), 1, sampling, deterministic=False)
-    plain = msgspec.structs.replace(listed, sampling=Sampling(logprobs=0))
-    of_earlier_version = tuple(feature for feature in FEATURES if feature != "logprob_token_ids")
-    gateway.hear(features=of_earlier_version)
-    await gateway.starter.checked(plain, gateway.load, "someone")
-    with pytest.raises(ApiError) as caught:
-        await gateway.starter.checked(listed, gateway.load, "someone")
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_s is not None) == (503, "no_worker", True)
+    listed = generation("completion", sampling=Sampling(logprobs=0, logprob_token_ids=(5, 7)))
+    gateway.hear(features=tuple(feature for feature in FEATURES if feature != "logprob_token_ids"))
+    await gateway.check(generation("completion", sampling=Sampling(logprobs=0)))
+    assert (await refusal(gateway.check(listed), 503, "no_worker")).retry_after_s
     gateway.hear(features=FEATURES)
-    await gateway.starter.checked(listed, gateway.load, "someone")
+    await gateway.check(listed)
 
 
 async def test_workers_of_an_earlier_version_are_told_no_parts_of_contents(gateway: Gateway) -> None:
     message = ChatMessage(role="user", content="ab", part_lengths=(1, 1))
-    prompt = Prompt(3, messages=(message,))
-    generation = Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False)
     for features, expected in ((("resumed",), ()), (FEATURES, (1, 1))):
         gateway.hear(features=features)
-        [told] = (await ModelReading().read(generation, gateway.load)).prompts
+        [told] = (await gateway.read(generation(prompt=Prompt(3, messages=(message,))))).prompts
         assert told.messages is not None
         assert (told.messages[0].content, told.messages[0].part_lengths) == ("ab", expected)
 
@@ -254,51 +247,41 @@ async def test_workers_of_an_earlier_version_are_told_no_parts_of_contents(gatew
 async def test_workers_of_an_earlier_version_are_told_no_hints(gateway: Gateway) -> None:
     """Requests with images are JSON, in which they would refuse an unknown field."""
     hints = CacheHints(drop=True)
-    generation = Generation("chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False, cache_hints=hints)
     for features, expected in ((("images",), None), (FEATURES, hints)):
         gateway.hear(features=features)
-        assert (await ModelReading().read(generation, gateway.load)).cache_hints == expected
+        assert (await gateway.read(generation(cache_hints=hints))).cache_hints == expected
 
 
 async def test_job_whose_prompt_fits_no_worker_is_a_400(gateway: Gateway) -> None:
     prompt = Prompt(3, token_ids=tuple(range(MODEL_LEN)))
-    generation = Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False)
-    with pytest.raises(ApiError) as caught:
-        await gateway.starter.checked(generation, gateway.load, "someone")
-    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    await refusal(gateway.check(generation(prompt=prompt)), 400, "context_length_exceeded")
 
 
 def with_a_call(template: str | None = None) -> Generation:
     """Return a conversation of which the answer has to call a tool."""
     prompt = Prompt(3, messages=(), chat=ChatOptions(template=template))
     use = ToolUse((Tool("f"),), ToolChoice("required"))
-    return Generation("chat", "m", (prompt,), 1, Sampling(), deterministic=False, tools=use)
+    return generation(prompt=prompt, tools=use)
 
 
 async def test_calls_are_read_as_its_workers_write_them_while_all_of_these_are_away(gateway: Gateway) -> None:
     gateway.hear(chat_format="hermes")
     gateway.hear(chat_format="hermes", draining=True)
-    read = await ModelReading().read(with_a_call(), gateway.load)
+    read = await gateway.read(with_a_call())
     assert read.reading is not None
     assert read.reading.format_name == "hermes"
 
 
 async def test_what_is_left_out_is_as_the_models_workers_advise(gateway: Gateway) -> None:
     gateway.hear(sampling_defaults=SamplingDefaults(temperature=0.6))
-    generation = Generation(
-        "chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False, left_out=("temperature",)
-    )
-    read = await ModelReading().read(generation, gateway.load)
-    assert read.sampling.temperature == 0.6
+    assert (await gateway.read(generation(left_out=("temperature",)))).sampling.temperature == 0.6
 
 
 async def test_calls_wait_for_a_worker_while_none_has_said_how_its_model_writes_them(gateway: Gateway) -> None:
     gateway.queue.fleet = Fleet("gw", FleetLimits(), OwnRequests(gateway.queue.flights.unshown, dict))
-    with pytest.raises(ApiError) as caught:
-        await ModelReading().read(with_a_call(), gateway.load)
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "no_worker", 2.0)
+    assert (await refusal(gateway.read(with_a_call()), 503, "no_worker")).retry_after_s == 2
     own = "{% for m in messages %}<tool_call>{{ tools }}{% endfor %}"
-    assert (await ModelReading().read(with_a_call(own), gateway.load)).reading is not None
+    assert (await gateway.read(with_a_call(own))).reading is not None
     gateway.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, model="another"), 0.0)
     assert gateway.queue.fleet.reported_load("m") is None
 
@@ -355,8 +338,7 @@ async def test_answer_of_a_fleet_whose_revisions_changed_meanwhile_is_not_kept(
 
 
 async def test_requests_name_their_key_and_its_weight(gateway: Gateway) -> None:
-    generation = Generation("completion", "m", (Prompt(5, text="x"),), 2, Sampling(), deterministic=False)
-    requests = gateway.starter.requests(generation, Caller("key_1", "acme", [], b"x", weight=2.5))
+    requests = gateway.starter.requests(generation("completion", n=2), Caller("key_1", "acme", [], b"x", weight=2.5))
     assert [(each.tenant, each.key, each.weight) for each in requests] == [("acme", "key_1", 2.5)] * 2
 
 
@@ -378,12 +360,9 @@ async def test_canary_measures_answers_whose_client_is_shown_what_it_asked_for(
 ) -> None:
     probe = ArmProbe(ArmCounts(), wants_logprobs=logprobs != 1, told=Counter(), labels=("a", "t", "canary"))
     caller, sink = Caller("t", "t", [], b"x", probe=probe), ListSink()
-    sampling = Sampling(logprobs=logprobs)
-    generation = Generation(
-        "completion", "m", (Prompt(5, text="x"),), 1, sampling, deterministic=False, pooling=pooling
-    )
-    requests = gateway.starter.requests(generation, caller)
-    await gateway.starter.start_own(generation, caller, [sink], requests if has_requests else None)  # type: ignore[arg-type]
+    measured = generation("completion", sampling=Sampling(logprobs=logprobs), pooling=pooling)
+    requests = gateway.starter.requests(measured, caller)
+    await gateway.starter.dispatch(measured, caller, [sink], requests if has_requests else None)
     (flight,) = gateway.queue.flights
     asked = flight.request.sampling.logprobs
     assert asked == (0 if is_measured and logprobs is None else logprobs)

@@ -1,4 +1,4 @@
-"""What a request gives back however it ends: its place, its lease, its part in the generation; and who may not ask."""
+"""What a request gives back however it ends, who may not ask, and that no stream begins while it may be refused."""
 
 from __future__ import annotations
 
@@ -149,26 +149,23 @@ async def test_request_that_is_refused_costs_nothing(requests: Requests) -> None
     assert (requests.released, requests.num_places) == ([0], 0)
 
 
-@pytest.mark.parametrize("failure", [REFUSAL, RuntimeError("broken"), asyncio.CancelledError()])
-async def test_request_that_cannot_be_read_costs_nothing(requests: Requests, failure: Exception) -> None:
-    requests.failures["reading"] = failure
+@pytest.mark.parametrize(
+    ("part", "failure", "released"),
+    [
+        ("reading", REFUSAL, 0),
+        ("reading", RuntimeError("broken"), 0),
+        ("reading", asyncio.CancelledError(), 0),
+        ("answer", RuntimeError("broken"), 0),
+        ("start", RuntimeError("broken"), None),
+    ],
+)
+async def test_request_that_cannot_be_read_or_answered_gives_back_what_it_took(
+    requests: Requests, part: str, failure: Exception, released: int | None
+) -> None:
+    requests.failures[part] = failure
     with pytest.raises(type(failure)):
         await requests.ask()
-    assert (requests.released, requests.num_places) == ([0], 0)
-
-
-async def test_request_whose_answer_cannot_be_made_costs_nothing(requests: Requests) -> None:
-    requests.failures["answer"] = RuntimeError("broken")
-    with pytest.raises(RuntimeError):
-        await requests.ask()
-    assert (requests.released, requests.num_places) == ([0], 0)
-
-
-async def test_request_whose_start_breaks_gives_its_lease_back(requests: Requests) -> None:
-    requests.failures["start"] = RuntimeError("broken")
-    with pytest.raises(RuntimeError):
-        await requests.ask()
-    assert (requests.released, requests.num_places) == ([None], 0)
+    assert (requests.released, requests.num_places) == ([released], 0)
 
 
 async def test_model_without_workers_is_unknown_and_costs_nothing(requests: Requests) -> None:
@@ -222,3 +219,35 @@ async def test_answer_that_failed_costs_nothing_unless_its_time_was_over(
     assert (requests.released, requests.num_left) == ([num_tokens], 1)
     # Nothing came, so that the name of its model may have been made up.
     assert counted == []
+
+
+async def test_stream_is_not_begun_before_it_is_admitted(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation_service, "TICK_S", 0.0)
+    requests.is_admitted.clear()
+    tasks = [asyncio.create_task(requests.ask()), asyncio.create_task(requests.service.tick_forever())]
+    await until(lambda: requests.answers)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    (answer,) = requests.answers
+    assert answer.num_ticks == 0
+    requests.is_admitted.set()
+    await until(lambda: answer.num_ticks > 0)
+    for task in tasks:
+        task.cancel()
+
+
+@pytest.mark.parametrize(("owes_answer", "is_connected"), [(True, True), (False, False)])
+async def test_stream_is_not_begun_while_nats_owes_an_answer_or_is_away(
+    requests: Requests, owes_answer: bool, is_connected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_service, "TICK_S", 0.0)
+    requests.watch.owes_answer, requests.watch.is_connected = owes_answer, is_connected
+    new, begun = Answered(), Answered()
+    new.has_begun = False
+    requests.service._streamed |= cast("Any", {new, begun})
+    ticking = asyncio.create_task(requests.service.tick_forever())
+    await until(lambda: begun.num_ticks > 5)
+    assert new.num_ticks == 0
+    requests.watch.owes_answer, requests.watch.is_connected = False, True
+    await until(lambda: new.num_ticks > 0)
+    ticking.cancel()

@@ -80,6 +80,15 @@ async def post(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> http
         return await http.post(path, json=body, headers={"authorization": f"Bearer {API_KEY}"})
 
 
+async def failed(
+    gateway: GatewayProcess, worker: WireWorker, path: str, body: dict[str, Any], **error: str
+) -> httpx2.Response:
+    """Return the answer to a request that the worker says it failed at."""
+    asking = asyncio.create_task(post(gateway, path, {"model": worker.model, **body}))
+    await worker.end(await worker.next_request(), 0, Finish("failed", **error))
+    return await asking
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_worker_gets_images_by_digest_and_reads_them_from_the_store(
     gateway: GatewayProcess, worker: WireWorker, path: str
@@ -100,11 +109,7 @@ async def test_worker_gets_images_by_digest_and_reads_them_from_the_store(
 
 async def test_model_that_reads_text_refuses_images_with_their_place(gateway: GatewayProcess, nats_url: str) -> None:
     async with known_worker(nats_url, gateway) as blind:
-        for path, where in (
-            ("/v1/chat/completions", "messages.[0].content.[1].image_url"),
-            ("/v1/responses", "input.[0].content.[0].image_url"),
-            ("/v1/messages", "messages.[0].content.[0].source.data"),
-        ):
+        for path, where in PLACES.items():
             refused = await post(gateway, path, {"model": blind.model, **BODIES[path]})
             assert refused.status_code == 400
             assert f"'{where}' is an image, and the model `{blind.model}` reads text alone." in refused.text
@@ -170,10 +175,7 @@ async def test_client_is_told_when_to_send_an_image_again_that_takes_long(
     gateway: GatewayProcess, worker: WireWorker
 ) -> None:
     path = "/v1/chat/completions"
-    asking = asyncio.create_task(post(gateway, path, {"model": worker.model, **BODIES[path]}))
-    busy = Finish("failed", error="Many images wait.", error_code=IMAGES_BUSY)
-    await worker.end(await worker.next_request(), 0, busy)
-    reply = await asking
+    reply = await failed(gateway, worker, path, BODIES[path], error="Many images wait.", error_code=IMAGES_BUSY)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
     assert reply.json()["error"]["message"] == "Many images wait."
 
@@ -205,25 +207,18 @@ async def test_image_that_a_worker_cannot_read_is_named_by_its_place(
     gateway: GatewayProcess, worker: WireWorker, path: str, where: str, param: str
 ) -> None:
     """`media` alone is what workers of earlier versions say."""
-    asking = asyncio.create_task(post(gateway, path, {"model": worker.model, **BODIES[path]}))
-    request = await worker.next_request()
-    broken = Finish("failed", error="The image is broken.", error_param=param, error_code="invalid_image")
-    await worker.end(request, 0, broken)
-    reply = await asking
+    broken = {"error": "The image is broken.", "error_param": param, "error_code": "invalid_image"}
+    reply = await failed(gateway, worker, path, BODIES[path], **broken)
     assert (reply.status_code, reply.json()["error"].get("message")) == (400, "The image is broken.")
     # Anthropic's form of an error names no field.
     assert reply.json()["error"].get("param", where) == where
 
 
 async def test_second_image_of_two_is_named(gateway: GatewayProcess, worker: WireWorker) -> None:
-    messages = [CHAT, CHAT]
-    asking = asyncio.create_task(
-        post(gateway, "/v1/chat/completions", {"model": worker.model, "messages": messages, "stream": True})
-    )
-    request = await worker.next_request()
-    broken = Finish("failed", error="Image 2 of 2 is broken.", error_param="media.[1]", error_code="invalid_image")
-    await worker.end(request, 0, broken)
-    assert '"param":"messages.[1].content.[1].image_url"' in (await asking).text
+    body = {"messages": [CHAT, CHAT], "stream": True}
+    broken = {"error": "Image 2 of 2 is broken.", "error_param": "media.[1]", "error_code": "invalid_image"}
+    reply = await failed(gateway, worker, "/v1/chat/completions", body, **broken)
+    assert '"param":"messages.[1].content.[1].image_url"' in reply.text
 
 
 async def test_same_words_about_another_image_are_another_answer(gateway: GatewayProcess, worker: WireWorker) -> None:

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from gateway.admission.auth import Principal
-from gateway.anthropic.endpoint import MessagesEndpoint
+from gateway.anthropic.message import MessagesEndpoint
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.large_bodies import LARGE_BYTES, MAX_WAITING_BYTES, LargeBodies
 from gateway.errors import ApiError
-from gateway.pooling.endpoints import EmbeddingsEndpoint
+from gateway.pooling.answers import EmbeddingsEndpoint
 
 LARGE = LARGE_BYTES + 1
 MAX_BODY = 4 << 20

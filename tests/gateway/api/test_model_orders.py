@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.api.model_orders import ModelOrders
+from gateway.api.operator_app import ModelOrders
 from gateway.errors import ApiError
 from gateway.fleet.hosted_models import HostedModels
 

@@ -7,23 +7,27 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
 from gateway.api import output_reading
 from gateway.api.output_reading import MAX_SCHEMA_CHARACTERS, is_costly, with_reading
 from gateway.errors import ApiError
-from gateway.generation import Generation, Prompt, ToolUse
+from gateway.generation import Prompt, ToolUse
 from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.conversation import ChatMessage, ChatOptions
 from shared.formats import ContentText, OutputReader, ReasoningText, Tool, ToolChoice
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gateway.api.scripted_reader import ScriptedReader
+from tests.gateway.parsed_bodies import generation as any_generation
+from tests.gateway.refusals import refused
 
 CONVERSATION = Prompt(1, messages=(ChatMessage(role="user", content="x"),))
 TOOLS = (Tool("f"),)
 CONTENT = Grammar(kind="regex", source="a+")
+generation = partial(any_generation, prompt=CONVERSATION)
 
 
 class Format:
@@ -60,16 +64,11 @@ def formats(monkeypatch: pytest.MonkeyPatch) -> dict[str, Format]:
     return known
 
 
-def generation(prompt: Prompt = CONVERSATION, tools: ToolUse | None = None, **fields: object) -> Generation:
-    values: dict[str, object] = {"sampling": Sampling(), "deterministic": False, "tools": tools, **fields}
-    return Generation("chat", "m", (prompt,), 1, **values)  # type: ignore[arg-type]
-
-
 def test_answer_that_can_only_be_content_is_not_read(formats: dict[str, Format]) -> None:
     asked = generation()
     assert with_reading(asked, "plain") is asked
     assert with_reading(asked, "special") is asked
-    completion = generation(Prompt(1, text="x"))
+    completion = any_generation()
     assert with_reading(completion, "thinking") is completion
 
 
@@ -99,7 +98,7 @@ def test_grammar_has_room_for_reasoning_unless_it_is_off(formats: dict[str, Form
 
 def test_template_of_the_request_speaks_for_itself(formats: dict[str, Format]) -> None:
     own = Prompt(1, messages=CONVERSATION.messages, chat=ChatOptions(template="thinking"))
-    assert with_reading(generation(own), "plain").reading is not None
+    assert with_reading(generation(prompt=own), "plain").reading is not None
 
 
 @pytest.mark.parametrize(
@@ -113,18 +112,15 @@ def test_template_of_the_request_speaks_for_itself(formats: dict[str, Format]) -
 def test_what_the_format_cannot_do_is_refused(
     formats: dict[str, Format], choice: ToolChoice, chat_format: str, param: str, code: str
 ) -> None:
-    with pytest.raises(ApiError) as caught:
-        with_reading(generation(tools=ToolUse(TOOLS, choice)), chat_format)
-    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+    error = refused(with_reading, generation(tools=ToolUse(TOOLS, choice)), chat_format)
+    assert (error.param, error.code) == (param, code)
 
 
 def test_schema_that_is_too_large_is_refused() -> None:
     use = ToolUse((Tool("f", '"' + "x" * MAX_SCHEMA_CHARACTERS + '"', strict=True),), ToolChoice("required"))
     asked = generation(tools=use)
     assert is_costly(asked)
-    with pytest.raises(ApiError) as caught:
-        with_reading(asked, "hermes")
-    assert caught.value.param == "tools"
+    assert refused(with_reading, asked, "hermes").param == "tools"
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen-coder", "llama-pythonic", "harmony"])

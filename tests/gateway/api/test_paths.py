@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.api.paths import KnownPaths, UnservedPaths, azure_deployment
+from gateway.api.door import KnownPaths, UnservedPaths, azure_deployment
 
 PATHS = KnownPaths(
     ["/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/tokenize", "/health/live", "/v1/rerank"]

@@ -13,13 +13,13 @@ from gateway.api.answer import Asked, ResponseHead
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.read_choice import ReasoningTokens
 from gateway.api.whole import WholeAnswer
-from gateway.generation import Generation, OutputReading, Prompt
+from gateway.generation import OutputReading
 from shared.formats.events import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
 from shared.messages import Delta, Finish, TokenLogprob, Usage
-from shared.sampling import Sampling
 from tests.gateway.api.scripted_reader import ScriptedReader
 from tests.gateway.api.test_streamed import Streamed, events
 from tests.gateway.kept_exchange import kept_exchange
+from tests.gateway.parsed_bodies import generation
 
 IDENTITY = AnswerIdentity("chatcmpl-1", "chat", "m", 7)
 READING = OutputReading(ScriptedReader)
@@ -49,10 +49,8 @@ async def streamed(choices: list[list[Delta]], reading: OutputReading = READING)
 async def whole(choices: list[list[Delta]], reading: OutputReading = READING) -> dict[str, Any]:
     """Return the JSON of the answer."""
     exchange, _, transport = kept_exchange()
-    generation = Generation(
-        "chat", "m", (Prompt(1, messages=()),), len(choices), Sampling(), deterministic=False, reading=reading
-    )
-    answer = WholeAnswer(Asked(exchange, generation, ResponseHead("req_1", 0.0), Principal("k", "t")), IDENTITY)
+    asking = generation(n=len(choices), reading=reading)
+    answer = WholeAnswer(Asked(exchange, asking, ResponseHead("req_1", 0.0), Principal("k", "t")), IDENTITY)
     for index, said in enumerate(choices):
         for delta in said:
             answer.sinks[index].deliver(delta)

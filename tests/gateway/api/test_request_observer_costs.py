@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from gateway.admission.auth import Principal
 from gateway.api.request_observer import RequestObserver
 from gateway.api.schemas.parsing import parse_chat
 from gateway.api.usage import UsageTotals
@@ -65,7 +64,7 @@ def costs(
     generation, records, flights = parse_chat(BODY.encode()), [], []
     for number in range(num_requests):
         record = seeing.begin("chat", f"request-{number}", ())
-        record.parsed(Principal("key", "tenant"), generation)
+        record.tenant, record.generation = "tenant", generation
         record.dispatched_at = record.first_token_at = time.monotonic()
         record.outcome, record.usage = "completed", UsageTotals(1)
         flight = Flight(Request(id=f"{record.key}-0", model="m", tenant="tenant"), Mock(), 1, 0.0, worker="w")

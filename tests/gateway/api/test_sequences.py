@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from gateway.admission.caller import Caller
 from gateway.api.sequences import SequenceWindow, wire_requests
 from gateway.dispatch.inflight import Flight, key_of, new_key
 from gateway.dispatch.sinks import Sink
@@ -34,7 +35,7 @@ def asked(*prompts: Prompt, n: int = 1, seed: int = 5, **fields: object) -> list
         deterministic=True,
         **fields,  # type: ignore[arg-type]
     )
-    return wire_requests(generation, "t", "hr.tok.g", 30.0, "req_1", traceparent="00-trace")
+    return wire_requests(generation, Caller("", "t", [], b"", "req_1", "00-trace"), "hr.tok.g", 30.0)
 
 
 def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
@@ -52,7 +53,8 @@ def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
 def test_ids_begin_with_the_key_of_their_request() -> None:
     generation = Generation("completion", "m", TEXTS, 2, Sampling(seed=5), deterministic=True)
     key = new_key()
-    requests = [wire_requests(generation, "t", "hr.tok.g", 30.0, "req_1", request_key=key) for _ in range(2)]
+    caller = Caller("", "t", [], b"", request_key=key)
+    requests = [wire_requests(generation, caller, "hr.tok.g", 30.0) for _ in range(2)]
     ids = [request.id for several in requests for request in several]
     assert {key_of(each) for each in ids} == {key}
     assert len(set(ids)) == 8

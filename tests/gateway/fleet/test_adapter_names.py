@@ -13,6 +13,7 @@ import pytest
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
+from gateway.admission.caller import Caller
 from gateway.api.adapter_orders import AdapterOrders
 from gateway.api.model_abilities import with_adapter
 from gateway.api.sequences import wire_requests
@@ -138,10 +139,10 @@ def test_heartbeats_of_the_version_before_have_none() -> None:
 
 
 def test_request_without_an_adapter_has_no_such_field() -> None:
-    (plain,) = wire_requests(_asked("m"), "t", "hr.tok.g", 30.0, "req_1")
+    (plain,) = wire_requests(_asked("m"), Caller("", "t", [], b""), "hr.tok.g", 30.0)
     assert b"adapter" not in encode(plain)
     adapted = msgspec.structs.replace(_asked("a"), base="m", adapter=ONE)
-    (request,) = wire_requests(adapted, "t", "hr.tok.g", 30.0, "req_1")
+    (request,) = wire_requests(adapted, Caller("", "t", [], b""), "hr.tok.g", 30.0)
     assert decode_request(encode(request)).adapter == ONE
     assert request.model == "m"
 

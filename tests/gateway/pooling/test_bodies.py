@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.api.schemas.checks import estimate_tokens
-from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score
 from shared.bounds import MAX_INPUTS
+from tests.gateway.refusals import refused
 
 EMBED: dict[str, Any] = {"model": "m", "input": "hello"}
 RERANK: dict[str, Any] = {"model": "m", "query": "q", "documents": ["a", {"text": "b"}]}
@@ -86,9 +86,7 @@ def test_texts_may_be_cut_at_their_end(fields: dict[str, Any], limit: int | None
     [({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"truncate": "START"}, "truncate")],
 )
 def test_texts_are_not_cut_away_or_at_their_begin(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        parse_embeddings(encoded(EMBED, fields))
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert refused(parse_embeddings, encoded(EMBED, fields)).param == param
 
 
 @pytest.mark.parametrize(
@@ -103,18 +101,14 @@ def test_texts_are_not_cut_away_or_at_their_begin(fields: dict[str, Any], param:
     ],
 )
 def test_forms_of_reranking_are_not_mixed(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        parse_rerank(json.dumps({"model": "m", "query": "q", **fields}).encode())
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert refused(parse_rerank, json.dumps({"model": "m", "query": "q", **fields}).encode()).param == param
 
 
 def test_input_type_goes_with_texts_alone() -> None:
     request = parse_embeddings(encoded(EMBED, {"input_type": "query"}))
     assert request.pooling is not None
     assert request.pooling.input_type == "query"
-    with pytest.raises(ApiError) as caught:
-        parse_embeddings(encoded(EMBED, {"input": [5, 6], "input_type": "query"}))
-    assert caught.value.param == "input_type"
+    assert refused(parse_embeddings, encoded(EMBED, {"input": [5, 6], "input_type": "query"})).param == "input_type"
 
 
 @pytest.mark.parametrize(
@@ -157,9 +151,7 @@ def test_texts_are_paired(queries: Any, texts: Any, pairs: list[tuple[str, str]]
 def test_refusal_names_the_field(
     parse: Callable[[bytes], Generation], base: dict[str, Any], fields: dict[str, Any], param: str
 ) -> None:
-    with pytest.raises(ApiError) as caught:
-        parse(encoded(base, fields))
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert refused(parse, encoded(base, fields)).param == param
 
 
 @pytest.mark.parametrize(("given", "priority"), [(b"", 0), (b', "priority": null', 0), (b', "priority": 3', 3)])

@@ -18,7 +18,7 @@ from gateway.errors import ApiError
 from gateway.responses.background import submit_job
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.job import BackgroundJob
-from gateway.responses.job_queue import _ASK_EVERY_S, _WORKER_ANSWERS_S, JobQueue, JobRef, Place
+from gateway.responses.job_queue import _ASK_EVERY_S, _WORKER_ANSWERS_S, JobQueue, JobRef
 from gateway.responses.log import ResponseLog, ResponseLogError, ResponseRecord
 from gateway.responses.store import ResponseStore
 from shared.direct_client import DirectClient
@@ -122,8 +122,7 @@ async def test_finished_response_is_not_cancelled(batch: BatchWorker, client: op
 async def test_cancellation_that_comes_behind_the_end_changes_neither_result_nor_end(batch: BatchWorker) -> None:
     jobs = JobQueue(cast("DirectClient", batch.nats), ServerClock())
     request = Request(id="resp_ended", model=batch.model, tenant="default", lane="batch", text="x")
-    queue, stream_seq = await jobs.publish(request)
-    job = BackgroundJob(stream_seq=stream_seq, deadline=1e12, queue=queue)
+    job = BackgroundJob(stream_seq=await jobs.publish(request), deadline=1e12)
     ref = JobRef("default", batch.model, request.id, job)
     await batch.end(await batch.take(), "done")
     await jobs.cancel(ref)
@@ -143,7 +142,7 @@ async def test_response_that_cannot_be_stored_leaves_no_job(batch: BatchWorker) 
     published: list[Request] = []
 
     class Jobs(JobQueue):
-        async def publish(self, request: Request) -> Place:
+        async def publish(self, request: Request) -> int:
             published.append(request)
             return await super().publish(request)
 

@@ -24,6 +24,7 @@ from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import ResponseStore
 from shared.messages import Finish, Request, Usage
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
+from tests.gateway.refusals import refused
 from tests.gateway.responses.conftest import RESPONSES_SECRET
 from tests.gateway.wire_worker import WireWorker
 
@@ -87,9 +88,7 @@ def test_text_may_hold_any_character() -> None:
 def test_output_that_no_call_asked_for_is_told_by_the_user() -> None:
     unasked = {"type": "function_call_output", "name": "goal_objective", "namespace": "agent", "output": "win"}
     assert shown(call(1), unasked) == [("assistant", "", None, ["c1"]), ("user", "win", None, [])]
-    with pytest.raises(ApiError) as caught:
-        shown({"type": "function_call_output", "output": "whose?"})
-    assert caught.value.param == "input.[0].call_id"
+    assert refused(shown, {"type": "function_call_output", "output": "whose?"}).param == "input.[0].call_id"
 
 
 def test_reasoning_without_content_is_its_summary() -> None:
@@ -110,9 +109,10 @@ def test_reasoning_without_content_is_its_summary() -> None:
     ],
 )
 def test_item_that_cannot_be_read_is_named_by_its_place(item: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as refusal:
-        to_messages(items(message("user", "earlier"), message("user", "ok"), item), num_earlier=1)
-    assert refusal.value.param == f"input.[1].{param}"
+    assert (
+        refused(to_messages, items(message("user", "earlier"), message("user", "ok"), item), num_earlier=1).param
+        == f"input.[1].{param}"
+    )
 
 
 TRIGGER = {"type": "compaction_trigger"}

@@ -20,7 +20,7 @@ from gateway.responses.background import BackgroundStream
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.job import JobWatch
-from gateway.responses.job_queue import JobRef, JobState, Place
+from gateway.responses.job_queue import JobRef, JobState
 from gateway.responses.log import ResponseRecord
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import _FollowingStream
@@ -42,10 +42,10 @@ class Queue:
         self.published: list[str] = []
         self.watches: set[JobWatch] = set()
 
-    async def publish(self, request: Request) -> Place:
+    async def publish(self, request: Request) -> int:
         await self.is_open.wait()
         self.published.append(request.id)
-        return Place("batch", len(self.published))
+        return len(self.published)
 
     async def watch(self, tenant: str, response_id: str) -> JobWatch:
         self.watches.add(watch := JobWatch())

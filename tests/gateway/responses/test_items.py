@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.schemas.known_names import BodyRules
-from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.conversation import to_messages
 from gateway.responses.items import kept_item
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.conversation import ChatMessage
+from tests.gateway.parsed_bodies import response
+from tests.gateway.refusals import refused
 
 LARGE = "x" * 100_000
 TEXT = [{"type": "output_text", "text": "hi", "refusal": LARGE}]
@@ -36,8 +36,7 @@ UNUSED = {"role": LARGE[:200], "name": "f", "call_id": "c", "arguments": LARGE, 
     ],
 )
 def test_kept_item_is_small_and_means_the_same(item: dict[str, Any]) -> None:
-    request = parse_body(json.dumps({"model": "m", "input": [item]}).encode(), BodyRules(allow_unknown=True))
-    generation = to_generation(request, [], own_items(request), ())
+    generation = response([item], allow_unknown=True)
     assert len(msgspec.msgpack.encode(generation.draft.input)) < 1000
     assert to_messages(generation.draft.input) == generation.prompts[0].messages
 
@@ -177,7 +176,6 @@ def test_what_no_prompt_has_is_not_kept(item: dict[str, Any]) -> None:
     ],
 )
 def test_item_that_no_text_tells_is_refused_by_its_type(item: dict[str, Any]) -> None:
-    with pytest.raises(ApiError) as refused:
-        messages_of(item)
-    assert refused.value.param == "input.[1].type"
-    assert f"'{item['type']}'" in refused.value.message
+    error = refused(messages_of, item)
+    assert error.param == "input.[1].type"
+    assert f"'{item['type']}'" in error.message

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import msgspec
 import nats.errors
@@ -114,7 +115,7 @@ async def test_queue_that_does_not_answer_is_a_503(
 
 
 async def test_job_waits_in_the_queue_of_background_responses(queue: JobQueue, wire: Wire) -> None:
-    assert await queue.publish(REQUEST) == ("background", 1)
+    assert await queue.publish(REQUEST) == 1
     assert wire.published == ["hr.req.m.background.t"]
 
 
@@ -155,10 +156,7 @@ async def test_watch_that_is_given_up_while_it_begins_counts_no_more(
 async def test_progress_of_another_message_under_the_same_id_is_none_of_the_job(
     queue: JobQueue, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def is_taken(queue: JobQueue, ref: JobRef) -> bool:
-        return False
-
-    monkeypatch.setattr(JobQueue, "_is_taken", is_taken)
+    monkeypatch.setattr(JobQueue, "_is_taken", AsyncMock(return_value=False))
     stored = BatchProgress(b"", REF.job.stream_seq, "", 0, (), "own")
 
     async def get_last_msg(stream: str, subject: str) -> RawStreamMsg:
@@ -173,10 +171,7 @@ async def test_progress_of_another_message_under_the_same_id_is_none_of_the_job(
 async def test_job_that_has_just_ended_is_not_cancelled_any_more(
     queue: JobQueue, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def is_taken(queue: JobQueue, ref: JobRef) -> bool:
-        return False
-
-    monkeypatch.setattr(JobQueue, "_is_taken", is_taken)
+    monkeypatch.setattr(JobQueue, "_is_taken", AsyncMock(return_value=False))
     await queue.cancel(REF)
     assert (wire.deleted, wire.sent) == ([7], [cancel_subject("m")])
 

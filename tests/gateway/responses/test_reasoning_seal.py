@@ -17,7 +17,7 @@ from gateway.config import MIN_SECRET_CHARACTERS
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.endpoint import ResponsesEndpoint
-from gateway.responses.reasoning_seal import ReasoningSeals, SealKind, opened_items
+from gateway.responses.reasoning_seal import ReasoningSeals, SealKind, opened
 from gateway.responses.store import ResponseStore
 from shared.errors import ConfigError
 from tests.gateway.gateway_process import GatewayProcess
@@ -107,14 +107,13 @@ def test_short_secret_is_refused_and_none_seals_nothing() -> None:
 def test_items_are_opened_and_the_one_at_fault_is_named() -> None:
     message = ItemBody(type="message", role="user", content="hi")
     sealed = ItemBody(type="reasoning", summary=[], encrypted_content=SEALS.seal("t", "m", "reasoning", "a", TEXT))
-    opened = opened_items([message, sealed], "t", "m", SEALS)
-    assert opened == [
+    assert opened([message, sealed], "input", "reasoning", "t", "m", SEALS) == [
         message,
         ItemBody(type="reasoning", summary=[], content=[PartBody(type="reasoning_text", text=TEXT)]),
     ]
     for tenant, model, seals in (("other", "m", SEALS), ("t", "other", SEALS), ("t", "m", None)):
         with pytest.raises(ApiError, match="could not be verified") as refusal:
-            opened_items([message, sealed], tenant, model, seals)
+            opened([message, sealed], "input", "reasoning", tenant, model, seals)
         error = refusal.value
         assert (error.status, error.code) == (400, "invalid_encrypted_content")
         assert error.param == "input.[1].encrypted_content"
@@ -124,9 +123,10 @@ def test_items_are_opened_and_the_one_at_fault_is_named() -> None:
 def test_content_that_is_nothing_is_refused_as_any_other_and_null_is_left_out(content: str) -> None:
     item = ItemBody(type="reasoning", summary=[], encrypted_content=content)
     with pytest.raises(ApiError, match=f"content '{content}") as refusal:
-        opened_items([item], "t", "m", SEALS)
+        opened([item], "input", "reasoning", "t", "m", SEALS)
     assert refusal.value.param == "input.[0].encrypted_content"
-    assert opened_items([ItemBody(type="reasoning", summary=[])], "t", "m", SEALS)[0].content is None
+    nothing = ItemBody(type="reasoning", summary=[])
+    assert opened([nothing], "input", "reasoning", "t", "m", SEALS) == [nothing]
 
 
 async def test_item_of_another_tenant_is_refused(gateway: GatewayProcess, key_file: KeyFile) -> None:

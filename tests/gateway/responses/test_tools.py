@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -11,8 +10,10 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
 from pydantic import BaseModel
 
-from shared.messages import Delta, Finish, Request, Usage
+from tests.gateway.parsed_bodies import response
+from tests.gateway.refusals import refused
 from tests.gateway.responses.batch_worker import batch_worker
+from tests.gateway.responses.test_conversation import answered
 from tests.gateway.wire_worker import WireWorker
 
 TOOLS: list[Any] = [
@@ -28,29 +29,22 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Köln"}}\n</too
 THOUGHT = f"<think>\nWhere is it?\n</think>\n\nLet me look.\n{CALL}"
 
 
-async def write(worker: WireWorker, request: Request, text: str, piece: int = 5) -> None:
-    """Write a text as the answer, some characters a token."""
-    assert request.reply is not None
-    pieces = [text[start : start + piece] for start in range(0, len(text), piece)]
-    for position, each in enumerate(pieces):
-        await worker.send(request.reply, [Delta(request.id, request.epoch, position, (position,), each)])
-    await worker.end(request, len(pieces), Finish("stop", Usage(3, len(pieces))))
+async def streamed(client: openai.AsyncOpenAI, **fields: Any) -> tuple[list[Any], Any]:
+    """Return the events of a response, and what the library makes of them."""
+    async with client.responses.stream(**fields) as stream:
+        return [event async for event in stream], await stream.get_final_response()
 
 
 async def test_call_and_its_result_travel_through_the_conversation(
     thinking: WireWorker, client: openai.AsyncOpenAI
 ) -> None:
-    asking = asyncio.create_task(
-        client.responses.create(
-            model=thinking.model, input="Weather?", tools=TOOLS, include=["reasoning.encrypted_content"]
-        )
+    asking = client.responses.create(
+        model=thinking.model, input="Weather?", tools=TOOLS, include=["reasoning.encrypted_content"]
     )
-    request = await thinking.begin()
+    request, response = await answered(thinking, asking, THOUGHT)
     assert request.chat is not None
     assert request.chat.tools is not None
     assert json.loads(request.chat.tools)[0]["function"]["name"] == "weather"
-    await write(thinking, request, THOUGHT)
-    response = await asking
     reasoning, message, call = response.output
     assert isinstance(reasoning, ResponseReasoningItem)
     assert reasoning.content is not None
@@ -81,31 +75,23 @@ async def test_call_and_its_result_travel_through_the_conversation(
         {"input": [*references, result]},
     ]
     for fields in conversations:
-        asking = asyncio.create_task(client.responses.create(model=thinking.model, tools=TOOLS, **fields))
-        request = await thinking.begin()
+        asking = client.responses.create(model=thinking.model, tools=TOOLS, **fields)
+        request, answer = await answered(thinking, asking, "It rains.")
+        assert answer.output_text == "It rains."
         assert request.messages is not None
         user, assistant, tool = request.messages
         assert (user.role, user.content) == ("user", "Weather?")
         assert ((assistant.reasoning or "").strip(), assistant.content.strip()) == ("Where is it?", "Let me look.")
         assert [(each.id, each.name) for each in assistant.tool_calls] == [(call.call_id, "weather")]
         assert (tool.role, tool.content, tool.name, tool.tool_call_id) == ("tool", "rain", "weather", call.call_id)
-        await write(thinking, request, "It rains.")
-        assert (await asking).output_text == "It rains."
 
 
 @pytest.mark.parametrize("asked", [{"summary": "auto"}, {"generate_summary": "detailed"}])
 async def test_reasoning_is_told_as_a_summary_where_the_client_reads_those(
     thinking: WireWorker, client: openai.AsyncOpenAI, asked: dict[str, Any]
 ) -> None:
-    async def run() -> None:
-        await write(thinking, await thinking.begin(), THOUGHT)
-
-    writing = asyncio.create_task(run())
-    fields: dict[str, Any] = {"model": thinking.model, "input": "Weather?", "tools": TOOLS, "reasoning": asked}
-    async with client.responses.stream(**fields) as stream:
-        events = [event async for event in stream]
-        final = await stream.get_final_response()
-    await writing
+    asking = streamed(client, model=thinking.model, input="Weather?", tools=TOOLS, reasoning=asked)
+    _, (events, final) = await answered(thinking, asking, THOUGHT)
     reasoning = final.output[0]
     assert isinstance(reasoning, ResponseReasoningItem)
     [part] = reasoning.summary
@@ -120,23 +106,15 @@ async def test_reasoning_is_told_as_a_summary_where_the_client_reads_those(
     assert final.reasoning.summary == next(iter(asked.values()))
     # The next request gives it back, whole.
     again = [{"role": "user", "content": "Weather?"}, *(item.to_dict() for item in final.output)]
-    asking = asyncio.create_task(client.responses.create(model=thinking.model, input=again, tools=TOOLS))
-    request = await thinking.begin()
+    asking = client.responses.create(model=thinking.model, input=again, tools=TOOLS)
+    request, _ = await answered(thinking, asking, "It rains.")
     assert request.messages is not None
     assert (request.messages[1].reasoning or "").strip() == "Where is it?"
-    await write(thinking, request, "It rains.")
-    await asking
 
 
 async def test_streamed_call_is_told_as_it_is_written(thinking: WireWorker, client: openai.AsyncOpenAI) -> None:
-    async def run() -> None:
-        await write(thinking, await thinking.begin(), THOUGHT)
-
-    writing = asyncio.create_task(run())
-    async with client.responses.stream(model=thinking.model, input="Weather?", tools=TOOLS) as stream:
-        events = [event async for event in stream]
-        final = await stream.get_final_response()
-    await writing
+    asking = streamed(client, model=thinking.model, input="Weather?", tools=TOOLS)
+    _, (events, final) = await answered(thinking, asking, THOUGHT)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     deltas: dict[str, str] = {}
     for event in events:
@@ -176,19 +154,11 @@ async def test_background_call_is_read_from_the_result(
 async def test_effort_and_verbosity_reach_the_template(worker: WireWorker, client: openai.AsyncOpenAI) -> None:
     for effort, variables in (("low", {"reasoning_effort": "low", "enable_thinking": True, "thinking": True}),
                               ("none", {"enable_thinking": False, "thinking": False})):  # fmt: skip
-        asking = asyncio.create_task(
-            client.responses.create(
-                model=worker.model,
-                input="x",
-                reasoning={"effort": effort, "summary": "auto"},
-                text={"verbosity": "low"},  # type: ignore[typeddict-item]
-            )
-        )
-        request = await worker.begin()
+        fields: dict[str, Any] = {"reasoning": {"effort": effort, "summary": "auto"}, "text": {"verbosity": "low"}}
+        request, answer = await answered(worker, client.responses.create(model=worker.model, input="x", **fields))
         assert request.chat is not None
         assert json.loads(request.chat.variables or "{}") == {"verbosity": "low", **variables}
-        await worker.end(request, 0)
-        assert (await asking).reasoning is not None
+        assert answer.reasoning is not None
 
 
 class Point(BaseModel):
@@ -197,20 +167,17 @@ class Point(BaseModel):
 
 
 async def test_format_becomes_a_grammar_and_is_parsed(worker: WireWorker, client: openai.AsyncOpenAI) -> None:
-    asking = asyncio.create_task(client.responses.parse(model=worker.model, input="x", text_format=Point))
-    request = await worker.begin()
+    asking = client.responses.parse(model=worker.model, input="x", text_format=Point)
+    request, response = await answered(worker, asking, '{"x": 1, "y": 2}')
     assert request.sampling.grammar is not None
     assert json.loads(request.sampling.grammar.source)["required"] == ["x", "y"]
-    await write(worker, request, '{"x": 1, "y": 2}')
-    response = await asking
     assert response.output_parsed == Point(x=1, y=2)
 
 
 async def test_item_that_is_referred_to_twice_is_refused(thinking: WireWorker, client: openai.AsyncOpenAI) -> None:
     """It would be stored as often, however large it is."""
-    asking = asyncio.create_task(client.responses.create(model=thinking.model, input="Weather?"))
-    await write(thinking, await thinking.begin(), "Rain.")
-    reference: Any = {"type": "item_reference", "id": (await asking).output[0].id}
+    _, answer = await answered(thinking, client.responses.create(model=thinking.model, input="Weather?"), "Rain.")
+    reference: Any = {"type": "item_reference", "id": answer.output[0].id}
     with pytest.raises(openai.BadRequestError, match="twice") as refusal:
         await client.responses.create(model=thinking.model, input=[reference, reference])
     assert refusal.value.param == "input.[1].id"
@@ -240,3 +207,77 @@ async def test_what_is_not_served_is_refused_by_name(
     with pytest.raises(openai.APIStatusError) as refusal:
         await client.responses.create(**{"model": worker.model, "input": "x"}, extra_body=fields)  # type: ignore[call-overload]
     assert (refusal.value.status_code in (400, 404), refusal.value.body["param"]) == (True, param)  # type: ignore[index]
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "name": name, "description": "d", "parameters": {"type": "object"}, "strict": False}
+
+
+def namespace(name: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "description": "Other agents.", "tools": list(tools)}
+
+
+NAMESPACES: list[Any] = [
+    function("wait"),
+    namespace("agents", function("spawn"), function("wait")),
+    namespace("jobs", function("wait")),
+]
+CALLS = "".join(
+    f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>\n'
+    for name in ("wait", "spawn", "agents__wait", "jobs__wait")
+)
+NAMES = [("wait", None), ("spawn", "agents"), ("wait", "agents"), ("wait", "jobs")]
+
+
+def calls_of(output: list[Any]) -> list[tuple[str, str | None]]:
+    return [(item.name, item.namespace) for item in output if isinstance(item, ResponseFunctionToolCall)]
+
+
+async def test_function_of_a_namespace_is_called_and_comes_back_with_it(
+    thinking: WireWorker, client: openai.AsyncOpenAI
+) -> None:
+    asking = client.responses.create(model=thinking.model, input="Go.", tools=NAMESPACES)
+    request, answer = await answered(thinking, asking, f"<think>\n\n</think>\n\n{CALLS}")
+    assert request.chat is not None
+    shown = [tool["function"]["name"] for tool in json.loads(request.chat.tools or "")]
+    assert shown == ["wait", "spawn", "agents__wait", "jobs__wait"]
+    assert calls_of(answer.output) == NAMES
+    assert [tool.to_dict() for tool in answer.tools] == NAMESPACES
+    calls = [item for item in answer.output if isinstance(item, ResponseFunctionToolCall)]
+    results: list[Any] = [{"type": "function_call_output", "call_id": call.call_id, "output": "ok"} for call in calls]
+    conversations: list[dict[str, Any]] = [
+        {"input": results, "previous_response_id": answer.id},
+        {"input": [{"role": "user", "content": "Go."}, *(call.to_dict() for call in calls), *results]},
+    ]
+    for fields in conversations:
+        asking = client.responses.create(model=thinking.model, tools=NAMESPACES, **fields)
+        request, done = await answered(thinking, asking, "Done.")
+        assert done.output_text == "Done."
+        assert request.messages is not None
+        _, assistant, *tools = request.messages
+        assert [call.name for call in assistant.tool_calls] == shown
+        assert [tool.name for tool in tools] == shown
+
+
+async def test_background_call_names_its_namespace(
+    thinking: WireWorker, client: openai.AsyncOpenAI, nats_url: str
+) -> None:
+    async with batch_worker(nats_url, thinking.model) as batch:
+        answer = await client.responses.create(model=thinking.model, input="hi", tools=NAMESPACES, background=True)
+        await batch.end(await batch.take(), f"<think>\n\n</think>\n\n{CALLS}")
+        assert calls_of((await client.responses.retrieve(answer.id)).output) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "namespace", "tools": [function("f")]}], "tools.[0].name"),
+        ([namespace("a", {"type": "custom", "name": "f"})], "tools.[0].tools.[0].type"),
+        ([namespace("a", function("f") | {"name": None})], "tools.[0].tools.[0].name"),
+        ([namespace("a", namespace("b", function("f")))], "tools.[0].tools.[0].type"),
+        ([namespace("a", function("f"), function("f"))], "tools"),
+        ([namespace(f"n{n}", *(function(f"f{i}") for i in range(100))) for n in range(100)], "tools"),
+    ],
+)
+def test_namespace_that_is_not_served_is_refused_by_its_place(tools: list[Any], param: str) -> None:
+    assert refused(response, tools=tools).param == param

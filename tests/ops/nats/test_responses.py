@@ -37,9 +37,8 @@ async def test_gateway_may_do_all_that_responses_need(as_role: Connect) -> None:
     assert await log.get("default", draft.id) is None
     request = Request(id=draft.id, model="m", lane="batch", text="x")
     watch = await jobs.watch("default", draft.id)
-    queue, stream_seq = await jobs.publish(request)
-    assert queue == "background"
-    job = BackgroundJob(stream_seq=stream_seq, deadline=time.time() + 60, queue=queue)
+    stream_seq = await jobs.publish(request)
+    job = BackgroundJob(stream_seq=stream_seq, deadline=time.time() + 60)
     ref = JobRef("default", "m", draft.id, job)
     assert await jobs.result(ref) is None
     assert not (await jobs.state(ref)).is_running

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from gateway.anthropic.parsing import parse_messages
-from gateway.api.schemas.parsing import parse_chat, parse_completion
-from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.responses.request import own_items, parse_body, to_generation
 from shared.cache_hints import CacheHints
+from tests.gateway.parsed_bodies import chat, completion, message, response
+from tests.gateway.refusals import refused
 
 EPHEMERAL = {"type": "ephemeral"}
 
 
-def chat(**fields: Any) -> Generation:
-    return parse_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode())
-
-
-def completion(**fields: Any) -> Generation:
-    return parse_completion(json.dumps({"model": "m", "prompt": "x", **fields}).encode())
-
-
-def response(**fields: Any) -> Generation:
-    body = parse_body(json.dumps({"model": "m", "input": "x", **fields}).encode())
-    return to_generation(body, [], own_items(body), ())
-
-
-def message(content: Any = "x", **fields: Any) -> Generation:
-    turn = {"role": "user", "content": content}
-    return parse_messages(json.dumps({"model": "m", "max_tokens": 5, "messages": [turn], **fields}).encode())
+def showing(content: Any = "x", **fields: Any) -> Generation:
+    return message([{"role": "user", "content": content}], **fields)
 
 
 @pytest.mark.parametrize("ask", [chat, completion, response])
@@ -72,11 +55,11 @@ def test_the_names_of_openai_and_the_extension_become_hints(
     ],
 )
 def test_the_longest_time_to_live_of_a_message_s_breakpoints_holds(body: dict[str, Any], seconds: float) -> None:
-    assert message(**body).cache_hints == CacheHints(retain_s=seconds)
+    assert showing(**body).cache_hints == CacheHints(retain_s=seconds)
 
 
 def test_a_message_without_breakpoints_has_no_hints() -> None:
-    assert message(system=[{"type": "text", "text": "a", "cache_control": None}]).cache_hints is None
+    assert showing(system=[{"type": "text", "text": "a", "cache_control": None}]).cache_hints is None
 
 
 @pytest.mark.parametrize(
@@ -99,15 +82,13 @@ def test_a_breakpoint_that_says_something_else_is_refused_by_name(control: Any, 
         ("tools.[0].", {"tools": [{**tool, "cache_control": control}]}),
     ]
     for place, fields in places:
-        with pytest.raises(ApiError) as caught:
-            message(**fields)
-        assert (caught.value.param, caught.value.status) == (place + param, 400)
-        assert allowed in caught.value.message
+        error = refused(showing, **fields)
+        assert error.param == place + param
+        assert allowed in error.message
 
 
 @pytest.mark.parametrize("ask", [chat, response, message])
 def test_a_retention_beyond_a_day_is_refused_by_name(ask: Any) -> None:
-    with pytest.raises(ApiError) as caught:
-        ask(agent_hints={"retain_s": 86_401})
-    assert (caught.value.param, caught.value.status) == ("agent_hints.retain_s", 400)
-    assert "86400" in caught.value.message
+    error = refused(ask, agent_hints={"retain_s": 86_401})
+    assert error.param == "agent_hints.retain_s"
+    assert "86400" in error.message

@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.api.schemas.parsing import parse_chat
-from gateway.generation import Generation
 from shared.conversation import ChatMessage, ToolCall
+from tests.gateway.parsed_bodies import chat as parse
 from tests.gateway.refusals import refused
-
-
-def parse(messages: Any, **fields: Any) -> Generation:
-    return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
 
 
 def conversation(messages: Any) -> Any:

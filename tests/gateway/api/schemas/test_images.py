@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from gateway.anthropic.parsing import parse_messages
 from gateway.api.schemas.images import image_of
-from gateway.api.schemas.parsing import parse_chat
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.bounds import MAX_IMAGES
 from shared.conversation import ChatMessage
+from tests.gateway import parsed_bodies
+from tests.gateway.refusals import refused
 from tests.images import encoded, picture, png_of_size
 
 PNG = encoded(picture())
@@ -27,21 +27,15 @@ Parse = Callable[[Any], Generation]
 
 
 def chat(*content: Any, role: str = "user", **fields: Any) -> Generation:
-    return parse_chat(json.dumps({"model": "m", "messages": [{"role": role, "content": content, **fields}]}).encode())
+    return parsed_bodies.chat([{"role": role, "content": content, **fields}])
 
 
 def response(*content: Any) -> Generation:
-    return response_of({"role": "user", "content": content})
-
-
-def response_of(*items: Any) -> Generation:
-    body = parse_body(json.dumps({"model": "m", "input": items}).encode())
-    return to_generation(body, [], own_items(body), ())
+    return parsed_bodies.response([{"role": "user", "content": content}])
 
 
 def message(*content: Any) -> Generation:
-    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": content}]}
-    return parse_messages(json.dumps(body).encode())
+    return parsed_bodies.message([{"role": "user", "content": content}])
 
 
 def text(value: str) -> dict[str, str]:
@@ -66,30 +60,20 @@ def only(generation: Generation) -> tuple[Prompt, ChatMessage]:
             ("a", 0),
         ),
         (
-            response_of(
-                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-                {
-                    "type": "function_call_output",
-                    "call_id": "c",
-                    "output": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": URL}],
-                },
+            parsed_bodies.response(
+                [
+                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                    {
+                        "type": "function_call_output",
+                        "call_id": "c",
+                        "output": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": URL}],
+                    },
+                ]
             ),
             ("a", 0),
         ),
-        (
-            message(
-                text("a"), {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
-            ),
-            ("a", 0),
-        ),
-        (
-            message(
-                text("a"),
-                IMAGE_BLOCK,
-                text("b"),
-            ),
-            ("a\n\n", 0, "b"),
-        ),
+        (message(text("a"), IMAGE_BLOCK), ("a", 0)),
+        (message(text("a"), IMAGE_BLOCK, text("b")), ("a\n\n", 0, "b")),
     ],
 )
 def test_images_stand_where_the_client_wrote_them(generation: Generation, expected: tuple[Any, ...]) -> None:
@@ -111,7 +95,7 @@ def test_an_image_in_its_original_detail_is_read_as_finely_as_possible(detail: s
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
+        IMAGE_BLOCK,
         {"type": "image_file", "image_file": {"file_id": "file-1"}},
         {"type": "image_embeds", "image_embeds": "AAAA"},
         {"type": "input_image", "file_id": "file-1"},
@@ -163,17 +147,16 @@ def test_vllms_name_of_an_image_changes_nothing() -> None:
 
 
 def test_how_images_are_prepared_cannot_be_asked_for() -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
-    parse_chat(json.dumps({**body, "mm_processor_kwargs": {}}).encode())
-    with pytest.raises(ApiError, match="'mm_processor_kwargs' is not supported") as e:
-        parse_chat(json.dumps({**body, "mm_processor_kwargs": {"max_pixels": 100}}).encode())
-    assert e.value.param == "mm_processor_kwargs"
+    parsed_bodies.chat(mm_processor_kwargs={})
+    error = refused(parsed_bodies.chat, mm_processor_kwargs={"max_pixels": 100})
+    assert error.param == "mm_processor_kwargs"
+    assert "is not supported" in error.message
 
 
 def test_an_image_of_the_assistant_is_refused_with_where_it_may_stand() -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [IMAGE_BLOCK]}]
     with pytest.raises(ApiError, match="It may stand in a turn of the user and in the result of a tool alone"):
-        parse_messages(json.dumps({"model": "m", "max_tokens": 5, "messages": turns}).encode())
+        parsed_bodies.message(turns)
 
 
 def test_images_of_several_messages_are_counted_on() -> None:
@@ -182,7 +165,7 @@ def test_images_of_several_messages_are_counted_on() -> None:
         {"role": "assistant", "content": "A cat."},
         {"role": "user", "content": [{"type": "image_url", "image_url": "https://x/y.png"}, text("And?")]},
     ]
-    (prompt,) = parse_chat(json.dumps({"model": "m", "messages": turns}).encode()).prompts
+    (prompt,) = parsed_bodies.chat(turns).prompts
     assert [each.texts_and_images for each in prompt.messages or ()] == [(0,), ("A cat.",), (1, "And?")]
     assert [(each.detail, each.url, each.where) for each in prompt.images] == [
         ("low", None, "messages.[0].content.[0].image_url"),
@@ -200,8 +183,7 @@ def test_anthropics_tool_results_and_places_elsewhere_are_read() -> None:
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [result, file]},
     ]
-    body = {"model": "m", "max_tokens": 1, "messages": turns}
-    (prompt,) = parse_messages(json.dumps(body).encode()).prompts
+    (prompt,) = parsed_bodies.message(turns).prompts
     tool, user = (prompt.messages or ())[-2:]
     assert (tool.role, tool.texts_and_images, user.texts_and_images) == ("tool", ("Error: See", 0), (1,))
     assert [(each.url, each.file_id) for each in prompt.images] == [("https://x/y.png", None), (None, "file-1")]
@@ -273,14 +255,8 @@ def test_images_stand_in_no_thought_or_prediction_or_system_prompt() -> None:
     image = {"type": "image_url", "image_url": URL}
     with pytest.raises(ApiError, match="only text may stand there"):
         chat(text("a"), reasoning_content=[image])
-    body = {
-        "model": "m",
-        "max_tokens": 1,
-        "system": [{"type": "image", "source": {"type": "base64", "data": DATA}}],
-        "messages": [{"role": "user", "content": "a"}],
-    }
     with pytest.raises(ApiError, match="only text may stand there"):
-        parse_messages(json.dumps(body).encode())
+        parsed_bodies.message(system=[IMAGE_BLOCK])
 
 
 def test_one_image_too_many_is_named() -> None:

@@ -5,17 +5,12 @@ from typing import Any
 
 import pytest
 
-from gateway.api.schemas.parsing import parse_chat, parse_completion
-from gateway.errors import ApiError
-from gateway.generation import Generation
 from shared.grammar import Grammar
+from tests.gateway.parsed_bodies import chat, completion
+from tests.gateway.refusals import refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
-
-
-def chat(**fields: Any) -> Generation:
-    return parse_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode())
 
 
 def schema_grammar(strict: bool = False) -> Grammar:
@@ -67,8 +62,7 @@ ASKED: list[tuple[dict[str, Any], str, Grammar]] = [
 
 @pytest.mark.parametrize(("fields", "field", "grammar"), ASKED, ids=[field for _, field, _ in ASKED])
 def test_field_becomes_a_grammar_in_chat_and_completions(fields: dict[str, Any], field: str, grammar: Grammar) -> None:
-    completion = parse_completion(json.dumps({"model": "m", "prompt": "x", **fields}).encode())
-    for generation in (chat(**fields), completion):
+    for generation in (chat(**fields), completion(**fields)):
         assert generation.sampling.grammar == grammar
         assert generation.structured_output is not None
         assert generation.structured_output.field == field
@@ -107,11 +101,9 @@ def test_field_that_asks_for_nothing_constrains_nothing(fields: dict[str, Any]) 
 def test_two_fields_that_say_what_the_answer_looks_like_are_both_named(
     fields: dict[str, Any], names: tuple[str, str]
 ) -> None:
-    with pytest.raises(ApiError) as refused:
-        chat(**fields)
-    assert refused.value.status == 400
-    assert all(f"'{name}'" in refused.value.message for name in names)
-    assert refused.value.param == names[1]
+    error = refused(chat, **fields)
+    assert all(f"'{name}'" in error.message for name in names)
+    assert error.param == names[1]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +129,4 @@ def test_two_fields_that_say_what_the_answer_looks_like_are_both_named(
     ],
 )
 def test_field_that_asks_wrongly_is_named(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        chat(**fields)
-    assert refused.value.status == 400
-    assert (refused.value.param or "").startswith(param)
+    assert (refused(chat, **fields).param or "").startswith(param)

@@ -7,44 +7,57 @@ from typing import Any
 
 import pytest
 
-from gateway.anthropic.parsing import parse_messages
-from gateway.api.schemas.parsing import parse_chat, parse_completion
-from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.responses.request import own_items, parse_body, to_generation
+from tests.gateway.parsed_bodies import chat, completion, message, response
+from tests.gateway.refusals import refused
 
 ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
 
 
-def parse(**fields: Any) -> Generation:
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
-    return parse_chat(json.dumps(body).encode())
-
-
 def variables(generation: Generation) -> Any:
-    chat = generation.prompts[0].chat
-    return {} if chat is None else json.loads(chat.variables or "{}")
+    options = generation.prompts[0].chat
+    return {} if options is None else json.loads(options.variables or "{}")
+
+
+# Which bodies of responses have, too.
+BOTH: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"enable_thinking": False}, OFF),
+    ({"thinking": {"type": "enabled"}}, ON),
+    ({"thinking": {"type": "disabled"}}, OFF),
+    ({"thinking": {"type": "auto"}}, {}),
+    ({"thinking": False}, OFF),
+    ({"reasoning": {"enabled": True}}, ON),
+    ({"reasoning": {"enabled": False}}, OFF),
+    ({"reasoning": {"effort": "low"}}, ON | {"reasoning_effort": "low"}),
+    ({"reasoning": {"enabled": True, "effort": "high"}}, ON | {"reasoning_effort": "high"}),
+    ({"reasoning": {}}, {}),
+    ({"enable_thinking": False, "reasoning": {"effort": "none"}}, OFF),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+    ({"enable_thinking": True, "chat_template_kwargs": {"tone": "dry"}}, ON | {"tone": "dry"}),
+]
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking"),
+    ({"enable_thinking": True, "reasoning": {"enabled": False}}, "reasoning.enabled"),
+    ({"enable_thinking": False, "reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ({"reasoning": {"enabled": True, "effort": "none"}}, "reasoning.effort"),
+    ({"enable_thinking": True, "chat_template_kwargs": {"thinking": False}}, "chat_template_kwargs.thinking"),
+    ({"thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+]
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("ask", "fields", "expected"),
     [
-        ({}, {}),
-        ({"enable_thinking": False}, OFF),
-        ({"thinking": {"type": "enabled"}}, ON),
-        ({"thinking": {"type": "disabled"}}, OFF),
-        ({"thinking": {"type": "auto"}}, {}),
-        ({"thinking": False}, OFF),
-        ({"reasoning": {"enabled": True}}, ON),
-        ({"reasoning": {"effort": "low"}}, ON | {"reasoning_effort": "low"}),
-        ({"reasoning": {"enabled": True, "effort": "high"}}, ON | {"reasoning_effort": "high"}),
-        ({"reasoning": {}}, {}),
-        ({"think": False}, OFF),
-        ({"think": "low"}, ON | {"reasoning_effort": "low"}),
-        ({"reasoning_effort": "none"}, OFF),
-        ({"enable_thinking": False, "reasoning_effort": "none"}, OFF),
+        *((ask, *case) for ask in (chat, response) for case in BOTH),
+        (chat, {"think": False}, OFF),
+        (chat, {"think": "low"}, ON | {"reasoning_effort": "low"}),
+        (chat, {"reasoning_effort": "none"}, OFF),
+        (chat, {"enable_thinking": False, "reasoning_effort": "none"}, OFF),
         # As Dify sends it.
         (
+            chat,
             {
                 "enable_thinking": False,
                 "thinking": {"type": "disabled"},
@@ -55,99 +68,52 @@ def variables(generation: Generation) -> Any:
         ),
         # What the client names for the template is stronger than an effort.
         (
+            chat,
             {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
             {"enable_thinking": False, "thinking": True, "reasoning_effort": "high"},
         ),
-        ({"enable_thinking": True, "chat_template_kwargs": {"tone": "dry"}}, ON | {"tone": "dry"}),
     ],
 )
-def test_forms_of_thinking_become_the_templates_variables(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    generation = parse(**fields)
+def test_forms_of_thinking_become_the_templates_variables(
+    ask: Any, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    generation = ask(**fields)
     assert variables(generation) == expected
     assert generation.may_reason == (False not in expected.values())
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("ask", "fields", "param"),
     [
-        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking"),
-        ({"enable_thinking": True, "reasoning": {"enabled": False}}, "reasoning.enabled"),
-        ({"thinking": {"type": "enabled"}, "think": False}, "think"),
-        ({"enable_thinking": False, "reasoning_effort": "high"}, "reasoning_effort"),
-        ({"reasoning_effort": "high", "reasoning": {"effort": "low"}}, "reasoning.effort"),
-        ({"enable_thinking": True, "chat_template_kwargs": {"thinking": False}}, "chat_template_kwargs.thinking"),
-        ({"include_reasoning": True, "reasoning": {"exclude": True}}, "reasoning.exclude"),
-        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
-        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        *((ask, *case) for ask in (chat, response) for case in CONTRADICTIONS),
+        (chat, {"thinking": {"type": "enabled"}, "think": False}, "think"),
+        (chat, {"enable_thinking": False, "reasoning_effort": "high"}, "reasoning_effort"),
+        (chat, {"reasoning_effort": "high", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+        (chat, {"include_reasoning": True, "reasoning": {"exclude": True}}, "reasoning.exclude"),
+        (chat, {"thinking": {"type": "sometimes"}}, "thinking.type"),
+        (chat, {"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+        (chat, {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
     ],
 )
-def test_contradiction_and_what_is_not_served_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        parse(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+def test_contradiction_and_what_is_not_served_are_refused_by_name(ask: Any, fields: dict[str, Any], param: str) -> None:
+    assert refused(ask, **fields).param == param
 
 
 def test_excluded_reasoning_is_left_out_of_the_answer() -> None:
-    assert not parse(reasoning={"exclude": True}).includes_reasoning
-    assert parse(reasoning={"exclude": False}).includes_reasoning
-
-
-def respond(**fields: Any) -> Generation:
-    body = parse_body(json.dumps({"model": "m", "input": "x", **fields}).encode())
-    return to_generation(body, [], own_items(body), ())
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"enable_thinking": False}, OFF),
-        ({"thinking": {"type": "enabled"}}, ON),
-        ({"thinking": {"type": "auto"}}, {}),
-        ({"reasoning": {"enabled": False}}, OFF),
-        ({"reasoning": {"enabled": True, "effort": "low"}}, ON | {"reasoning_effort": "low"}),
-        ({"enable_thinking": False, "reasoning": {"effort": "none"}}, OFF),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
-        ({"enable_thinking": True, "chat_template_kwargs": {"tone": "dry"}}, ON | {"tone": "dry"}),
-    ],
-)
-def test_forms_of_thinking_in_responses_become_the_same_variables(
-    fields: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    generation = respond(**fields)
-    assert variables(generation) == expected
-    assert generation.may_reason == (False not in expected.values())
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking"),
-        ({"enable_thinking": False, "reasoning": {"effort": "high"}}, "reasoning.effort"),
-        ({"reasoning": {"enabled": True, "effort": "none"}}, "reasoning.effort"),
-        (
-            {"thinking": False, "chat_template_kwargs": {"enable_thinking": True}},
-            "chat_template_kwargs.enable_thinking",
-        ),
-    ],
-)
-def test_contradiction_in_a_response_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        respond(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert not chat(reasoning={"exclude": True}).includes_reasoning
+    assert chat(reasoning={"exclude": False}).includes_reasoning
 
 
 def test_contradiction_in_a_message_is_refused_by_name() -> None:
-    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
-    body |= {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}
-    with pytest.raises(ApiError) as caught:
-        parse_messages(json.dumps(body).encode())
-    assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs.enable_thinking")
+    fields: Any = {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}
+    assert refused(message, **fields).param == "chat_template_kwargs.enable_thinking"
 
 
 def test_completion_has_no_template_that_could_think() -> None:
-    plain = {"model": "m", "prompt": "x", "seed": 1}
     # As Dify sends them in its mode `completion`.
-    asked = {"enable_thinking": False, "thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": False}}
-    assert parse_completion(json.dumps(plain | asked).encode()) == parse_completion(json.dumps(plain).encode())
+    asked: Any = {
+        "enable_thinking": False,
+        "thinking": {"type": "disabled"},
+        "chat_template_kwargs": {"thinking": False},
+    }
+    assert completion(seed=1, **asked) == completion(seed=1)

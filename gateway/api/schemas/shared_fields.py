@@ -1,12 +1,15 @@
-"""The sampling parameters that several endpoints have under the same names, and their form on the wire.
+"""The fields that bodies of several endpoints share: sampling parameters, and how long a prefix is of use.
 
-A body may have more parameters that `Sampling` has too: they are taken over by their name.
+A body may have more parameters that `Sampling` has too: they are taken over by their name. Of retentions, under
+OpenAI's and Anthropic's names and in `agent_hints`, the longest holds for the whole prompt and answer: breakpoints
+within a prompt are not told apart, because only workers know where tokens begin.
 """
 
 from __future__ import annotations
 
 from os import urandom
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -24,6 +27,7 @@ from shared.bounds import (
     Temperature,
     TimeoutSeconds,
 )
+from shared.cache_hints import MAX_SESSION_CHARACTERS, CacheHints, RetainSeconds, SessionId
 from shared.sampling import Sampling, SamplingDefaults
 
 StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
@@ -86,9 +90,6 @@ def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | No
     """Return the wire's sampling parameters: the body's fields, and `more` as the wire writes them.
 
     `logprobs` of None reports none; `max_tokens` of None is as many as the context holds.
-
-    Raises:
-        ApiError: 400; a stop string cannot be a text, or tokens are listed for log probabilities that are not reported.
     """
     if logprobs is None and getattr(body, "logprob_token_ids", None):
         raise invalid_value("logprob_token_ids", "'logprob_token_ids' is only allowed where 'logprobs' are reported.")
@@ -128,3 +129,87 @@ def seed_of(seed: int | None, temperature: float | None) -> int:
 def is_deterministic(body: SamplingFields) -> bool:
     """Whether the same request must get the same answer: greedy, or with a seed of the client's choice."""
     return body.temperature == 0 or body.seed not in (None, _RANDOM_SEED)
+
+
+_RETENTIONS = MappingProxyType({"in_memory": 300.0, "in-memory": 300.0, "24h": 86_400.0})
+_TTLS = MappingProxyType({"5m": 300.0, "1h": 3600.0})
+
+
+class CacheControlBody(Struct, kw_only=True):
+    """The end of a prefix to keep. Other names in it, such as `scope` of Claude Code, change nothing."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class AgentHintsBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What an agent knows of its conversation, and no other name says."""
+
+    session_id: Annotated[
+        SessionId | None, described("Names the conversation; `prompt_cache_key` does if this is left out.", "agent-7")
+    ] = None
+    retain_s: Annotated[
+        RetainSeconds | None,
+        described("Evict the blocks of this request last, for this many seconds after it has ended.", 90.0),
+    ] = None
+    supersedes: Annotated[
+        bool | None,
+        described("This prompt holds the conversation's whole state: evict earlier blocks of it first.", True),
+    ] = None
+    drop: Annotated[bool | None, described("The conversation ends with this answer: evict its blocks first.", True)] = (
+        None
+    )
+
+
+AgentHints = Annotated[
+    AgentHintsBody | None,
+    described("How long what is computed for this conversation is of use. It never changes an answer.", {"drop": True}),
+]
+
+
+class CacheFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of OpenAI's bodies. None always means: left out."""
+
+    prompt_cache_key: Annotated[
+        Annotated[str, Meta(max_length=MAX_SESSION_CHARACTERS)] | None,
+        described("Names the conversation for `agent_hints`. Prompts are cached by their content.", "agent-7"),
+    ] = None
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "in-memory", "24h"] | None,
+        described(
+            "Evict the cached prompt last: for five minutes with `in_memory`, for a day with `24h`, as far as the "
+            "tenant's share of the cache goes.",
+            "24h",
+        ),
+    ] = None
+    agent_hints: AgentHints = None
+
+
+def openai_hints(body: CacheFields) -> CacheHints | None:
+    """Return the hints of one of OpenAI's bodies."""
+    retention = body.prompt_cache_retention
+    key = require_text("prompt_cache_key", body.prompt_cache_key or "")
+    return cache_hints(body.agent_hints, 0.0 if retention is None else _RETENTIONS[retention], key)
+
+
+def cache_hints(hints: AgentHintsBody | None, retain_s: float, key: str = "") -> CacheHints | None:
+    """Return the hints of a body, None where it gives none.
+
+    Args:
+        hints: The extension.
+        retain_s: The longest retention that other names ask for.
+        key: Names the conversation unless `hints` do.
+    """
+    hints = hints or AgentHintsBody()
+    found = CacheHints(
+        session_id=require_text("agent_hints.session_id", hints.session_id or key) or None,
+        retain_s=max(retain_s, hints.retain_s or 0.0),
+        supersedes=bool(hints.supersedes),
+        drop=bool(hints.drop),
+    )
+    return None if found == CacheHints() else found
+
+
+def ttl_s(control: CacheControlBody | None) -> float:
+    """Return for how many seconds a `cache_control` asks."""
+    return 0.0 if control is None else _TTLS[control.ttl or "5m"]
