@@ -17,7 +17,7 @@ from shared.config import setting
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ops.simulation.scenario import Outcome
+    from ops.simulation.outcome import Outcome
     from ops.sizing.plan import Limits, Option, Workload
 
 _TESTED_S = 60.0

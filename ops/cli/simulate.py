@@ -20,8 +20,9 @@ from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpu_worker.core.scheduler_config import SchedulerConfig
+    from ops.simulation.outcome import Outcome
     from ops.simulation.profile import Profile
-    from ops.simulation.scenario import Outcome, Scenario
+    from ops.simulation.scenario import Scenario
     from ops.simulation.step_time import StepTimes
     from ops.simulation.workload import Arrival
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 import msgspec
 
-from ops.simulation.gateway import Moment
-from ops.simulation.outcome import TokenGaps
-from ops.simulation.scenario import Outcome, Record, Scenario, outcome_of, run
+from ops.simulation.outcome import Moment, Outcome, TokenGaps
+from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.workload import Arrival
 from shared.errors import HeadraceError
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Record).decode
+_decode = msgspec.msgpack.Decoder(Outcome).decode
 
 
 class CellError(HeadraceError):
@@ -44,11 +43,11 @@ def simulate_cells(scenario: Scenario, arrivals: Callable[[], Iterator[Arrival]]
     next(arrivals(), None)  # what cannot be read is refused here
     cells = [_cell(scenario, number, num_cells) for number in range(num_cells)]
     num_processes = min(num_cells, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    records: list[Record] = []
+    parts: list[Outcome] = []
     for first in range(0, num_cells, num_processes):
         numbers = range(first, min(num_cells, first + num_processes))
-        records += _run_all([partial(run, cells[at], islice(arrivals(), at, None, num_cells)) for at in numbers])
-    return outcome_of(merged(records))
+        parts += _run_all([partial(simulate, cells[at], islice(arrivals(), at, None, num_cells)) for at in numbers])
+    return _merged(parts)
 
 
 def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
@@ -58,7 +57,7 @@ def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
     return replace(scenario, workers=size, kills=kills, seed=scenario.seed * num_cells + number)
 
 
-def _run_all(works: list[Callable[[], Record]]) -> list[Record]:
+def _run_all(works: list[Callable[[], Outcome]]) -> list[Outcome]:
     """Run each in a process of its own; none is left when this returns or raises."""
     readers: dict[int, int] = {}
     try:
@@ -73,8 +72,8 @@ def _run_all(works: list[Callable[[], Record]]) -> list[Record]:
             os.waitpid(pid, 0)
 
 
-def _begin(work: Callable[[], Record]) -> tuple[int, int]:
-    """Run something in a process of its own; return its id, and where its record comes from."""
+def _begin(work: Callable[[], Outcome]) -> tuple[int, int]:
+    """Run something in a process of its own; return its id, and where its outcome comes from."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     pid = os.fork()
@@ -94,7 +93,7 @@ def _begin(work: Callable[[], Record]) -> tuple[int, int]:
         os._exit(status)
 
 
-def _end(pid: int, readers: dict[int, int]) -> Record:
+def _end(pid: int, readers: dict[int, int]) -> Outcome:
     with os.fdopen(readers[pid], "rb", closefd=False) as file:
         content = file.read()
     _, status = os.waitpid(pid, 0)
@@ -104,24 +103,23 @@ def _end(pid: int, readers: dict[int, int]) -> Record:
     return _decode(content)
 
 
-def merged(records: Iterable[Record]) -> Record:
+def _merged(parts: list[Outcome]) -> Outcome:
     """Add up what cells have shown; their heartbeats come at the same times."""
-    parts = list(records)
     gaps = TokenGaps()
     for part in parts:
         gaps.add_all(part.gaps)
     sums = {
         name: sum(getattr(part, name) for part in parts)
-        for name in Record.__struct_fields__
+        for name in Outcome.__struct_fields__
         if name.startswith("num_") or name == "device_s"
     }
-    return Record(
+    return Outcome(
         **sums,
         ttfts_s=[each for part in parts for each in part.ttfts_s],
         ends_s=[each for part in parts for each in part.ends_s],
         gaps=gaps.counts,
         moments=list(_moments([part.moments for part in parts])),
-        last_end_at=max(part.last_end_at for part in parts),
+        duration_s=max(part.duration_s for part in parts),
     )
 
 

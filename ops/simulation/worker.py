@@ -25,8 +25,7 @@ from gpu_worker.core.tiers import KvTiers
 from gpu_worker.engine.engine import EngineStats
 from ops.simulation.clock import Callback, VirtualClock, VirtualTimer
 from ops.simulation.engine import TimedRunner, VirtualEngine
-from ops.simulation.job import Job
-from ops.simulation.outcome import TokenGaps
+from ops.simulation.outcome import Job, TokenGaps
 from shared.prefixes import PrefixNews
 
 

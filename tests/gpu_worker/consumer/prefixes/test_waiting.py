@@ -20,8 +20,7 @@ from gpu_worker.consumer.request_reader import cache_salt
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.load_generator.agents import AgentConversation, AgentLoad, AgentTurn
 from ops.simulation.fleet import VirtualFleet
-from ops.simulation.job import Job
-from ops.simulation.outcome import percentile
+from ops.simulation.outcome import Job, percentile
 from ops.simulation.step_time import StepTimes, growing_times
 from ops.simulation.worker import VirtualWorker
 from shared.adapter_calls import pack_residents
@@ -62,13 +61,13 @@ class AgentRun:
         """Hold all conversations, each begun `gap_s` seconds after the one before."""
         for number, agent in enumerate(self._agents):
             self._go_on(agent, len(agent.conversation.turns), number * gap_s)
-        self.fleet.run(lambda: not self._num_busy)
+        self.fleet.clock.run(lambda: not self._num_busy)
 
     def one_by_one(self, left_out: int = 0) -> None:
         """Hold one conversation after another, all but the last turns, as many as are `left_out`."""
         for agent in self._agents:
             self._go_on(agent, len(agent.conversation.turns) - left_out, 0.0)
-            self.fleet.run(lambda: not self._num_busy)
+            self.fleet.clock.run(lambda: not self._num_busy)
 
     def ttft_ms(self, percent: int) -> float:
         """Return a percentile of the times to first token."""
@@ -83,7 +82,7 @@ class AgentRun:
     def _go_on(self, agent: _Agent, end: int, delay_s: float) -> None:
         if agent.place < end:
             self._num_busy += 1
-            self.fleet.call_later(delay_s, lambda: self._ask(agent, end))
+            self.fleet.clock.call_later(delay_s, lambda: self._ask(agent, end))
 
     def _ask(self, agent: _Agent, end: int) -> None:
         turn = agent.conversation.turns[agent.place]
