@@ -104,7 +104,6 @@ def _list_jobs(config: QueueAccess, tenant: str, model: str | None, limit: int, 
 
 
 async def _rows(config: QueueAccess, tenant: str, model: str | None, limit: int) -> tuple[list[_Row], int]:
-    """Return the oldest jobs, and how many there are in all."""
     from ops.cli.batch_queue import BatchQueue
     from shared.server_clock import ServerClock
 

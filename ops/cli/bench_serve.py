@@ -157,7 +157,6 @@ class _Progress:
     """The line on a terminal that says how far a run is."""
 
     def __call__(self, driver: Driver, num_planned: int) -> None:
-        """Show it."""
         records = driver.records
         failed = sum(record.problem is not None for record in records)
         elapsed_s = max(1e-9, time.monotonic() - driver.started)
@@ -168,7 +167,6 @@ class _Progress:
         self._write(f"{line}{tokens_per_s:,.0f} tokens/s{ttft}")
 
     def clear(self) -> None:
-        """Take it away."""
         self._write("")
 
     def _write(self, text: str) -> None:
@@ -177,11 +175,6 @@ class _Progress:
 
 
 def _load(config: BenchServeConfig) -> Load:
-    """Return what is sent.
-
-    Raises:
-        ConfigError: Settings contradict each other.
-    """
     from ops.load_generator.run import Load
 
     is_file = config.dataset_name in ("sharegpt", "custom", "trace")
@@ -261,7 +254,6 @@ class _ServeCommand(SettingsCommand):
     """Takes the limits of `--goodput` as vLLM does too: several words; and says what stands for its other options."""
 
     def explain(self, option: str) -> str | None:
-        """Return what stands for an option of vLLM's command, else what any command says."""
         if (advice := _INSTEAD.get(option)) is not None:
             return f"No such option '{option}' (vLLM's): {advice}."
         return super().explain(option)

@@ -102,7 +102,6 @@ def _asked(text: str, images: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
-    """Return what to do about a refusal, where that is known."""
     if error.status == http.client.UNAUTHORIZED:
         return " Give yours as HEADRACE_API_KEY; it is sent as `Authorization: Bearer <key>`."
     if error.code != "model_not_found":
@@ -146,7 +145,6 @@ def _ask() -> str | None:
 
 
 def _answer(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
-    """Show an answer and return it; None if the server refused."""
     parts: list[str] = []
     try:
         for text in _texts(endpoint.stream("/v1/chat/completions", body)):

@@ -34,7 +34,6 @@ def command(ctx: click.Context, /, **values: Any) -> None:
 
 
 def _selecting(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select letters."""
     for option in (
         click.option("--tenant", help="Only requests of this tenant."),
         click.option("--lane", type=click.Choice(["interactive", "batch"]), help="Only requests of this lane."),
@@ -45,7 +44,6 @@ def _selecting(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _naming(function: Callable[..., None]) -> Callable[..., None]:
-    """Add request ids and `--all` besides."""
     function = click.option("--all", "is_all", is_flag=True, help="All that the filters select, without ids.")(function)
     return _selecting(click.argument("ids", metavar="[ID]...", nargs=-1)(function))
 

@@ -72,7 +72,6 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         self._forms = "30d, 12h, 90m, a day such as 2027-01-31" + (", or never" if may_be_never else "")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it."""
         text = str(value).strip().lower()
         if text == "never":
             return math.inf

@@ -62,7 +62,6 @@ _no_wait = click.option("--no-wait", is_flag=True, help="Do not wait until the m
 
 
 def _described(function: Any) -> Any:
-    """Add the options that describe a model."""
     for option in reversed(
         (
             click.option("--workers", type=click.IntRange(1, 64), help="Worker processes; 1 if not given."),

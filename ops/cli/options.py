@@ -186,7 +186,6 @@ def _as_typed(option: str, given: Sequence[str], known: Collection[str]) -> str:
 
 
 def _rule_of_arguments(command: click.Command) -> str | None:
-    """Return the hint for one argument too many."""
     if any(isinstance(parameter, click.Argument) and parameter.name == "prompt" for parameter in command.params):
         return "A prompt of several words stands in quotes."
     if any("--model" in option.opts for option in command.params):

@@ -95,7 +95,6 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _figures(each: Option, load: Workload, price: float | None) -> dict[str, Any]:
-    """Return the numbers of an option."""
     figures: dict[str, Any] = {
         "weights": each.weights,
         "cache": each.cache,

@@ -229,7 +229,6 @@ def find_admin_nats(url: str | None, state_dir: Path) -> str:
 
 
 def _error_words(body: bytes) -> tuple[str, str | None]:
-    """Return the message and the code of an error."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"]), error.get("code")

@@ -220,7 +220,6 @@ def _missing_ranks(beat: Heartbeat) -> list[str]:
 
 
 def _golden_problem(beat: Heartbeat) -> str:
-    """Return what the golden probes of a worker found; empty while nothing is wrong."""
     return "" if beat.metrics is None or beat.metrics.golden is None else beat.metrics.golden.problem
 
 

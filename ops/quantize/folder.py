@@ -153,7 +153,6 @@ def _expert_names(config: ModelConfig, index: int) -> list[str]:
 
 
 def _roots(own: str, stored: str) -> tuple[str, str]:
-    """Return the beginnings of both names behind which they are the same."""
     ours, theirs = own.split("."), stored.split(".")
     while ours and theirs and ours[-1] == theirs[-1]:
         ours.pop()

@@ -73,7 +73,6 @@ def _run_all(works: list[Callable[[], Outcome]]) -> list[Outcome]:
 
 
 def _begin(work: Callable[[], Outcome]) -> tuple[int, int]:
-    """Run something in a process of its own; return its id, and where its outcome comes from."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     pid = os.fork()

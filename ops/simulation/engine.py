@@ -71,7 +71,6 @@ class VirtualEngine(Engine):
     def __init__(
         self, config: SchedulerConfig, runner: TimedRunner, clock: VirtualClock, tiers: KvTiers | None = None
     ) -> None:
-        """Start without any sequence."""
         super().__init__(Scheduler(config, tiers=tiers), runner, clock.time)
         self._timed = runner
 

@@ -126,7 +126,6 @@ class VirtualGateway:
 
     @property
     def _is_over(self) -> bool:
-        """Whether no worker is left."""
         return not any(worker.is_alive for worker in self.fleet.workers)
 
     def end(self, job: ServedJob, num_tokens: int) -> None:
@@ -152,7 +151,6 @@ class VirtualGateway:
         return self._shedder.outlook(self.present_load)
 
     def _expect(self) -> None:
-        """Wait for the next request."""
         arrival = next(self._arrivals, None)
         self._has_more = arrival is not None
         if arrival is not None:
@@ -168,7 +166,6 @@ class VirtualGateway:
         self._expect()
 
     def _ask(self, client: Client) -> None:
-        """Let a client try."""
         arrival = client.arrival
         sampling = Sampling(max_tokens=arrival.output, ignore_eos=True)
         prompt = Prompt(arrival.prompt, token_ids=())

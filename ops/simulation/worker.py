@@ -67,7 +67,6 @@ class VirtualWorker:
         runner: TimedRunner,
         tiers: KvTiers | None = None,
     ) -> None:
-        """Start without any request."""
         self.name = self.worker = name
         self.is_alive = True
         self.is_pulling = False
@@ -261,7 +260,6 @@ class VirtualWorker:
             self._fleet.pull(self)
 
     def _pause(self, sequence: EngineSequence) -> None:
-        """Note that a sequence has been preempted."""
         if sequence.num_output_tokens:
             self._jobs[sequence.id].last_at = self._landed_at
             self._paused.add(sequence.id)
@@ -285,7 +283,6 @@ class VirtualWorker:
             self.held.expect_blocks(held, max(1, held.num_blocks - shared))
 
     def _end_answer(self, event: SequenceEvent) -> None:
-        """Let go of a sequence that is complete."""
         sequence = event.sequence
         job = self._jobs.pop(sequence.id)
         self.held.remove(self.held.by_sequence[sequence.id])

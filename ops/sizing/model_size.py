@@ -88,7 +88,6 @@ class ModelSize:
 
     @cached_property
     def _token_weights(self) -> int:
-        """Layer weights that one token meets."""
         return self.read_weights(1)
 
     def attention_flops(self, start: int, length: int) -> float:

@@ -71,8 +71,6 @@ class Liveness:
 
 
 class _Watched:
-    """A child, its silence, and what was last heard of it."""
-
     def __init__(self, child: Child, limit_s: float) -> None:
         self.child = child
         self.liveness = Liveness(limit_s, WORKER_PATIENCE if child.spec.role == "worker" else 1.0)

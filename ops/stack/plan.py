@@ -176,7 +176,6 @@ def _chosen_for_gateways(
 
 
 def _adapters(state: StateDirectory, given: str | None) -> str:
-    """Return the store of adapters, which gateways and workers share."""
     return given or str(state.path.absolute() / "adapters")
 
 

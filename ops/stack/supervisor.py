@@ -191,7 +191,6 @@ class Supervisor:
         return self._workers_doing(self._absent_workers()) if is_of_workers else self._missing
 
     def _workers_doing(self, absent: int) -> str:
-        """Say what the workers that have not joined yet are doing."""
         doing = sorted({progress.text for progress in self._progress.values()}) or ["starting"]
         who = "the worker is" if len(self._plan.workers) == 1 else f"{absent} of {len(self._plan.workers)} workers are"
         return f"{who} {', '.join(doing)}"

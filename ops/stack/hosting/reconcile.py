@@ -110,8 +110,6 @@ class Decision:
 
 
 class _Host:
-    """One decision in the making."""
-
     def __init__(
         self,
         wanted: Mapping[str, Wanted],
