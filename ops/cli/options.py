@@ -252,7 +252,11 @@ class SettingsGroup(click.Group):
 
 
 def settings_command(
-    cls: type[T], name: str, run: Callable[..., int | None], arguments: Sequence[click.Parameter] = ()
+    cls: type[T],
+    name: str,
+    run: Callable[..., int | None],
+    arguments: Sequence[click.Parameter] = (),
+    kind: type[SettingsCommand] = SettingsCommand,
 ) -> SettingsCommand:
     """Make a command that resolves `cls` from its options and the environment and calls `run` with it.
 
@@ -264,7 +268,7 @@ def settings_command(
         given = {key: values.pop(key) for key in names}
         return run(resolve_settings(cls, values), **given)
 
-    return SettingsCommand(name, callback=callback, params=[*arguments, *options(cls)], help=run.__doc__)
+    return kind(name, callback=callback, params=[*arguments, *options(cls)], help=run.__doc__)
 
 
 def resolve_settings(cls: type[T], values: Mapping[str, Any]) -> T:
