@@ -27,14 +27,7 @@ from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Requ
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import PROGRESS_STREAM, RESULTS_STREAM
-from shared.subjects import (
-    Queue,
-    cancel_subject,
-    decode_name,
-    encode_name,
-    progress_subject,
-    result_subject,
-)
+from shared.subjects import Queue, cancel_subject, decode_name, encode_name, progress_subject, result_subject
 
 _WORKERS_ANSWER_S = 2.0
 # A job may be handed from one worker to another while it is asked for.
@@ -93,9 +86,7 @@ class BatchQueue:
             except NotFoundError:
                 return
             except (APIError, NatsError) as error:
-                raise DependencyError(
-                    f"the queue of tenant {self._tenant!r} cannot be read: {_reason(error)}"
-                ) from error
+                raise self._unreadable(error) from error
             assert message.seq is not None
             assert message.time is not None
             seq = message.seq
@@ -133,11 +124,8 @@ class BatchQueue:
             DependencyError: NATS does not answer.
         """
         last = await self.last_taken({job.consumer for job in jobs})
-        waiting: list[QueuedJob] = []
-        taken: list[QueuedJob] = []
-        for job in jobs:
-            (taken if job.seq <= last[job.consumer] else waiting).append(job)
-        return waiting, taken
+        waiting = [job for job in jobs if job.seq > last[job.consumer]]
+        return waiting, [job for job in jobs if job.seq <= last[job.consumer]]
 
     async def last_taken(self, consumers: Iterable[str]) -> dict[str, int]:
         """Return by consumer the number of the last job that a worker has taken through it, 0 if there is none.
@@ -226,14 +214,15 @@ class BatchQueue:
             return None
 
     def _result(self, request: Request, progress: BatchProgress | None) -> BatchResult:
+        token_ids = () if progress is None else progress.token_ids
         return BatchResult(
             id=request.id,
             model=request.model,
             tenant=request.tenant,
             text="" if progress is None else progress.text,
             finish="cancelled",
-            token_ids=() if progress is None else progress.token_ids,
-            completion_tokens=0 if progress is None else len(progress.token_ids),
+            token_ids=token_ids,
+            completion_tokens=len(token_ids),
             error="cancelled by an operator",
             attempt=0,
             created=request.created,

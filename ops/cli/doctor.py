@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ops.cli.options import as_given, settings_command
+from ops.stack.commands import NATS_ROLES
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.stack.state import has_died, read_ready_file
 from shared.config import setting
@@ -19,8 +20,6 @@ from shared.nats_files import NatsFiles
 if TYPE_CHECKING:
     from ops.doctor.finding import Finding
     from shared.nats_connection import Role
-
-ROLES = ("gateway", "worker", "batch", "admin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +64,8 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
         yield problem("state", str(error))
     if running is not None and has_died(config.state_dir, running):
         running = None
-        yield problem(
-            "state", f"the `headrace up` of {config.state_dir} was killed, with all its parts", "start it anew"
-        )
+        told = f"the `headrace up` of {config.state_dir} was killed, with all its parts"
+        yield problem("state", told, "start it anew")
     yield from key_findings(config.keys_file, config.state_dir)
     yield from file_findings(config.files, config.state_dir)
     nats_url = config.nats_url or (running.admin_nats_url if running else None)
@@ -103,7 +101,7 @@ def _nats(config: DoctorConfig, nats_url: str, workers: Sequence[int], *, is_own
     from ops.doctor.servers import NatsLogin, nats_findings
     from shared.subjects import served_by
 
-    role = cast("Role", config.nats_user if config.nats_user in ROLES else "admin" if is_own else "worker")
+    role = cast("Role", config.nats_user if config.nats_user in NATS_ROLES else "admin" if is_own else "worker")
     user, password = (None, None) if is_own else (config.nats_user, config.nats_password)
     model, worker = served_by(user) or (None, None)
     login = NatsLogin(nats_url, role, user, password, config, model, worker)

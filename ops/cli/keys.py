@@ -25,7 +25,7 @@ from shared.audit import AUDIT_HELP, audited
 from shared.config import setting, variable_name
 
 if TYPE_CHECKING:
-    from gateway.admission.api_keys import KeyRecord
+    from gateway.admission.api_keys import KeyRecord, TenantRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         if text == "never":
             return math.inf
         try:
-            if text[-1:] in _UNIT_S:
-                moment = time.time() + _bounded(float(text[:-1])) * _UNIT_S[text[-1]]
+            if text[-1:] in _UNIT_S and 0 <= float(text[:-1]) < 1e5:
+                moment = time.time() + float(text[:-1]) * _UNIT_S[text[-1]]
             else:
                 moment = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError:
@@ -88,12 +88,6 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
 
 
 _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _bounded(number: float) -> float:
-    if not 0 <= number < 1e5:
-        raise ValueError
-    return number
 
 
 # `MAX_LIMIT` of `gateway.admission.api_keys`, which is not loaded for every command.
@@ -245,9 +239,8 @@ def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
     _show(config, made, shown)
     ends = next((record.expires for record in list_keys(config.file) if record.id == made.replaces), None)
     if ends is not None:
-        click.echo(
-            f"{made.replaces}, the old key, opens until {time.strftime('%F %T', time.gmtime(ends))} UTC", err=True
-        )
+        until = time.strftime("%F %T", time.gmtime(ends))
+        click.echo(f"{made.replaces}, the old key, opens until {until} UTC", err=True)
 
 
 @command.command()
@@ -289,13 +282,8 @@ def watermark(
     owner = (
         marks.Marked(tenant or "") if key is None else marks.marked_key(config.file, key, with_revoked=not makes_one)
     )
-    told: dict[str, Any] = {
-        "tenant": owner.tenant,
-        "key": owner.key,
-        "model": model,
-        "rotate": rotate,
-        "remove": remove,
-    }
+    told: dict[str, Any] = {"tenant": owner.tenant, "key": owner.key}
+    told |= {"model": model, "rotate": rotate, "remove": remove}
     with audited(config.audit_log, "keys.watermark", keys_file=config.file, **told):
         if model is not None:
             click.echo("\n".join(marks.detection_keys(config.file, owner, model)))
@@ -341,17 +329,12 @@ def list_(config: KeysConfig, is_json: bool) -> None:
     more_heads = ("READS/MIN", "PRIORITY", "WEIGHT", "CREATED", "EXPIRES", "REVOKED", "NAME")
     rows: list[tuple[str, ...]] = [("ID", "TENANT", "MODELS", *limit_heads, *more_heads)]
     for record in records:
-        limits = _shown(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
         dates = (_day(record.created), _day(record.expires), _day(record.revoked))
         more = (str(record.reads_per_minute), str(record.max_priority), f"{record.weight:g}")
-        rows.append((record.id, record.tenant, ",".join(record.models), *limits, *more, *dates, record.name))
+        rows.append((record.id, record.tenant, ",".join(record.models), *_limits(record), *more, *dates, record.name))
     click.echo("\n".join(aligned(rows)))
     if tenants:
-        click.echo()
-        own = [(each, (each.requests_per_minute, each.tokens_per_minute, each.max_concurrent)) for each in tenants]
-        rows = [("TENANT", *limit_heads)]
-        rows += [(each.tenant, *_shown(*limits)) for each, limits in own]
-        click.echo("\n".join(aligned(rows)))
+        click.echo("\n".join(["", *aligned([("TENANT", *limit_heads), *((t.tenant, *_limits(t)) for t in tenants)])]))
 
 
 @command.command()
@@ -371,7 +354,8 @@ def revoke(config: KeysConfig, key: str) -> None:
         click.echo(f"{old.id} ({old.name}), which it replaced and which still opened, is revoked too")
 
 
-def _shown(*limits: int | None) -> tuple[str, ...]:
+def _limits(of: KeyRecord | TenantRecord) -> tuple[str, ...]:
+    limits = (of.requests_per_minute, of.tokens_per_minute, of.max_concurrent)
     return tuple("-" if limit is None else str(limit) for limit in limits)
 
 

@@ -23,7 +23,6 @@ from shared.nats_url import with_login
 CONNECT_TIMEOUT_S = 10.0
 # The number of served models that an error names.
 _MAX_NAMES = 8
-_WHAT_TO_GIVE = "give --state-dir of one that runs, or"
 
 
 class ServerRefusedError(HeadraceError):
@@ -152,12 +151,9 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
         DependencyError: What ran there was killed.
     """
     running = read_ready_file(state_dir)
-    if url is not None and not is_http_url(url):
-        raise ConfigError("HEADRACE_URL", f"{url!r} is no URL of a server; write http://host:port")
     if url is None and running is None:
-        raise ConfigError(
-            "HEADRACE_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --url and --api-key"
-        )
+        raise _none_runs("HEADRACE_URL", state_dir, "--url and --api-key")
+    _check_url("HEADRACE_URL", url)
     if running is None or (url is not None and url != running.url):
         return Endpoint(url or "", api_key)
     _check_runs(state_dir, running)
@@ -204,12 +200,20 @@ def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tu
         return url, None
     running = read_ready_file(state_dir)
     if running is None:
-        raise ConfigError(
-            "HEADRACE_NATS_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --nats-url"
-        )
+        raise _none_runs("HEADRACE_NATS_URL", state_dir, "--nats-url")
     _check_runs(state_dir, running)
     login = None if tenant is None else tenant_login(state_dir, tenant)
     return running.nats_url if login is None else with_login(running.nats_url, *login), running
+
+
+def _none_runs(variable: str, state_dir: Path, options: str) -> ConfigError:
+    told = f"not set, and no `headrace up` runs on {state_dir}; give --state-dir of one that runs, or {options}"
+    return ConfigError(variable, told)
+
+
+def _check_url(variable: str, url: str | None) -> None:
+    if url is not None and not is_http_url(url):
+        raise ConfigError(variable, f"{url!r} is no URL of a server; write http://host:port")
 
 
 def _check_runs(state_dir: Path, running: ReadyFile) -> None:
@@ -256,19 +260,14 @@ def find_operator(access: OperatorAccess) -> Endpoint:
     """
     running = read_ready_file(access.state_dir)
     if access.operator_url is not None:
-        if not is_http_url(access.operator_url):
-            problem = f"{access.operator_url!r} is no URL of a server; write http://host:port"
-            raise ConfigError("HEADRACE_OPERATOR_URL", problem)
+        _check_url("HEADRACE_OPERATOR_URL", access.operator_url)
         if running is not None and _origin(access.operator_url) == _origin(running.url):
             problem = f"{access.operator_url} is the public port; the operator's is {_operator_url(running)}"
             raise ConfigError("HEADRACE_OPERATOR_URL", problem)
         return Endpoint(access.operator_url, access.operator_key)
     if running is None:
-        given = f"{_WHAT_TO_GIVE} --operator-url and --operator-key"
-        problem = f"not set, and no `headrace up` runs on {access.state_dir}; {given}"
-        raise ConfigError("HEADRACE_OPERATOR_URL", problem)
-    if has_died(access.state_dir, running):
-        raise DependencyError(f"no `headrace up` runs on {access.state_dir}; start it")
+        raise _none_runs("HEADRACE_OPERATOR_URL", access.state_dir, "--operator-url and --operator-key")
+    _check_runs(access.state_dir, running)
     return Endpoint(_operator_url(running), access.operator_key or running.operator_key or None)
 
 

@@ -165,18 +165,8 @@ class Job:
     """
 
     __slots__ = (
-        "_finished",
-        "emitted",
-        "first_s",
-        "is_done",
-        "last_at",
-        "num_cached",
-        "num_moves",
-        "num_prompt",
-        "number",
-        "request",
-        "sent_at",
-        "workers",
+        *("_finished", "emitted", "first_s", "is_done", "last_at", "num_cached", "num_moves", "num_prompt"),
+        *("number", "request", "sent_at", "workers"),
     )
 
     def __init__(self, request: Request, finished: Callable[[list[int]], None] | None = None) -> None:

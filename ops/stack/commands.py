@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-GATEWAY = ("headrace", "gateway")
-WORKER = ("headrace", "worker")
 NATS = ("nats-server", "-c")
 REDIS = ("redis-server",)
 

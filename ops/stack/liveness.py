@@ -14,9 +14,8 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ops.stack.child import Child, answers
+from ops.stack.child import Child, answers, is_stopped
 from ops.stack.console import Console
-from ops.stack.process_tree import is_stopped
 from ops.stack.roll_call import RollCall
 
 ROUND_S = 0.5

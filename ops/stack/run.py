@@ -78,9 +78,9 @@ async def _run(
     if (warning := missing_role(config)) is not None:
         console.say("headrace", warning)
     _tell_of_missing_keys(environ.get("HEADRACE_KEYS_FILE"), console)
-    simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
-    named = "the demo model" if config.model is None else ", ".join(str(model.path) for model in models)
-    served = simulated or named
+    served = "the demo model" if config.model is None else ", ".join(str(model.path) for model in models)
+    if config.simulate is not None:
+        served = f"a simulated engine, {config.simulate:g} ms a step"
     console.say("headrace", f"starting with {served}; logs in {state.logs}")
     environ_of_workers = without_model(plan.workers[0].environ)
     audit_file = Path(environ_of_workers["HEADRACE_AUDIT_FILE"])

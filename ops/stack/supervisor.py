@@ -12,15 +12,15 @@ import signal
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS
 from ops.stack import probe
-from ops.stack.child import Child, ChildSpec, Exit
+from ops.stack.child import Child, ChildSpec, Exit, children_of
 from ops.stack.console import Console, StartProgress, read_progress, told_while
 from ops.stack.hosting.host import Host
 from ops.stack.liveness import StorageWatch, Watch
 from ops.stack.plan import EXIT_S, WORKER_DRAIN_S, Plan
-from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
 from ops.stack.state import READY_FILE, ReadyFile, StateDirectory, write_ready_file
 from shared.errors import DependencyError
@@ -55,7 +55,7 @@ class Supervisor:
         self._host = host
         self._hosting: asyncio.Task[None] | None = None
         self._storage = StorageWatch(state.path, self._replace_nats)
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: asyncio.Future[Any] | None = None
         self._stop = asyncio.Event()
         self._failure: DependencyError | None = None
         self._written: ReadyFile | None = None
@@ -137,8 +137,8 @@ class Supervisor:
         await self._roll_call.open()
         self._start_children((plan.gateway, *plan.workers))
         watch = Watch(self._children, self._roll_call, self._console, self._hang_timeout_s)
-        self._watching = asyncio.create_task(self._watch(watch))
-        return await self._first_generation()
+        self._watching = asyncio.gather(watch.run(), self._storage.run())
+        return await told_while(self._ask_until_answered(), self._waited_for, partial(self._console.say, "headrace"))
 
     def _start_children(self, specs: Iterable[ChildSpec]) -> None:
         for spec in specs:
@@ -160,17 +160,11 @@ class Supervisor:
         if not self._console.draw(worker, progress.bar) and is_new:
             self._console.say(worker, progress.title)
 
-    async def _watch(self, watch: Watch) -> None:
-        await asyncio.gather(watch.run(), self._storage.run())
-
     def _replace_nats(self) -> None:
         self._console.say("nats", "still finds no room on a disk that has some; starting it anew")
         for child in self._children:
             if child.spec.role == "nats":
                 child.replace()
-
-    async def _first_generation(self) -> str:
-        return await told_while(self._ask_until_answered(), self._waited_for, partial(self._console.say, "headrace"))
 
     async def _ask_until_answered(self) -> str:
         answered: set[str] = set()

@@ -17,8 +17,8 @@ import msgspec
 from nats.aio.msg import Msg
 
 from ops.stack.child import Child
+from ops.stack.config import HostSettings
 from ops.stack.console import Console
-from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.demand import Demand, Waiting
 from ops.stack.hosting.model_state import KnownModel, is_ahead, told_of
 from ops.stack.hosting.reconcile import Activity, decide
@@ -40,14 +40,8 @@ ROUND_S = 0.2
 RETRY_S = 1.0
 # A worker that served so long was well: the next failure is a first one.
 HEALTHY_S = 30.0
-_OF_ONE_MODEL = frozenset(
-    map(
-        variable_name,
-        (
-            *("model", "served_model_name", "worker_id", "health_port", "lora_modules", "draft_model", "speculative"),
-            *("golden", "golden_key_file"),
-        ),
-    )
+_OF_ONE_MODEL = (
+    "model served_model_name worker_id health_port lora_modules draft_model speculative golden golden_key_file"
 )
 _GATEWAY_INBOX = "_INBOX_gateway."
 
@@ -214,15 +208,8 @@ class Host:
             own = [each for each in seen if each.model == name]
             self._model(name).activity.note(*waiting.get(name, Waiting()), own, now)
         activities = {name: model.activity for name, model in self._models.items()}
-        settings = self._settings
-        decision = decide(
-            wanted,
-            seen,
-            activities,
-            budget_bytes=settings.host_memory_bytes,
-            min_awake_s=settings.min_awake_s,
-            now=now,
-        )
+        limits = (self._settings.host_memory_bytes, self._settings.min_awake_s)
+        decision = decide(wanted, seen, activities, *limits, now)
         for name, model in self._models.items():
             model.has_room = name not in decision.no_room
         for worker in decision.stops:
@@ -371,7 +358,8 @@ class Host:
 
 def without_model(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a worker without the settings that are of one model or one process."""
-    return {name: value for name, value in environ.items() if name not in _OF_ONE_MODEL}
+    left_out = set(map(variable_name, _OF_ONE_MODEL.split()))
+    return {name: value for name, value in environ.items() if name not in left_out}
 
 
 def _states(beat: HostBeat) -> list[tuple[str, str, int, int]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ops.stack.hosting.config import HostSettings
+from ops.stack.config import HostSettings
 from ops.stack.hosting.reconcile import Activity, SeenWorker
 from ops.stack.hosting.wishes import Wish
 from ops.stack.hosting.worker_process import DRAIN_S, HostedWorker

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from gpu_worker.start.config import WorkerConfig
-from ops.stack.hosting.config import HostSettings
+from ops.stack.config import HostSettings
 from ops.stack.hosting.reconcile import Wanted
 from shared.atomic_file import AtomicFile
 from shared.config import resolve, variable_name
