@@ -44,13 +44,13 @@ async def _run(config: HostConfig) -> None:
     from ops.stack.console import Console
     from ops.stack.hosting.host import Host, without_model
     from ops.stack.hosting.worker_process import DRAIN_S, EXIT_S
-    from ops.stack.plan import NatsAccess
+    from ops.stack.plan import NatsAccess, files_of
     from ops.stack.state import StateDirectory
 
     # A second host of the directory would start all workers again.
     state = StateDirectory(config.state_dir)
     console, stopping = Console(), asyncio.Event()
-    access = NatsAccess(config.nats_url, config.nats_user, config.nats_password, config)
+    access = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files_of(config))
     audit_file = config.audit_file or state.path / AUDIT_FILE_NAME
     parts = (config, access, without_model(os.environ), state.path, console)
     host = Host(*parts, hang_timeout_s=config.hang_timeout_s, audit_file=audit_file)

@@ -36,6 +36,11 @@ _OWN = "state_dir ready_file workers gateways hang_timeout_s host_name models_di
 _OWN_VARIABLES = tuple(map(variable_name, _OWN.split()))
 
 
+def files_of(config: NatsFiles) -> NatsFiles:
+    """Return the files alone, of settings that name them among others."""
+    return NatsFiles(**{item.name: getattr(config, item.name) for item in fields(NatsFiles)})
+
+
 @dataclass(frozen=True, slots=True)
 class NatsAccess:
     """How to reach NATS in one role; `user` is None where the server asks for none or the URL names one."""
@@ -171,7 +176,7 @@ def _plan_nats(
 ) -> tuple[ChildSpec | None, dict[str, NatsAccess]]:
     if config.nats_url is not None:
         check_url(config.nats_url)
-        given = NatsAccess(config.nats_url, config.nats_user, config.nats_password, config)
+        given = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files_of(config))
         return None, dict.fromkeys(commands.NATS_ROLES, given)
     # NATS reads a variable's value as configuration, hence a letter first and no signs.
     passwords = {role: f"p{secrets.token_hex(16)}" for role in commands.NATS_ROLES}
