@@ -59,7 +59,7 @@ class QueuedJob:
 
 
 class BatchQueue:
-    """Works on one tenant's queue over a connection in the admin role."""
+    """Works on one tenant's queue as an administrator. Methods raise `DependencyError` where NATS does not answer."""
 
     def __init__(self, nats: Client, tenant: str, clock: ServerClock) -> None:
         self._nats = nats
@@ -73,11 +73,7 @@ class BatchQueue:
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
 
     async def jobs(self, model: str | None) -> AsyncIterator[QueuedJob]:
-        """Yield the jobs that have not ended, oldest first; one that cannot be read is left out.
-
-        Raises:
-            DependencyError: The tenant has no queue, or NATS does not answer.
-        """
+        """Yield the jobs that have not ended, oldest first; one that cannot be read is left out."""
         last = (await self._state(None)).last_seq
         seq, subject = 0, self._subjects(model)
         while seq < last:
@@ -98,11 +94,7 @@ class BatchQueue:
                 yield QueuedJob(seq, named, named_queue, message.time.timestamp())
 
     async def count(self, model: str | None) -> int:
-        """Return how many jobs have not ended.
-
-        Raises:
-            DependencyError: The tenant has no queue, or NATS does not answer.
-        """
+        """Return how many jobs have not ended."""
         return sum(((await self._state(self._subjects(model))).subjects or {}).values())
 
     def _subjects(self, model: str | None) -> str:
@@ -118,21 +110,13 @@ class BatchQueue:
             raise self._unreadable(error) from error
 
     async def parted(self, jobs: Sequence[QueuedJob]) -> tuple[list[QueuedJob], list[QueuedJob]]:
-        """Return those of the jobs that no worker has taken yet, and the others; some of these may be given back.
-
-        Raises:
-            DependencyError: NATS does not answer.
-        """
+        """Return those of the jobs that no worker has taken yet, and the others; some of these may be given back."""
         last = await self.last_taken({job.consumer for job in jobs})
         waiting = [job for job in jobs if job.seq > last[job.consumer]]
         return waiting, [job for job in jobs if job.seq <= last[job.consumer]]
 
     async def last_taken(self, consumers: Iterable[str]) -> dict[str, int]:
-        """Return by consumer the number of the last job that a worker has taken through it, 0 if there is none.
-
-        Raises:
-            DependencyError: NATS does not answer.
-        """
+        """Return by consumer the number of the last job that a worker has taken through it, 0 if there is none."""
         last = dict.fromkeys(consumers, 0)
         try:
             for name in last:
@@ -144,11 +128,7 @@ class BatchQueue:
         return last
 
     async def ask_workers(self, jobs: Sequence[QueuedJob]) -> None:
-        """Have workers end the jobs that they hold, with all they have, and give them some time for it.
-
-        Raises:
-            DependencyError: NATS does not answer.
-        """
+        """Have workers end the jobs that they hold, with all they have, and give them some time for it."""
         missing = deque(jobs)
         deadline, ask_at = time.monotonic() + _WORKERS_ANSWER_S, 0.0
         try:
@@ -177,7 +157,6 @@ class BatchQueue:
 
         Raises:
             RefusedCancelError: NATS refuses, which says nothing of other jobs.
-            DependencyError: NATS does not answer.
         """
         request = job.request
         try:

@@ -51,9 +51,14 @@ def run(config: DoctorConfig) -> int:
 
 
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
-    from ops.doctor.finding import problem
+    from ops.doctor.finding import problem, unseen
     from ops.doctor.machine import machine_findings
+    from ops.doctor.servers import gateway_findings, redis_finding
     from ops.doctor.settings import file_findings, key_findings, setting_findings
+
+    def nowhere(topic: str, variable: str) -> Finding:
+        text = f"no `headrace up` runs on {config.state_dir}, and {variable} is not given"
+        return unseen(topic, text, f"give HEADRACE_STATE_DIR of one that runs, or {variable}")
 
     yield from machine_findings(config.state_dir, os.environ)
     yield from setting_findings({name: value for name, value in os.environ.items() if value})
@@ -73,28 +78,13 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
         workers = running.pids.get("worker", []) if running and config.nats_url is None else []
         yield from _nats(config, nats_url, workers, is_own=config.nats_url is None)
     else:
-        yield _nowhere("nats", "HEADRACE_NATS_URL", config)
+        yield nowhere("nats", "HEADRACE_NATS_URL")
     redis_url = config.redis_url or (running.redis_url if running else None)
-    if redis_url or running:
-        from ops.doctor.servers import redis_finding
-
-        yield asyncio.run(redis_finding(redis_url))
-    else:
-        yield _nowhere("redis", "HEADRACE_REDIS_URL", config)
+    yield asyncio.run(redis_finding(redis_url)) if redis_url or running else nowhere("redis", "HEADRACE_REDIS_URL")
     if url := config.url or (running and running.url):
-        from ops.doctor.servers import gateway_findings
-
         yield from gateway_findings(url)
     else:
-        yield _nowhere("gateway", "HEADRACE_URL", config)
-
-
-def _nowhere(topic: str, variable: str, config: DoctorConfig) -> Finding:
-    """Return that neither a setting nor a running system says where a server is."""
-    from ops.doctor.finding import unseen
-
-    text = f"no `headrace up` runs on {config.state_dir}, and {variable} is not given"
-    return unseen(topic, text, f"give HEADRACE_STATE_DIR of one that runs, or {variable}")
+        yield nowhere("gateway", "HEADRACE_URL")
 
 
 def _nats(config: DoctorConfig, nats_url: str, workers: Sequence[int], *, is_own: bool) -> Iterator[Finding]:

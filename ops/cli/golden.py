@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from shared.config import setting
 from shared.errors import ConfigError, HeadraceError
 from shared.golden import make_key, read_key, sign
 
+Row = dict[str, Any]
 _DRIFT_HEADS = ("WORKER", "MODEL", "COMPARED WITH", "LENGTH", "FINISH", "LOGPROB", "ANSWERS", "OTHERS", "VERDICT")
 _COMPARED = {"fleet": "rest of the fleet", "revision": "other revisions", "yesterday": "yesterday"}
 _HEADS = ("WORKER", "MODEL", "PROBES", "FAILED", "DEVIATION", "LIMIT", "DEVICE S", "STATE")
@@ -70,12 +72,8 @@ def record(config: RecordConfig) -> int:
     model = config.model_name or only_model(endpoint)
     try:
         # Before anything is asked: a recording takes a while.
-        has_key = config.golden_key_file.exists()
-        key = (
-            read_key(config.golden_key_file, "HEADRACE_GOLDEN_KEY_FILE")
-            if has_key
-            else make_key(config.golden_key_file)
-        )
+        key_file = config.golden_key_file
+        key = read_key(key_file, "HEADRACE_GOLDEN_KEY_FILE") if key_file.exists() else make_key(key_file)
         file = AtomicFile(config.output)
     except OSError as error:
         raise HeadraceError(f"{error.filename} cannot be written: {error.strerror}") from None
@@ -101,14 +99,10 @@ def check(config: CheckConfig) -> int:
         {"worker": each["worker"], "model": each["model"], **(each.get("golden") or {})}
         for each in find_operator(config).call("GET", "/console/api/now")["workers"]
     ]
-    if config.json:
-        for row in rows:
-            print(json.dumps(row))
-    else:
-        print("\n".join(aligned([_HEADS, *map(_cells, rows)])))
-        for row in rows:
-            if problem := row.get("problem"):
-                print(f"{printable_cell(row['worker'])}: {problem if problem.isprintable() else json.dumps(problem)}")
+    _print(config, rows, _HEADS, _cells)
+    for row in () if config.json else rows:
+        if problem := row.get("problem"):
+            print(f"{printable_cell(row['worker'])}: {problem if problem.isprintable() else json.dumps(problem)}")
     if not any(row.get("probes") for row in rows):
         print("headrace: no worker has been probed yet: nothing is proved", file=sys.stderr)
         return 1
@@ -124,14 +118,16 @@ def drift(config: CheckConfig) -> int:
     alone, which has the same requests. Needs the operator's key.
     """
     rows = find_operator(config).call("GET", "/console/api/drift")["workers"]
-    if config.json:
-        for row in rows:
-            print(json.dumps(row))
-    elif not rows:
-        print("nothing to compare yet: it takes answers of two workers, of two revisions, or of two days")
+    if rows or config.json:
+        _print(config, rows, _DRIFT_HEADS, _drift_cells)
     else:
-        print("\n".join(aligned([_DRIFT_HEADS, *map(_drift_cells, rows)])))
+        print("nothing to compare yet: it takes answers of two workers, of two revisions, or of two days")
     return 1 if any(row["verdict"] == "differs" and row["compared_with"] == "fleet" for row in rows) else 0
+
+
+def _print(config: CheckConfig, rows: list[Row], heads: Sequence[str], cells: Callable[[Row], tuple[str, ...]]) -> None:
+    for line in map(json.dumps, rows) if config.json else aligned([heads, *map(cells, rows)]):
+        print(line)
 
 
 def _drift_cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ _PLACES = {
     "role": ("worker_orders", "ROLE"),
     "canary": ("alias", "canary"),
     "worker-login": ("tenant", "worker_login"),
+    "usage": ("top", "USAGE"),
 }
 
 

@@ -299,11 +299,7 @@ def options(
 
 
 def checked_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    """Return the name of a tenant or model that a command was given.
-
-    Raises:
-        click.BadParameter: There can be no such name.
-    """
+    """Return the name of a tenant or model that a command was given."""
     from shared.errors import InvalidNameError
     from shared.subjects import check_name
 
@@ -316,11 +312,7 @@ def checked_name(ctx: click.Context, param: click.Parameter, name: str | None) -
 
 
 def check_writable(variable: str, file: Path | None) -> None:
-    """Find out before anything is computed that a file could not be written then.
-
-    Raises:
-        ConfigError: It could not.
-    """
+    """Find out before anything is computed that a file could not be written then."""
     try:
         if file is not None:
             file.open("a").close()

@@ -1,4 +1,7 @@
-"""Where the system is that a command should talk to: what the settings say, else the one of the state directory."""
+"""Where the system is that a command should talk to: what the settings say, else the one of the state directory.
+
+What looks for it raises `ConfigError` if no URL is given and nothing runs there, `DependencyError` if that was killed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class ServerRefusedError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The HTTP API of a running system."""
+    """The HTTP API of a running system. Methods raise `ServerRefusedError` where it is not there or refuses."""
 
     url: str
     api_key: str | None
@@ -50,11 +53,7 @@ class Endpoint:
         return [name for name, root in roots.items() if root == name or root not in roots]
 
     def roots(self) -> dict[str, str]:
-        """Return what each served name stands for: an alias for its model, any other name for itself.
-
-        Raises:
-            ServerRefusedError: The server is not there or refuses.
-        """
+        """Return what each served name stands for: an alias for its model, any other name for itself."""
         body = self._open("GET", "/v1/models").read()
         try:
             return {str(model["id"]): str(model.get("root") or model["id"]) for model in json.loads(body)["data"]}
@@ -62,11 +61,7 @@ class Endpoint:
             raise self._stranger(body) from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Post a request with `stream` set, and yield the chunks as they come.
-
-        Raises:
-            ServerRefusedError: The server is not there, refuses, or ends the stream with an error.
-        """
+        """Post a request with `stream` set, and yield the chunks as they come."""
         response = self._open("POST", path, {**body, "stream": True})
         try:
             for line in response:
@@ -99,11 +94,7 @@ class Endpoint:
         return ServerRefusedError(0, f"{self.url} answers, but is not a server of OpenAI's API: it says {words!r}")
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Make a request and return the JSON object of its answer.
-
-        Raises:
-            ServerRefusedError: The server is not there or refuses.
-        """
+        """Make a request and return the JSON object of its answer."""
         answer = self._open(method, path, body).read()
         try:
             return dict(json.loads(answer))
@@ -117,11 +108,7 @@ class Endpoint:
     def open(
         self, method: str, path: str, payload: bytes | Iterable[bytes] | None, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
-        """Make a request and return its answer, which the caller reads.
-
-        Raises:
-            ServerRefusedError: The server is not there or refuses.
-        """
+        """Make a request and return its answer, which the caller reads."""
         place = urlsplit(self.url)
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
         connection = kind(place.hostname or "", place.port, timeout=CONNECT_TIMEOUT_S)
@@ -144,12 +131,7 @@ class Endpoint:
 
 
 def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endpoint:
-    """Return the HTTP API to talk to.
-
-    Raises:
-        ConfigError: No URL is given and nothing runs on the state directory.
-        DependencyError: What ran there was killed.
-    """
+    """Return the HTTP API to talk to."""
     running = read_ready_file(state_dir)
     if url is None and running is None:
         raise _none_runs("HEADRACE_URL", state_dir, "--url and --api-key")
@@ -191,10 +173,6 @@ def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tu
     """Return the URL of NATS, with the login of `tenant` if `headrace setup --tenants` made one, and whose it is.
 
     The system is the one on the state directory, and None where the URL is another's.
-
-    Raises:
-        ConfigError: No URL is given and nothing runs on the state directory.
-        DependencyError: What ran there was killed.
     """
     if url is not None:
         return url, None
@@ -222,12 +200,7 @@ def _check_runs(state_dir: Path, running: ReadyFile) -> None:
 
 
 def find_admin_nats(url: str | None, state_dir: Path) -> str:
-    """Return the NATS URL for an administrator: the one given, else that of the system on the state directory.
-
-    Raises:
-        ConfigError: No URL is given and nothing runs on the state directory.
-        DependencyError: What ran there was killed.
-    """
+    """Return the NATS URL for an administrator: the one given, else that of the system on the state directory."""
     found, running = find_nats(url, state_dir)
     return found if running is None else running.admin_nats_url
 
@@ -252,12 +225,7 @@ class OperatorAccess:
 
 
 def find_operator(access: OperatorAccess) -> Endpoint:
-    """Return the operator's port to talk to.
-
-    Raises:
-        ConfigError: No URL is given and nothing runs on the state directory, or the URL is the public port's.
-        DependencyError: What ran there was killed.
-    """
+    """Return the operator's port to talk to; the URL of the public one is refused."""
     running = read_ready_file(access.state_dir)
     if access.operator_url is not None:
         _check_url("HEADRACE_OPERATOR_URL", access.operator_url)

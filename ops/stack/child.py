@@ -101,17 +101,12 @@ class ChildLog:
     def _write(self, data: bytes) -> None:
         # A child goes on while the disk is full: its lines are lost, and it is not held up by a pipe that is not read.
         with contextlib.suppress(OSError):
-            self._append(data)
-
-    def _append(self, data: bytes) -> None:
-        if self._file is None:
-            self._file = self._opened()
-        if self._file.tell() + len(data) > MAX_LOG_BYTES:
-            self._file.close()
-            self._file = None
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._file = self._opened()
-        self._file.write(data)
+            if self._file is not None and self._file.tell() + len(data) > MAX_LOG_BYTES:
+                self._file.close()
+                self._file = None
+                self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._file = self._file or self._opened()
+            self._file.write(data)
 
     def _opened(self) -> FileIO:
         return self._path.open("ab", buffering=0)

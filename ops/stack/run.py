@@ -23,12 +23,7 @@ from shared.model_hub import existing_model, hub_id, local_model
 
 
 def run(config: UpConfig, environ: Mapping[str, str], more_models: Sequence[Path] = ()) -> int:
-    """Run the whole system until a signal stops it, and return the exit code.
-
-    Raises:
-        ConfigError: A setting cannot be used.
-        DependencyError: A server or another child cannot run.
-    """
+    """Run the whole system until a signal stops it, and return the exit code."""
     models = [_found(model, environ) for model in (config.model, *more_models)]
     _check_names(models, environ)
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():

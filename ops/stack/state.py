@@ -43,7 +43,7 @@ class ReadyFile:
 
 
 class StateDirectory:
-    """Owns a state directory for as long as one `headrace up` runs on it.
+    """Owns a state directory for as long as one `headrace up` runs on it; `ConfigError` where it cannot be used.
 
     Attributes:
         logs: Directory of the children's logs.
@@ -54,11 +54,7 @@ class StateDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the directory if need be, and lock it.
-
-        Raises:
-            ConfigError: It cannot be used, or another `headrace up` runs on it.
-        """
+        """Make the directory if need be, and lock it."""
         self.path = path.absolute()
         self.logs, self.nats, self.redis = (self.path / name for name in ("logs", "nats", "redis"))
         self.audit_file, self.keys_file = self.path / AUDIT_FILE_NAME, keys_file_of(self.path)
@@ -70,11 +66,7 @@ class StateDirectory:
             raise ConfigError("HEADRACE_STATE_DIR", f"{self.path} cannot be used: {_reason(error)}") from error
 
     def key(self, name: str) -> str:
-        """Return the key of this name, such as `api_key`, of this directory; make one the first time.
-
-        Raises:
-            ConfigError: Its file cannot be read or made.
-        """
+        """Return the key of this name, such as `api_key`, of this directory; make one the first time."""
         file = self.path / name
         try:
             if not file.exists() or not file.read_text().strip():

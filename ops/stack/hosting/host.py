@@ -62,11 +62,7 @@ class Host:
         hang_timeout_s: float,
         audit_file: Path,
     ) -> None:
-        """Prepare. `environ` is the environment of workers, without the settings of one model.
-
-        Raises:
-            ConfigError: The list of models, or a setting, cannot be used.
-        """
+        """Prepare. `environ` is the environment of workers, without the settings of one model."""
         check_setting("HEADRACE_HOST_NAME", settings.host_name)
         self._settings = settings
         self._access = access

@@ -20,7 +20,6 @@ for name in (
     "ops.cli.publish",
     "ops.cli.setup",
     "ops.cli.tenant",
-    "ops.cli.usage",
     "shared.nats_connection",
     "uvloop",
 ):
