@@ -86,12 +86,7 @@ async def measure(
 ) -> Report:
     """Send a load, until all has been answered or SIGINT comes.
 
-    Args:
-        wire: To whom, and how.
-        load: What.
-        slo_ms: Limits of a good request.
-        asked: What the report says of the load.
-        progress: Called twice a second.
+    The report says `asked` of the load. A good request keeps the limits `slo_ms`. `progress` is called twice a second.
 
     Raises:
         ProbeError: The server does not answer as it should before the run.

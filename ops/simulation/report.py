@@ -16,12 +16,7 @@ _MOST_POINTS = 240
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a fleet costs.
-
-    Attributes:
-        devices: Of all workers.
-        per_hour: Of a device.
-    """
+    """What a fleet of so many devices costs; `per_hour` is the price of one."""
 
     devices: int
     per_hour: float

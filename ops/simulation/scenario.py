@@ -22,15 +22,11 @@ class Scenario:
     """A fleet, and how its clients behave.
 
     Attributes:
-        workers: How many.
-        config: Of each worker's scheduler.
-        times: Of each worker's steps.
         ttft_slo_s: Requests whose predicted time to first token is longer are refused.
         latency_s: What a request takes besides queue and steps.
         max_retries: How often a refused client comes back.
         kills: Workers that die, by number, and when.
         is_affine: Requests wait for the worker that holds their prefix.
-        seed: Of all that is drawn.
         scaling: How the number of workers changes; None if it does not.
         tiers: KV tiers below the devices' memory; None for device memory alone.
     """

@@ -90,10 +90,8 @@ class Host:
     def adopt(self, children: Sequence[Child], load_s: float, cordon: Callable[[str], Awaitable[None]]) -> None:
         """Take orders about models that somebody else has started too; nothing of them is kept in the file.
 
-        Args:
-            children: Their workers, which are started again by others when they end.
-            load_s: How long they have taken to start.
-            cordon: Has the worker of that name take no new requests; raises DependencyError where it cannot.
+        Others start their workers again when they end. `cordon` has the worker of that name take no new requests, and
+        raises DependencyError where it cannot.
         """
         wishes: dict[str, Wish] = {}
         for child in children:
@@ -157,11 +155,7 @@ class Host:
             await asyncio.sleep(ROUND_S)
 
     async def stop(self, timeout_s: float) -> None:
-        """End all workers and the connection; what is to be served stays in the file.
-
-        Args:
-            timeout_s: Time for what runs; then they are killed.
-        """
+        """End all workers and the connection, and kill those that take longer; the file keeps what is to be served."""
         for each in self._workers.values():
             if isinstance(each, AdoptedWorker):
                 each.release()
