@@ -13,20 +13,8 @@ from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
 
 STREAMS = {
-    "HR_INTERACTIVE",
-    "HR_BATCH_default",
-    "HR_RESULTS",
-    "HR_DEAD",
-    "HR_PROGRESS",
-    "HR_RESPONSES",
-    "HR_BATCHES",
-    "HR_ENDS",
-    "HR_HOURS",
-    "HR_USAGE",
-    "HR_STREAMS",
-    "HR_MEDIA",
-    "HR_ALIASES",
-    "HR_ADAPTERS",
+    *("HR_INTERACTIVE", "HR_BATCH_default", "HR_RESULTS", "HR_DEAD", "HR_PROGRESS", "HR_RESPONSES", "HR_BATCHES"),
+    *("HR_ENDS", "HR_HOURS", "HR_USAGE", "HR_STREAMS", "HR_MEDIA", "HR_ALIASES", "HR_ADAPTERS"),
 }
 
 
