@@ -45,7 +45,7 @@ from shared.subjects import (
 LISTEN_S = 0.6
 _HOSTS_LISTEN_S = 2 * HOST_BEAT_INTERVAL_S + 0.2
 _SETTLE_S = 0.1
-_REQUEST_TIMEOUT_S = 2.0
+_TIMEOUT_S = 2.0
 # Those that may; an administrator of an earlier version's configuration hears none.
 _HEARS_HOSTS = frozenset({"admin", "gateway"})
 
@@ -75,7 +75,7 @@ class NatsLogin:
         return worker_subject(self.model, self.worker or f"doctor-{secrets.token_hex(4)}")
 
 
-async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Sequence[int] = ()) -> list[Finding]:
+async def nats_findings(login: NatsLogin, workers: Sequence[int] = ()) -> list[Finding]:
     """Connect once and look at what this login may do, which streams there are, what time it is, and who serves.
 
     Workers with the process ids `workers` should be heard.
@@ -88,7 +88,7 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Seque
     try:
         client = await connect(
             login.url, role=login.role, name="headrace-doctor", user=login.user, password=login.password,
-            files=login.files, on_error=note, timeout_s=timeout_s, scope=login.scope, speaks_on=login.heartbeats,
+            files=login.files, on_error=note, timeout_s=_TIMEOUT_S, scope=login.scope, speaks_on=login.heartbeats,
         )  # fmt: skip
     except WrongRoleError as error:
         # It says itself which user to log in as.
@@ -151,7 +151,7 @@ def _subjects(role: Role, unused: str, model: str) -> tuple[list[str], list[str]
 async def _queue_and_clock(client: Client) -> list[Finding]:
     asked = time.time()
     try:
-        reply = await client.request(f"$JS.API.STREAM.INFO.{INTERACTIVE_STREAM}", b"", timeout=_REQUEST_TIMEOUT_S)
+        reply = await client.request(f"$JS.API.STREAM.INFO.{INTERACTIVE_STREAM}", b"", timeout=_TIMEOUT_S)
     except NatsError as error:
         return [problem("queue", f"NATS does not tell of its streams ({error})", _RIGHTS_REMEDY.format(role="worker"))]
     answer = json.loads(reply.data)

@@ -6,13 +6,15 @@ the number of cells, and not on that of processes or on the machine.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import msgspec
 
@@ -59,47 +61,31 @@ def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
 
 def _run_all(works: list[Callable[[], Outcome]]) -> list[Outcome]:
     """Run each in a process of its own; none is left when this returns or raises."""
-    readers: dict[int, int] = {}
+    context = multiprocessing.get_context("fork")
+    started: list[tuple[BaseProcess, Connection]] = []
     try:
         for work in works:
-            pid, reader = _begin(work)
-            readers[pid] = reader
-        return [_end(pid, readers) for pid in list(readers)]
+            reader, writer = context.Pipe(duplex=False)
+            process = context.Process(target=_send, args=(work, writer))
+            process.start()
+            # With its end the pipe ends.
+            writer.close()
+            started.append((process, reader))
+        return [_decode(reader.recv_bytes()) for _, reader in started]
+    except EOFError:
+        told = "a process that simulated a part of the fleet has died; its memory may not have sufficed"
+        raise CellError(told) from None
     finally:
-        for pid, reader in readers.items():
-            os.close(reader)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        for process, reader in started:
+            reader.close()
+            process.kill()
+            process.join()
 
 
-def _begin(work: Callable[[], Outcome]) -> tuple[int, int]:
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    status = 1
-    try:
-        os.close(reader)
-        with os.fdopen(writer, "wb") as file:
-            file.write(_encode(work()))
-        status = 0
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        # Nothing of the parent is to be ended here.
-        os._exit(status)
-
-
-def _end(pid: int, readers: dict[int, int]) -> Outcome:
-    with os.fdopen(readers[pid], "rb", closefd=False) as file:
-        content = file.read()
-    _, status = os.waitpid(pid, 0)
-    os.close(readers.pop(pid))
-    if status:
-        raise CellError("a process that simulated a part of the fleet has died; its memory may not have sufficed")
-    return _decode(content)
+def _send(work: Callable[[], Outcome], writer: Connection) -> None:
+    # The parent tells of an interrupt.
+    with suppress(KeyboardInterrupt):
+        writer.send_bytes(_encode(work()))
 
 
 def _merged(parts: list[Outcome]) -> Outcome:
