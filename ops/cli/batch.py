@@ -104,7 +104,8 @@ async def _rows(config: QueueAccess, tenant: str, model: str | None, limit: int)
         queue = BatchQueue(client, tenant, clock)
         async for job in queue.jobs(model):
             # Without the prompt: thousands of them are gigabytes. Times are in Unix seconds by NATS's clock.
-            row = {"id": job.request.id, "tenant": tenant, "model": job.request.model, "queue": job.queue}
+            request = job.request
+            row: dict[str, Any] = {"id": request.id, "tenant": tenant, "model": request.model, "queue": job.queue}
             found.append((job.seq, job.consumer, row | {"queued": job.queued}))
             if len(found) == limit:
                 break

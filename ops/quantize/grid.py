@@ -29,7 +29,7 @@ class GroupGrid:
     @property
     def zero(self) -> int:
         """The value that stands for zero."""
-        return 2 ** (self.bits - 1)
+        return 1 << (self.bits - 1)
 
     def round(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the value of the nearest level of each weight, `[out_features, in_features]` uint8."""

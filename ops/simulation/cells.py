@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkProcess
 
 import msgspec
 
@@ -62,7 +62,7 @@ def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
 def _run_all(works: list[Callable[[], Outcome]]) -> list[Outcome]:
     """Run each in a process of its own; none is left when this returns or raises."""
     context = multiprocessing.get_context("fork")
-    started: list[tuple[BaseProcess, Connection]] = []
+    started: list[tuple[ForkProcess, Connection]] = []
     try:
         for work in works:
             reader, writer = context.Pipe(duplex=False)
