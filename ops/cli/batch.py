@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.batch_api import BATCH_ID, BatchApi
 from ops.cli.batch_files import COMMANDS, ApiAccess, print_batch
 from ops.cli.options import SettingsGroup, checked_name, options, resolve_settings
-from ops.cli.running_system import find_admin_nats
+from ops.cli.running_system import QueueAccess, admin_client, find_admin_nats
 from ops.text_table import aligned, printable_cell
 from shared.audit import audited, nats_login
 from shared.errors import DependencyError, HeadraceError

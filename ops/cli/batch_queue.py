@@ -17,7 +17,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from gpu_worker.consumer.result_store import send_result
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
-from ops.cli.admin import delete_message
+from ops.cli.running_system import delete_message
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.consumers import consumer_name

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.options import SettingsGroup, options, resolve_settings
-from ops.cli.running_system import find_admin_nats
+from ops.cli.running_system import QueueAccess, admin_client, find_admin_nats
 from ops.text_table import aligned, printable_cell
 from shared.audit import audited, nats_login
 from shared.errors import HeadraceError

@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NotFoundError
 
-from ops.cli.admin import delete_message
+from ops.cli.running_system import delete_message
 from shared.batch_streams import ensure_batch_stream, jetstream_problem
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ops.cli.options import as_given, settings_command
-from ops.stack.commands import NATS_ROLES
 from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.servers import NATS_ROLES
 from ops.stack.state import has_died, read_ready_file
 from shared.config import setting
 from shared.errors import ConfigError

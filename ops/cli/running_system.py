@@ -1,5 +1,7 @@
 """Where the system is that a command should talk to: what the settings say, else the one of the state directory.
 
+An administrator's connection to its NATS lasts as long as a command runs.
+
 What looks for it raises `ConfigError` if no URL is given and nothing runs there, `DependencyError` if that was killed.
 """
 
@@ -9,19 +11,26 @@ import contextlib
 import http.client
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
+from ops.stack.console import told_of_nats
 from ops.stack.servers import tenant_login
 from ops.stack.state import ReadyFile, has_died, read_ready_file
+from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.errors import ConfigError, DependencyError, HeadraceError
 from shared.http_url import is_http_url
+from shared.nats_files import NatsFiles
 from shared.nats_url import with_login
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
 
 CONNECT_TIMEOUT_S = 10.0
 # The number of served models that an error names.
@@ -246,3 +255,76 @@ def _operator_url(running: ReadyFile) -> str:
 def _origin(url: str) -> str:
     """Return a base URL without the endings that clients give it, and with one name for this machine."""
     return url.rstrip("/").removesuffix("/v1").replace("//localhost:", "//127.0.0.1:")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccess(NatsFiles):
+    """How an administrator logs in."""
+
+    nats_user: str | None = setting(None, "NATS user of the admin role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedAccess(AdminAccess):
+    """How an administrator logs in whose actions are written down, and on which system."""
+
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    audit_file: Path | None = setting(None, f"{AUDIT_HELP} In the state directory if not given.")
+
+    @property
+    def audit_log(self) -> Path:
+        """Where actions are written down: what belongs to one system stays in one place."""
+        return self.audit_file or self.state_dir / AUDIT_FILE_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAccess(AuditedAccess):
+    """How an administrator reaches the queues."""
+
+    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
+    timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
+
+
+@contextlib.asynccontextmanager
+async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: float) -> AsyncIterator[Client]:
+    """Connect as `name`, waiting `timeout_s` for NATS to appear, and disconnect when the block ends.
+
+    Who waits longer than a moment is told what for.
+
+    Raises:
+        DependencyError: NATS does not appear, or refuses us.
+    """
+    from shared.nats_connection import connect
+
+    with told_of_nats(url, timeout_s, tell):
+        client = await connect(
+            url,
+            role="admin",
+            name=name,
+            user=access.nats_user,
+            password=access.nats_password,
+            files=access,
+            timeout_s=timeout_s,
+        )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def delete_message(js: JetStreamContext, stream: str, seq: int) -> None:
+    """Delete a message of a stream; one that is gone already is not an error.
+
+    Raises:
+        nats.errors.Error: NATS refuses it or does not answer.
+    """
+    from nats.js.errors import APIError, NotFoundError
+
+    try:
+        await js.delete_msg(stream, seq)
+    except APIError:
+        # The code depends on where NATS notices that the message is gone.
+        with contextlib.suppress(NotFoundError):
+            await js.get_msg(stream, seq=seq)
+            raise

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.admin import AuditedAccess, admin_client
 from ops.cli.options import settings_command
-from ops.cli.running_system import find_admin_nats
+from ops.cli.running_system import AuditedAccess, admin_client, find_admin_nats
 from shared.audit import audited, nats_login
 from shared.config import setting
 from shared.disaggregation import ROLES

@@ -15,8 +15,7 @@ from gpu_worker.consumer.prefixes.messages import PeerMessage
 from gpu_worker.consumer.pull_queue import PULL_EXPIRES_S
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core.scheduler_config import SchedulerConfig
-from ops.simulation.clock import VirtualClock
-from ops.simulation.engine import TimedRunner
+from ops.simulation.engine import TimedRunner, VirtualClock
 from ops.simulation.outcome import Job, TokenGaps
 from ops.simulation.step_time import StepTimes
 from ops.simulation.tiers import SharedFiles, TierSizes, VirtualTiers

@@ -13,7 +13,7 @@ from gpu_worker.core.eviction_order import EvictionOrder
 from gpu_worker.core.retention import Retention
 from gpu_worker.core.tiers import FULL, Wanted
 from gpu_worker.execution.tiers.file_index import FileIndex
-from ops.simulation.clock import VirtualClock
+from ops.simulation.engine import VirtualClock
 
 _FILE_BYTES = 1
 

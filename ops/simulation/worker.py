@@ -23,8 +23,7 @@ from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.core.tiers import KvTiers
 from gpu_worker.engine.engine import EngineStats
-from ops.simulation.clock import Callback, VirtualClock, VirtualTimer
-from ops.simulation.engine import TimedRunner, VirtualEngine
+from ops.simulation.engine import Callback, TimedRunner, VirtualClock, VirtualEngine, VirtualTimer
 from ops.simulation.outcome import Job, TokenGaps
 from shared.prefixes import PrefixNews
 

@@ -13,7 +13,7 @@ from typing import Literal
 from gateway.config import GatewayConfig
 from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.config import WorkerConfig
-from ops.stack import commands
+from ops.stack import servers
 from ops.stack.child import NATS_QUESTION, REDIS_QUESTION, ChildSpec, HealthCheck, gateway_question
 from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.ports import claim_port, free_port
@@ -177,12 +177,12 @@ def _plan_nats(
     if config.nats_url is not None:
         check_url(config.nats_url)
         given = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files_of(config))
-        return None, dict.fromkeys(commands.NATS_ROLES, given)
+        return None, dict.fromkeys(servers.NATS_ROLES, given)
     # NATS reads a variable's value as configuration, hence a letter first and no signs.
-    passwords = {role: f"p{secrets.token_hex(16)}" for role in commands.NATS_ROLES}
+    passwords = {role: f"p{secrets.token_hex(16)}" for role in servers.NATS_ROLES}
     arguments = (str(prepare(state.path)), "-a", "127.0.0.1", "-p", str(port), "-sd", str(state.nats))
-    environ = {**base, **{commands.nats_password_variable(role): password for role, password in passwords.items()}}
-    command = (find_nats_server(), *commands.NATS[1:], *arguments)
+    environ = {**base, **{servers.nats_password_variable(role): password for role, password in passwords.items()}}
+    command = (find_nats_server(), *servers.NATS[1:], *arguments)
     spec = ChildSpec("nats", "nats", command, environ, EXIT_S, HealthCheck(port, NATS_QUESTION))
     return spec, {role: NatsAccess(f"nats://127.0.0.1:{port}", role, passwords[role]) for role in passwords}
 
@@ -198,10 +198,10 @@ def _plan_redis(
     password = secrets.token_hex(16)
     # A private file, because everyone on the machine can read a command line.
     file = state.redis / "redis.conf"
-    include, folder = _redis_text(commands.REDIS_CONFIG), _redis_text(state.redis)
+    include, folder = _redis_text(servers.REDIS_CONFIG), _redis_text(state.redis)
     lines = [f"include {include}", f"port {port}", f"dir {folder}", f"requirepass {password}"]
     write_private(file, "\n".join(lines) + "\n")
-    command = (binary, *commands.REDIS[1:], str(file))
+    command = (binary, *servers.REDIS[1:], str(file))
     spec = ChildSpec("redis", "redis", command, dict(base), EXIT_S, HealthCheck(port, REDIS_QUESTION))
     return spec, f"redis://:{password}@127.0.0.1:{port}/0"
 
