@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,10 @@ def command(ctx: click.Context, /, **values: Any) -> None:
     ctx.obj = resolve_settings(KeysConfig, values)
 
 
-def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _key_option(name: str, *names: str, **attributes: Any) -> _Decorator:
     """Add an option that describes a key; like a setting it can be given as a variable."""
     variable = variable_name(name.removeprefix("--").replace("-", "_"))
     return click.option(name, *names, cls=VariableOption, envvar=variable, **attributes)
@@ -112,52 +116,55 @@ def _checked_overlap(ctx: click.Context, param: click.Parameter, moment: float) 
     return moment
 
 
-def _limit_options(of: str = "", least: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _all_of(*options: _Decorator) -> _Decorator:
+    return lambda function: reduce(lambda described, option: option(described), reversed(options), function)
+
+
+def _limit_options(of: str = "", least: int = 1) -> _Decorator:
     """Add the limits that keys and tenants have; with `least` 0, 0 takes a limit away."""
     end = "" if least else "; 0 takes the limit away"
-    names = (
-        ("--requests-per-minute", f"Requests a minute{of} over all gateways{end}."),
-        ("--tokens-per-minute", f"Prompt and generated tokens a minute{of}{end}."),
-        ("--max-concurrent", f"Requests being answered at once{of}{end}."),
+    kind = click.IntRange(least, _MOST)
+    return _all_of(
+        _key_option("--requests-per-minute", type=kind, help=f"Requests a minute{of} over all gateways{end}."),
+        _key_option("--tokens-per-minute", type=kind, help=f"Prompt and generated tokens a minute{of}{end}."),
+        _key_option("--max-concurrent", type=kind, help=f"Requests being answered at once{of}{end}."),
     )
 
-    def add(function: Callable[..., None]) -> Callable[..., None]:
-        for name, text in reversed(names):
-            function = _key_option(name, type=click.IntRange(least, _MOST), help=text)(function)
-        return function
 
-    return add
-
-
-_models = _key_option(
-    "--allow-model",
-    "models",
-    multiple=True,
-    metavar="MODEL",
-    callback=_checked_models,
-    help="Allow this model only; repeatable.",
-)
-_expires = _key_option("--expires", type=_Moment(), help="When the key ends: 30d, 12h, 2027-01-31 (UTC), never.")
-_reads = _key_option(
-    "--reads-per-minute",
-    type=click.IntRange(1, _MOST),
-    help="Reads of stored responses a minute, one for each 64 kB; 1200 if not given.",
-)
-
-
-def _priority(default: int | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    text = "Largest `priority` that requests may ask for; larger ones are refused."
-    kind = click.IntRange(-100, 100)
-    return _key_option("--max-priority", type=kind, default=default, show_default=default is not None, help=text)
-
-
-_weight = _key_option(
-    "--weight",
-    type=click.FloatRange(0.01, 100.0),
-    metavar="NUMBER",
-    callback=_checked_weight,
-    help="While others wait too, requests of this key are served in proportion to it: 0.01 to 100, or 1 if not given.",
-)
+def _describing(*, is_new: bool) -> _Decorator:
+    """Add the options that describe a key; of one that there is already, they say what changes."""
+    return _all_of(
+        _key_option(
+            "--allow-model",
+            "models",
+            multiple=True,
+            metavar="MODEL",
+            callback=_checked_models,
+            help="Allow this model only; repeatable.",
+        ),
+        _limit_options(least=int(is_new)),
+        _key_option(
+            "--reads-per-minute",
+            type=click.IntRange(1, _MOST),
+            help="Reads of stored responses a minute, one for each 64 kB; 1200 if not given.",
+        ),
+        _key_option(
+            "--max-priority",
+            type=click.IntRange(-100, 100),
+            default=0 if is_new else None,
+            show_default=is_new,
+            help="Largest `priority` that requests may ask for; larger ones are refused.",
+        ),
+        _key_option(
+            "--weight",
+            type=click.FloatRange(0.01, 100.0),
+            metavar="NUMBER",
+            callback=_checked_weight,
+            help="While others wait too, requests of this key are served in proportion to it: 0.01 to 100, or 1 if not "
+            "given.",
+        ),
+        _key_option("--expires", type=_Moment(), help="When the key ends: 30d, 12h, 2027-01-31 (UTC), never."),
+    )
 
 
 @command.command()
@@ -169,12 +176,7 @@ _weight = _key_option(
     help="Whose requests these are; caches are kept apart.",
 )
 @_key_option("--name", default="", help="A note to recognise the key by; other commands take it for the key's id.")
-@_models
-@_limit_options()
-@_reads
-@_priority(0)
-@_weight
-@_expires
+@_describing(is_new=True)
 @_key_option("--first", is_flag=True, help="Only where there is no key yet: for scripts that set a system up.")
 @click.pass_obj
 def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires: float | None, **record: Any) -> None:
@@ -194,12 +196,7 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
 
 @command.command()
 @click.argument("key")
-@_models
-@_limit_options(least=0)
-@_reads
-@_priority(None)
-@_weight
-@_expires
+@_describing(is_new=False)
 @click.pass_obj
 def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: float | None, **given: Any) -> None:
     """Change what a key may do, named by its id or name. Gateways know it within seconds."""
