@@ -130,8 +130,14 @@ async def _box(config: QueueAccess) -> AsyncIterator[DeadLetterBox]:
 
 async def _found(config: QueueAccess, selection: Selection) -> list[StoredLetter]:
     async with _box(config) as box:
-        found = [stored async for stored in box.letters(selection)]
-    _check_missing(selection, found)
+        return await _selected(box, selection)
+
+
+async def _selected(box: DeadLetterBox, selection: Selection) -> list[StoredLetter]:
+    found = [stored async for stored in box.letters(selection)]
+    if missing := selection.ids - {stored.letter.request.id for stored in found}:
+        named = ", ".join(sorted(missing))
+        raise HeadraceError(f"not in quarantine: {named}; `headrace dead list` shows what is")
     return found
 
 
@@ -147,9 +153,7 @@ async def _each(
     refused = []
     user = nats_login(config.nats_user, find_admin_nats(config.nats_url, config.state_dir), config)
     async with _box(config) as box:
-        found = [stored async for stored in box.letters(selection)]
-        _check_missing(selection, found)
-        for stored in found:
+        for stored in (found := await _selected(box, selection)):
             request = stored.letter.request
             what = {"id": request.id, "tenant": request.tenant, "model": request.model, "lane": request.lane}
             try:
@@ -166,13 +170,6 @@ async def _each(
 def _tell_none(selection: Selection) -> None:
     of_these = " that these filters select" if selection.model or selection.lane or selection.tenant else ""
     click.echo(f"no request is in quarantine{of_these}", err=True)
-
-
-def _check_missing(selection: Selection, found: list[StoredLetter]) -> None:
-    missing = selection.ids - {stored.letter.request.id for stored in found}
-    if missing:
-        named = ", ".join(sorted(missing))
-        raise HeadraceError(f"not in quarantine: {named}; `headrace dead list` shows what is")
 
 
 def _summary(stored: StoredLetter) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import signal
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS
 from ops.stack import probe
@@ -55,7 +54,7 @@ class Supervisor:
         self._host = host
         self._hosting: asyncio.Task[None] | None = None
         self._storage = StorageWatch(state.path, self._replace_nats)
-        self._watching: asyncio.Future[Any] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._failure: DependencyError | None = None
         self._written: ReadyFile | None = None
@@ -137,7 +136,7 @@ class Supervisor:
         await self._roll_call.open()
         self._start_children((plan.gateway, *plan.workers))
         watch = Watch(self._children, self._roll_call, self._console, self._hang_timeout_s)
-        self._watching = asyncio.gather(watch.run(), self._storage.run())
+        self._watching = asyncio.create_task(self._watch(watch))
         return await told_while(self._ask_until_answered(), self._waited_for, partial(self._console.say, "headrace"))
 
     def _start_children(self, specs: Iterable[ChildSpec]) -> None:
@@ -159,6 +158,9 @@ class Supervisor:
         self._progress[worker] = progress
         if not self._console.draw(worker, progress.bar) and is_new:
             self._console.say(worker, progress.title)
+
+    async def _watch(self, watch: Watch) -> None:
+        await asyncio.gather(watch.run(), self._storage.run())
 
     def _replace_nats(self) -> None:
         self._console.say("nats", "still finds no room on a disk that has some; starting it anew")
