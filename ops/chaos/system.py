@@ -18,7 +18,7 @@ from ops.bench.systems import accepts
 from ops.chaos.fault_proxy import FaultProxy
 from ops.chaos.observer import Observer
 from ops.chaos.part import Part
-from ops.stack import commands
+from ops.stack import servers
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from ops.stack.servers import find_nats_server, find_redis_server
@@ -169,15 +169,15 @@ class System:
         return self.directory / "keys.json"
 
     def _nats_part(self) -> Part:
-        command = [find_nats_server(), "-c", str(commands.NATS_CONFIG)]
+        command = [find_nats_server(), "-c", str(servers.NATS_CONFIG)]
         command += ["-a", "127.0.0.1", "-p", str(self.nats_port), "-sd", str(self.directory / "jetstream")]
-        passwords = {commands.nats_password_variable(role): _PASSWORD for role in commands.NATS_ROLES}
+        passwords = {servers.nats_password_variable(role): _PASSWORD for role in servers.NATS_ROLES}
         return self._part("nats", command, _environ() | passwords, lambda log: accepts(self.nats_port))
 
     def _redis_part(self) -> Part:
         binary = find_redis_server()
         assert binary is not None, "redis-server is not installed: install headrace[test]"
-        command = [binary, str(commands.REDIS_CONFIG), "--port", str(self.redis_port), "--dir", str(self.directory)]
+        command = [binary, str(servers.REDIS_CONFIG), "--port", str(self.redis_port), "--dir", str(self.directory)]
         return self._part("redis", command, _environ(), lambda log: accepts(self.redis_port))
 
     async def _worker_part(self, name: str) -> Part:

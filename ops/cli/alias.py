@@ -128,8 +128,7 @@ def show(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
     if not found:
         raise HeadraceError(f"the alias {alias!r} has had no canary; `headrace canary ls` shows what there is")
     (each,) = found
-    rows = [_HEADS, *map(_arm, each["arms"])]
-    click.echo("\n".join(aligned(rows)))
+    click.echo("\n".join(aligned([_HEADS, *map(_arm, each["arms"])])))
     click.echo(f"{each['state'].replace('_', ' ')}, {each['percent']:g}%: {each['verdict']}")
 
 
@@ -144,24 +143,19 @@ def percent(access: OperatorAccess, /, alias: str, share: float, tenant: str | N
     click.echo(f"{share:g}% of {alias} goes to its canary")
 
 
-@canary.command()
-@click.argument("alias")
-@_of_tenant
-@click.pass_obj
-def promote(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
-    """Let ALIAS stand for the canary's model."""
-    _change(access, alias, tenant, "promote")
-    click.echo(f"{alias} stands for its canary's model")
+def _ending(action: str, text: str, told: str) -> None:
+    @click.argument("alias")
+    @_of_tenant
+    @click.pass_obj
+    def run(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
+        _change(access, alias, tenant, action)
+        click.echo(told.format(alias))
+
+    canary.command(action, help=text)(run)
 
 
-@canary.command()
-@click.argument("alias")
-@_of_tenant
-@click.pass_obj
-def rollback(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
-    """Send all requests of ALIAS to the model that it stands for."""
-    _change(access, alias, tenant, "rollback")
-    click.echo(f"the canary of {alias} is rolled back")
+_ending("promote", "Let ALIAS stand for the canary's model.", "{} stands for its canary's model")
+_ending("rollback", "Send all requests of ALIAS to the model that it stands for.", "the canary of {} is rolled back")
 
 
 def _change(access: OperatorAccess, alias: str, tenant: str | None, action: str, **more: float) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.batch_api import BATCH_ID, BatchApi
 from ops.cli.batch_files import COMMANDS, ApiAccess, print_batch
 from ops.cli.options import SettingsGroup, checked_name, options, resolve_settings
-from ops.cli.running_system import find_admin_nats
+from ops.cli.running_system import QueueAccess, admin_client, find_admin_nats
 from ops.text_table import aligned, printable_cell
 from shared.audit import audited, nats_login
 from shared.errors import DependencyError, HeadraceError
@@ -26,19 +24,6 @@ _PAGE = 100
 _BATCH_HEADS = ("ID", "ENDPOINT", "STATUS", "COMPLETED", "FAILED", "TOTAL", "AGE")
 _HEADS = ("ID", "MODEL", "QUEUE", "STATE", "AGE")
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-
-
-@dataclass(slots=True)
-class _Row:
-    """What is shown of a job; `queued` is in Unix seconds by NATS's clock."""
-
-    id: str
-    tenant: str
-    model: str
-    queue: str
-    queued: float
-    age_s: float = 0.0
-    state: Literal["waiting", "taken"] = "waiting"
 
 
 @click.command("list", params=options(ApiAccess))
@@ -92,10 +77,9 @@ def _list_jobs(config: QueueAccess, tenant: str, model: str | None, limit: int, 
     rows, count = asyncio.run(_rows(config, tenant, model, limit))
     if is_json:
         for row in rows:
-            click.echo(json.dumps(asdict(row)))
+            click.echo(json.dumps(row))
     elif rows:
-        cells = [[*map(printable_cell, (row.id, row.model)), row.queue, row.state, _age(row.age_s)] for row in rows]
-        click.echo("\n".join(aligned([_HEADS, *cells])))
+        click.echo("\n".join(aligned([_HEADS, *map(_job_cells, rows)])))
     else:
         of_model = "" if model is None else f" for {model!r}"
         click.echo(f"no job of tenant {tenant!r} waits or runs{of_model}", err=True)
@@ -103,29 +87,33 @@ def _list_jobs(config: QueueAccess, tenant: str, model: str | None, limit: int, 
         click.echo(f"the oldest {len(rows)} of {count} jobs; --limit shows more", err=True)
 
 
-async def _rows(config: QueueAccess, tenant: str, model: str | None, limit: int) -> tuple[list[_Row], int]:
-    """Return the oldest jobs, and how many there are in all."""
+def _job_cells(row: dict[str, Any]) -> list[str]:
+    names = (printable_cell(row["id"]), printable_cell(row["model"]))
+    return [*names, row["queue"], row["state"], _age(row["age_s"])]
+
+
+async def _rows(config: QueueAccess, tenant: str, model: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
     from ops.cli.batch_queue import BatchQueue
     from shared.server_clock import ServerClock
 
     url = find_admin_nats(config.nats_url, config.state_dir)
-    found: list[tuple[int, str, _Row]] = []
+    found: list[tuple[int, str, dict[str, Any]]] = []
     async with admin_client(url, "headrace-batch", config, config.timeout_s) as client:
         await (clock := ServerClock()).synchronize(client)
         queue = BatchQueue(client, tenant, clock)
         async for job in queue.jobs(model):
-            # Without the prompt: thousands of them are gigabytes.
-            found.append(
-                (job.seq, job.consumer, _Row(job.request.id, tenant, job.request.model, job.queue, job.queued))
-            )
+            # Without the prompt: thousands of them are gigabytes. Times are in Unix seconds by NATS's clock.
+            request = job.request
+            row: dict[str, Any] = {"id": request.id, "tenant": tenant, "model": request.model, "queue": job.queue}
+            found.append((job.seq, job.consumer, row | {"queued": job.queued}))
             if len(found) == limit:
                 break
         last = await queue.last_taken({consumer for _, consumer, _ in found})
         count = await queue.count(model)
     now = clock.now()
     for seq, consumer, row in found:
-        row.age_s = round(max(0.0, now - row.queued), 3)
-        row.state = "taken" if seq <= last[consumer] else "waiting"
+        row["age_s"] = round(max(0.0, now - row["queued"]), 3)
+        row["state"] = "taken" if seq <= last[consumer] else "waiting"
     return [row for _, _, row in found], count
 
 

@@ -36,7 +36,7 @@ _LOOK_EVERY_S = 2.0
 
 
 class BatchClient:
-    """An async context manager around one connection in the batch role."""
+    """An async context manager around one connection in the batch role. What fails raises `DependencyError`."""
 
     def __init__(
         self,
@@ -57,11 +57,7 @@ class BatchClient:
         self._refusals: asyncio.Queue[str] = asyncio.Queue()
 
     async def __aenter__(self) -> BatchClient:
-        """Connect.
-
-        Raises:
-            DependencyError: NATS does not answer, refuses us, or is too old.
-        """
+        """Connect."""
         url, user, password, files = self._access
         with told_of_nats(url, _CONNECT_TIMEOUT_S, self._tell):
             self._client = await connect(
@@ -89,10 +85,6 @@ class BatchClient:
         """Put a request onto the queue and return the subject of its result.
 
         A request that is published again is answered by the result it has.
-
-        Raises:
-            DependencyError: The queue does not exist, is full or does not answer, or NATS does not let us publish for
-                this tenant.
         """
         assert self._client is not None
         subject = request_subject(request.model, "batch", request.tenant)
@@ -114,11 +106,7 @@ class BatchClient:
         return result
 
     async def results(self, requests: list[Request], timeout_s: float) -> AsyncIterator[dict[str, Any]]:
-        """Publish the requests and yield each result as soon as it is there.
-
-        Raises:
-            DependencyError: A request could not be published, or results are missing after `timeout_s`.
-        """
+        """Publish the requests and yield each result as soon as it is there."""
         assert self._client is not None
         arrived: asyncio.Queue[Msg] = asyncio.Queue()
         clock = asyncio.get_running_loop().time

@@ -17,7 +17,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from gpu_worker.consumer.result_store import send_result
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
-from ops.cli.admin import delete_message
+from ops.cli.running_system import delete_message
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.consumers import consumer_name
@@ -27,14 +27,7 @@ from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Requ
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import PROGRESS_STREAM, RESULTS_STREAM
-from shared.subjects import (
-    Queue,
-    cancel_subject,
-    decode_name,
-    encode_name,
-    progress_subject,
-    result_subject,
-)
+from shared.subjects import Queue, cancel_subject, decode_name, encode_name, progress_subject, result_subject
 
 _WORKERS_ANSWER_S = 2.0
 # A job may be handed from one worker to another while it is asked for.
@@ -66,7 +59,7 @@ class QueuedJob:
 
 
 class BatchQueue:
-    """Works on one tenant's queue over a connection in the admin role."""
+    """Works on one tenant's queue as an administrator. Methods raise `DependencyError` where NATS does not answer."""
 
     def __init__(self, nats: Client, tenant: str, clock: ServerClock) -> None:
         self._nats = nats
@@ -80,11 +73,7 @@ class BatchQueue:
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
 
     async def jobs(self, model: str | None) -> AsyncIterator[QueuedJob]:
-        """Yield the jobs that have not ended, oldest first; one that cannot be read is left out.
-
-        Raises:
-            DependencyError: The tenant has no queue, or NATS does not answer.
-        """
+        """Yield the jobs that have not ended, oldest first; one that cannot be read is left out."""
         last = (await self._state(None)).last_seq
         seq, subject = 0, self._subjects(model)
         while seq < last:
@@ -93,9 +82,7 @@ class BatchQueue:
             except NotFoundError:
                 return
             except (APIError, NatsError) as error:
-                raise DependencyError(
-                    f"the queue of tenant {self._tenant!r} cannot be read: {_reason(error)}"
-                ) from error
+                raise self._unreadable(error) from error
             assert message.seq is not None
             assert message.time is not None
             seq = message.seq
@@ -107,11 +94,7 @@ class BatchQueue:
                 yield QueuedJob(seq, named, named_queue, message.time.timestamp())
 
     async def count(self, model: str | None) -> int:
-        """Return how many jobs have not ended.
-
-        Raises:
-            DependencyError: The tenant has no queue, or NATS does not answer.
-        """
+        """Return how many jobs have not ended."""
         return sum(((await self._state(self._subjects(model))).subjects or {}).values())
 
     def _subjects(self, model: str | None) -> str:
@@ -127,24 +110,13 @@ class BatchQueue:
             raise self._unreadable(error) from error
 
     async def parted(self, jobs: Sequence[QueuedJob]) -> tuple[list[QueuedJob], list[QueuedJob]]:
-        """Return those of the jobs that no worker has taken yet, and the others; some of these may be given back.
-
-        Raises:
-            DependencyError: NATS does not answer.
-        """
+        """Return those of the jobs that no worker has taken yet, and the others; some of these may be given back."""
         last = await self.last_taken({job.consumer for job in jobs})
-        waiting: list[QueuedJob] = []
-        taken: list[QueuedJob] = []
-        for job in jobs:
-            (taken if job.seq <= last[job.consumer] else waiting).append(job)
-        return waiting, taken
+        waiting = [job for job in jobs if job.seq > last[job.consumer]]
+        return waiting, [job for job in jobs if job.seq <= last[job.consumer]]
 
     async def last_taken(self, consumers: Iterable[str]) -> dict[str, int]:
-        """Return by consumer the number of the last job that a worker has taken through it, 0 if there is none.
-
-        Raises:
-            DependencyError: NATS does not answer.
-        """
+        """Return by consumer the number of the last job that a worker has taken through it, 0 if there is none."""
         last = dict.fromkeys(consumers, 0)
         try:
             for name in last:
@@ -156,11 +128,7 @@ class BatchQueue:
         return last
 
     async def ask_workers(self, jobs: Sequence[QueuedJob]) -> None:
-        """Have workers end the jobs that they hold, with all they have, and give them some time for it.
-
-        Raises:
-            DependencyError: NATS does not answer.
-        """
+        """Have workers end the jobs that they hold, with all they have, and give them some time for it."""
         missing = deque(jobs)
         deadline, ask_at = time.monotonic() + _WORKERS_ANSWER_S, 0.0
         try:
@@ -189,7 +157,6 @@ class BatchQueue:
 
         Raises:
             RefusedCancelError: NATS refuses, which says nothing of other jobs.
-            DependencyError: NATS does not answer.
         """
         request = job.request
         try:
@@ -226,14 +193,15 @@ class BatchQueue:
             return None
 
     def _result(self, request: Request, progress: BatchProgress | None) -> BatchResult:
+        token_ids = () if progress is None else progress.token_ids
         return BatchResult(
             id=request.id,
             model=request.model,
             tenant=request.tenant,
             text="" if progress is None else progress.text,
             finish="cancelled",
-            token_ids=() if progress is None else progress.token_ids,
-            completion_tokens=0 if progress is None else len(progress.token_ids),
+            token_ids=token_ids,
+            completion_tokens=len(token_ids),
             error="cancelled by an operator",
             attempt=0,
             created=request.created,

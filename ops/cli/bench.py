@@ -79,7 +79,6 @@ def run(config: BenchEngineConfig) -> int:
 
 
 def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[str, object]:
-    """Measure a load, print its row and return it."""
     from ops.bench.engine import bandwidth_share, medians, read_bandwidth, share_text
     from ops.sizing.traffic import bytes_per_decode_step
 
@@ -109,11 +108,6 @@ def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[
 
 
 def _batches(text: str) -> list[int]:
-    """Read the list of batch sizes.
-
-    Raises:
-        ConfigError: It is not a list of positive numbers.
-    """
     try:
         batches = [int(part) for part in text.split(",")]
     except ValueError:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 import os
 import re
 import resource
 import sys
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.options import SettingsCommand, check_writable, options, resolve_settings
+from ops.cli.options import SettingsCommand, check_writable, settings_command
 from ops.cli.parts import require
 from ops.cli.running_system import find_endpoint, only_model
 from ops.cli.simulate import BURSTINESS
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ops.load_generator.driver import Driver
-    from ops.load_generator.record import Report
     from ops.load_generator.run import Load
 
 _DATASETS = ("random", "sharegpt", "custom", "trace", "agents")
@@ -111,6 +111,7 @@ def run_serve(config: BenchServeConfig) -> int:
     require("gateway", "httptools")
     import uvloop
 
+    from ops.load_generator.connection import Address
     from ops.load_generator.driver import Wire
     from ops.load_generator.run import measure
     from ops.load_generator.summary import as_page, table
@@ -119,13 +120,11 @@ def run_serve(config: BenchServeConfig) -> int:
     check_writable("HEADRACE_HTML", config.html)
     load, fields, slo_ms = _load(config), _fields(config), _limits(config.goodput)
     endpoint = find_endpoint(config.url, config.api_key, config.state_dir)
-    from ops.load_generator.connection import Address
-
     model = config.model_name or only_model(endpoint)
     wire = Wire(Address.of_url(endpoint.url, model, endpoint.api_key), config.backend == "openai-chat", fields)
     _raise_file_limit()
     progress = _Progress() if sys.stderr.isatty() else None
-    report: Report = uvloop.run(measure(wire, load, slo_ms, _asked(config), progress))
+    report = uvloop.run(measure(wire, load, slo_ms, _asked(config), progress))
     if progress is not None:
         progress.clear()
     click.echo("\n".join(table(report)))
@@ -157,7 +156,6 @@ class _Progress:
     """The line on a terminal that says how far a run is."""
 
     def __call__(self, driver: Driver, num_planned: int) -> None:
-        """Show it."""
         records = driver.records
         failed = sum(record.problem is not None for record in records)
         elapsed_s = max(1e-9, time.monotonic() - driver.started)
@@ -168,7 +166,6 @@ class _Progress:
         self._write(f"{line}{tokens_per_s:,.0f} tokens/s{ttft}")
 
     def clear(self) -> None:
-        """Take it away."""
         self._write("")
 
     def _write(self, text: str) -> None:
@@ -177,11 +174,6 @@ class _Progress:
 
 
 def _load(config: BenchServeConfig) -> Load:
-    """Return what is sent.
-
-    Raises:
-        ConfigError: Settings contradict each other.
-    """
     from ops.load_generator.run import Load
 
     is_file = config.dataset_name in ("sharegpt", "custom", "trace")
@@ -196,24 +188,8 @@ def _load(config: BenchServeConfig) -> Load:
     found = _SIZE.fullmatch(config.image_size)
     if found is None or not all(1 <= int(side) <= _WIDEST_IMAGE for side in found.groups()):
         raise ConfigError("HEADRACE_IMAGE_SIZE", f"{config.image_size!r} is not a size of 1x1 to 8192x8192")
-    return Load(
-        dataset=config.dataset_name,
-        path=config.dataset_path,
-        requests=config.requests,
-        rate=math.inf if config.request_rate is None else config.request_rate,
-        burstiness=config.burstiness,
-        max_concurrency=config.max_concurrency,
-        prompt=config.random_input_len,
-        output=config.random_output_len,
-        prefix=config.random_prefix_len,
-        num_prefixes=config.prefixes,
-        spread=config.spread,
-        turns=config.turns,
-        images=config.images,
-        image_size=(int(found[1]), int(found[2])),
-        timeout_s=config.answer_timeout_s,
-        seed=config.seed,
-    )
+    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(Load)}
+    return Load(**given | {"image_size": (int(found[1]), int(found[2]))})
 
 
 def _fields(config: BenchServeConfig) -> dict[str, Any]:
@@ -240,10 +216,8 @@ def _limits(text: str) -> dict[str, float]:
 
 def _asked(config: BenchServeConfig) -> dict[str, Any]:
     """Return what the report says of the load: the options that were not left as they are, and never the key."""
-    from dataclasses import fields
-
     kept = {"api_key", "url", "model_name", "state_dir", "json", "html"}
-    values = ((field, getattr(config, field.name)) for field in fields(config) if field.name not in kept)
+    values = ((field, getattr(config, field.name)) for field in dataclasses.fields(config) if field.name not in kept)
     return {
         field.name: str(value) if isinstance(value, Path) else value
         for field, value in values
@@ -261,7 +235,6 @@ class _ServeCommand(SettingsCommand):
     """Takes the limits of `--goodput` as vLLM does too: several words; and says what stands for its other options."""
 
     def explain(self, option: str) -> str | None:
-        """Return what stands for an option of vLLM's command, else what any command says."""
         if (advice := _INSTEAD.get(option)) is not None:
             return f"No such option '{option}' (vLLM's): {advice}."
         return super().explain(option)
@@ -272,30 +245,19 @@ class _ServeCommand(SettingsCommand):
 
 
 def _joined(args: list[str]) -> Iterator[str]:
-    place = 0
-    while place < len(args):
-        yield args[place]
-        place += 1
-        if args[place - 1] == "--goodput":
-            start = place
-            while place < len(args) and _LIMIT.fullmatch(args[place]):
-                place += 1
-            if place > start:
-                yield " ".join(args[start:place])
+    words = list(args)
+    while words:
+        yield (word := words.pop(0))
+        limits = list(takewhile(_LIMIT.fullmatch, words)) if word == "--goodput" else []
+        if limits:
+            yield " ".join(limits)
+            del words[: len(limits)]
 
 
-def _serve(**values: Any) -> int:
-    return run_serve(resolve_settings(BenchServeConfig, values))
-
-
-serve_command = _ServeCommand("serve", callback=_serve, params=[*options(BenchServeConfig)], help=run_serve.__doc__)
+serve_command = settings_command(BenchServeConfig, "serve", run_serve, kind=_ServeCommand)
 _report = click.Path(path_type=Path, dir_okay=False)
-compare_command = click.Command(
-    "compare",
-    callback=run_compare,
-    params=[
-        click.Argument(["first"], metavar="A", type=_report),
-        click.Argument(["second"], metavar="B", type=_report),
-    ],
-    help=run_compare.__doc__,
-)
+_REPORTS: list[click.Parameter] = [
+    click.Argument(["first"], metavar="A", type=_report),
+    click.Argument(["second"], metavar="B", type=_report),
+]
+compare_command = click.Command("compare", callback=run_compare, params=_REPORTS, help=run_compare.__doc__)

@@ -85,7 +85,7 @@ def list_makers(config: ListConfig) -> int:
                 "group": int(group),
                 "files": len(files),
                 "bytes": sum(file.num_bytes for file in files),
-                "last_used": _time(max(file.modified for file in files)),
+                "last_used": time.strftime("%FT%TZ", time.gmtime(max(file.modified for file in files))),
                 **({"damaged": damaged[maker, group]} if config.verify else {}),
             }
         )
@@ -102,7 +102,6 @@ def list_makers(config: ListConfig) -> int:
 
 def clear(config: ClearConfig) -> int:
     """Delete files. Workers that use them compute what they miss."""
-    num_files = num_bytes = 0
     with _opened(config) as store:
         files = list(_files(store))
         if config.maker is not None:
@@ -112,9 +111,9 @@ def clear(config: ClearConfig) -> int:
                 raise ConfigError("HEADRACE_MAKER", problem)
         for file in files:
             store.delete(file.key)
-            num_files, num_bytes = num_files + 1, num_bytes + file.num_bytes
         for folder in {file.key.rpartition("/")[0] for file in files}:
             store.prune(folder)
+    num_files, num_bytes = len(files), sum(file.num_bytes for file in files)
     if config.json:
         click.echo(json.dumps({"files": num_files, "bytes": num_bytes}))
     else:
@@ -125,14 +124,6 @@ def clear(config: ClearConfig) -> int:
 @contextmanager
 def _opened(config: CacheConfig) -> Iterator[FileStore]:
     """Give the store; its errors are those of the setting that names it."""
-    store = _open(config)
-    try:
-        yield store
-    except OSError as error:
-        raise ConfigError("HEADRACE_KV_DISK_PATH", f"{store.place} cannot be used: {error}") from None
-
-
-def _open(config: CacheConfig) -> FileStore:
     place = config.kv_disk_path
     if place is None:
         raise ConfigError("HEADRACE_KV_DISK_PATH", "is required: the directory or bucket that workers were given")
@@ -141,7 +132,11 @@ def _open(config: CacheConfig) -> FileStore:
     require("worker", "numpy")
     from gpu_worker.execution.tiers.bucket import open_store
 
-    return open_store(place)
+    store = open_store(place)
+    try:
+        yield store
+    except OSError as error:
+        raise ConfigError("HEADRACE_KV_DISK_PATH", f"{store.place} cannot be used: {error}") from None
 
 
 def _read(store: FileStore, key: str) -> bytes | None:
@@ -167,15 +162,8 @@ def _files(store: FileStore) -> Iterator[_File]:
                 yield _File(found[1], found[2], key, file.num_bytes, file.modified)
 
 
-def _time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
 command = SettingsGroup(
     "cache",
-    commands=[
-        settings_command(ListConfig, "ls", list_makers),
-        settings_command(ClearConfig, "clear", clear),
-    ],
+    commands=[settings_command(ListConfig, "ls", list_makers), settings_command(ClearConfig, "clear", clear)],
     help="Look at KV caches in files, or delete them.",
 )

@@ -55,27 +55,23 @@ def run(config: ChatConfig, prompt: str | None, images: Sequence[str] = ()) -> i
 def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None, images: list[dict[str, Any]]) -> int:
     model = config.model_name or only_model(endpoint)
     parameters = {"model": model, "max_tokens": config.max_tokens, "temperature": config.temperature}
-    if prompt is not None and images:
-        body = {**parameters, "messages": [*_opening(config.system_prompt), _asked(prompt, images)]}
-        for text in _texts(endpoint.stream("/v1/chat/completions", body)):
-            _show(text)
-        _show("\n")
+    opening: list[dict[str, Any]] = (
+        [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
+    )
+    if prompt is None:
+        _converse(endpoint, parameters, opening, images)
         return 0
-    if prompt is not None:
-        for chunk in endpoint.stream("/v1/completions", {**parameters, "prompt": prompt}):
-            _show("".join(choice["text"] for choice in chunk["choices"]))
-        _show("\n")
-        return 0
-    _converse(endpoint, parameters, _opening(config.system_prompt), images)
+    path, asked = "/v1/completions", dict[str, Any](prompt=prompt)
+    if images:
+        path, asked = "/v1/chat/completions", {"messages": [*opening, _asked(prompt, images)]}
+    for text in _texts(endpoint.stream(path, parameters | asked)):
+        _show(text)
+    _show("\n")
     return 0
 
 
 def _image(place: str) -> dict[str, Any]:
-    """Return the part of a message that shows a file, or what a URL names, which the server fetches.
-
-    Raises:
-        ConfigError: The file cannot be read, is too large, or is not an image that is served.
-    """
+    """Return the part of a message that shows a file, or what a URL names, which the server fetches."""
     if place.startswith(("https://", "http://", "data:")):
         return {"type": "image_url", "image_url": {"url": place}}
     try:
@@ -92,17 +88,12 @@ def _image(place: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _opening(system_prompt: str | None) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": system_prompt}] if system_prompt else []
-
-
 def _asked(text: str, images: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a message of the user, with images before the text."""
     return {"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text}
 
 
 def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
-    """Return what to do about a refusal, where that is known."""
     if error.status == http.client.UNAUTHORIZED:
         return " Give yours as HEADRACE_API_KEY; it is sent as `Authorization: Bearer <key>`."
     if error.code != "model_not_found":
@@ -146,7 +137,6 @@ def _ask() -> str | None:
 
 
 def _answer(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
-    """Show an answer and return it; None if the server refused."""
     parts: list[str] = []
     try:
         for text in _texts(endpoint.stream("/v1/chat/completions", body)):
@@ -166,7 +156,7 @@ def _texts(chunks: Iterator[dict[str, Any]]) -> Iterator[str]:
     with contextlib.closing(chunks):  # type: ignore[type-var]
         for chunk in chunks:
             for choice in chunk["choices"]:
-                yield choice["delta"].get("content") or ""
+                yield choice["text"] if "text" in choice else choice["delta"].get("content") or ""
 
 
 def _show(text: str) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.options import SettingsGroup, options, resolve_settings
-from ops.cli.running_system import find_admin_nats
+from ops.cli.running_system import QueueAccess, admin_client, find_admin_nats
 from ops.text_table import aligned, printable_cell
 from shared.audit import audited, nats_login
 from shared.errors import HeadraceError
@@ -34,7 +33,6 @@ def command(ctx: click.Context, /, **values: Any) -> None:
 
 
 def _selecting(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select letters."""
     for option in (
         click.option("--tenant", help="Only requests of this tenant."),
         click.option("--lane", type=click.Choice(["interactive", "batch"]), help="Only requests of this lane."),
@@ -45,7 +43,6 @@ def _selecting(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _naming(function: Callable[..., None]) -> Callable[..., None]:
-    """Add request ids and `--all` besides."""
     function = click.option("--all", "is_all", is_flag=True, help="All that the filters select, without ids.")(function)
     return _selecting(click.argument("ids", metavar="[ID]...", nargs=-1)(function))
 
@@ -133,8 +130,14 @@ async def _box(config: QueueAccess) -> AsyncIterator[DeadLetterBox]:
 
 async def _found(config: QueueAccess, selection: Selection) -> list[StoredLetter]:
     async with _box(config) as box:
-        found = [stored async for stored in box.letters(selection)]
-    _check_missing(selection, found)
+        return await _selected(box, selection)
+
+
+async def _selected(box: DeadLetterBox, selection: Selection) -> list[StoredLetter]:
+    found = [stored async for stored in box.letters(selection)]
+    if missing := selection.ids - {stored.letter.request.id for stored in found}:
+        named = ", ".join(sorted(missing))
+        raise HeadraceError(f"not in quarantine: {named}; `headrace dead list` shows what is")
     return found
 
 
@@ -144,19 +147,13 @@ async def _each(
     selection: Selection,
     action: Callable[[DeadLetterBox, StoredLetter], Awaitable[None]],
 ) -> None:
-    """Do something to each selected letter, named `name` in the audit log; none is touched when an id is missing.
-
-    Raises:
-        NotRetriedError: It could not be done to some; it was done to all others.
-    """
+    """Do something to each selected letter, named `name` in the audit log; none is touched when an id is missing."""
     from ops.cli.dead_letter_box import NotRetriedError
 
     refused = []
     user = nats_login(config.nats_user, find_admin_nats(config.nats_url, config.state_dir), config)
     async with _box(config) as box:
-        found = [stored async for stored in box.letters(selection)]
-        _check_missing(selection, found)
-        for stored in found:
+        for stored in (found := await _selected(box, selection)):
             request = stored.letter.request
             what = {"id": request.id, "tenant": request.tenant, "model": request.model, "lane": request.lane}
             try:
@@ -173,13 +170,6 @@ async def _each(
 def _tell_none(selection: Selection) -> None:
     of_these = " that these filters select" if selection.model or selection.lane or selection.tenant else ""
     click.echo(f"no request is in quarantine{of_these}", err=True)
-
-
-def _check_missing(selection: Selection, found: list[StoredLetter]) -> None:
-    missing = selection.ids - {stored.letter.request.id for stored in found}
-    if missing:
-        named = ", ".join(sorted(missing))
-        raise HeadraceError(f"not in quarantine: {named}; `headrace dead list` shows what is")
 
 
 def _summary(stored: StoredLetter) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NotFoundError
 
-from ops.cli.admin import delete_message
+from ops.cli.running_system import delete_message
 from shared.batch_streams import ensure_batch_stream, jetstream_problem
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError
@@ -49,7 +49,7 @@ class StoredLetter:
 
 
 class DeadLetterBox:
-    """Works on the stream of dead letters over a connection in the admin role."""
+    """Works on the stream of dead letters as an administrator; `DependencyError` where NATS fails."""
 
     def __init__(self, nats: Client) -> None:
         self._nats = nats
@@ -57,11 +57,7 @@ class DeadLetterBox:
         self._decode = msgspec.msgpack.Decoder(DeadLetter).decode
 
     async def letters(self, selection: Selection) -> AsyncIterator[StoredLetter]:
-        """Yield the selected letters, oldest first; one that cannot be read is left out.
-
-        Raises:
-            DependencyError: The stream does not exist or does not answer.
-        """
+        """Yield the selected letters, oldest first; one that cannot be read is left out."""
         subject = dead_letter_filter(selection.model, selection.lane, selection.tenant)
         try:
             last = (await self._js.stream_info(DEAD_STREAM)).state.last_seq
@@ -90,7 +86,6 @@ class DeadLetterBox:
         Raises:
             NotRetriedError: The request has a good result already, its prompt was not kept, or its tenant's queue is
                 full.
-            DependencyError: The queue refuses it or does not answer.
         """
         request = stored.letter.request
         if not stored.letter.is_whole:
@@ -113,11 +108,7 @@ class DeadLetterBox:
         return result
 
     async def drop(self, stored: StoredLetter) -> None:
-        """Delete a letter; one that is gone already is not an error.
-
-        Raises:
-            DependencyError: The stream does not answer.
-        """
+        """Delete a letter; one that is gone already is not an error."""
         try:
             await delete_message(self._js, DEAD_STREAM, stored.seq)
         except (APIError, NatsError) as error:

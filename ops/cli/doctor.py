@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from ops.cli.options import as_given, settings_command
 from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.servers import NATS_ROLES
 from ops.stack.state import has_died, read_ready_file
 from shared.config import setting
 from shared.errors import ConfigError
@@ -19,8 +20,6 @@ from shared.nats_files import NatsFiles
 if TYPE_CHECKING:
     from ops.doctor.finding import Finding
     from shared.nats_connection import Role
-
-ROLES = ("gateway", "worker", "batch", "admin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,14 @@ def run(config: DoctorConfig) -> int:
 
 
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
-    from ops.doctor.finding import problem
+    from ops.doctor.finding import problem, unseen
     from ops.doctor.machine import machine_findings
+    from ops.doctor.servers import gateway_findings, redis_finding
     from ops.doctor.settings import file_findings, key_findings, setting_findings
+
+    def nowhere(topic: str, variable: str) -> Finding:
+        text = f"no `headrace up` runs on {config.state_dir}, and {variable} is not given"
+        return unseen(topic, text, f"give HEADRACE_STATE_DIR of one that runs, or {variable}")
 
     yield from machine_findings(config.state_dir, os.environ)
     yield from setting_findings({name: value for name, value in os.environ.items() if value})
@@ -65,9 +69,8 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
         yield problem("state", str(error))
     if running is not None and has_died(config.state_dir, running):
         running = None
-        yield problem(
-            "state", f"the `headrace up` of {config.state_dir} was killed, with all its parts", "start it anew"
-        )
+        told = f"the `headrace up` of {config.state_dir} was killed, with all its parts"
+        yield problem("state", told, "start it anew")
     yield from key_findings(config.keys_file, config.state_dir)
     yield from file_findings(config.files, config.state_dir)
     nats_url = config.nats_url or (running.admin_nats_url if running else None)
@@ -75,35 +78,20 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
         workers = running.pids.get("worker", []) if running and config.nats_url is None else []
         yield from _nats(config, nats_url, workers, is_own=config.nats_url is None)
     else:
-        yield _nowhere("nats", "HEADRACE_NATS_URL", config)
+        yield nowhere("nats", "HEADRACE_NATS_URL")
     redis_url = config.redis_url or (running.redis_url if running else None)
-    if redis_url or running:
-        from ops.doctor.servers import redis_finding
-
-        yield asyncio.run(redis_finding(redis_url))
-    else:
-        yield _nowhere("redis", "HEADRACE_REDIS_URL", config)
+    yield asyncio.run(redis_finding(redis_url)) if redis_url or running else nowhere("redis", "HEADRACE_REDIS_URL")
     if url := config.url or (running and running.url):
-        from ops.doctor.servers import gateway_findings
-
         yield from gateway_findings(url)
     else:
-        yield _nowhere("gateway", "HEADRACE_URL", config)
-
-
-def _nowhere(topic: str, variable: str, config: DoctorConfig) -> Finding:
-    """Return that neither a setting nor a running system says where a server is."""
-    from ops.doctor.finding import unseen
-
-    text = f"no `headrace up` runs on {config.state_dir}, and {variable} is not given"
-    return unseen(topic, text, f"give HEADRACE_STATE_DIR of one that runs, or {variable}")
+        yield nowhere("gateway", "HEADRACE_URL")
 
 
 def _nats(config: DoctorConfig, nats_url: str, workers: Sequence[int], *, is_own: bool) -> Iterator[Finding]:
     from ops.doctor.servers import NatsLogin, nats_findings
     from shared.subjects import served_by
 
-    role = cast("Role", config.nats_user if config.nats_user in ROLES else "admin" if is_own else "worker")
+    role = cast("Role", config.nats_user if config.nats_user in NATS_ROLES else "admin" if is_own else "worker")
     user, password = (None, None) if is_own else (config.nats_user, config.nats_password)
     model, worker = served_by(user) or (None, None)
     login = NatsLogin(nats_url, role, user, password, config, model, worker)

@@ -1,26 +1,55 @@
-"""`headrace golden`: baselines of golden prompts, what the probes of workers say, and how their answers differ."""
+"""`headrace golden`: baselines of golden prompts, what the probes of workers say, and how their answers differ.
+
+A baseline is recorded by the HTTP API. The first pass has the system to itself, prompt by prompt. The others ask for
+many prompts at once, so that batches have other sizes and shapes, and workers others. The largest deviation between
+passes becomes part of the baseline: no probe is judged more strictly than the system agrees with itself. Where workers
+disagree by more than any rounding, the recording is refused.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ops.cli.golden_recording import Recorder
 from ops.cli.options import SettingsGroup, settings_command
-from ops.cli.running_system import OperatorAccess, find_endpoint, find_operator, only_model
+from ops.cli.running_system import (
+    Endpoint,
+    OperatorAccess,
+    ServerRefusedError,
+    find_endpoint,
+    find_operator,
+    only_model,
+)
 from ops.golden.prompts import default_prompts, read_prompts
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.text_table import aligned, printable_cell
 from shared.atomic_file import AtomicFile
 from shared.config import setting
 from shared.errors import ConfigError, HeadraceError
-from shared.golden import make_key, read_key, sign
+from shared.golden import (
+    LONG_TOKENS,
+    MAX_PROMPT_TOKENS,
+    NUM_ANSWER_TOKENS,
+    NUM_TOP,
+    Baseline,
+    GoldenPrompt,
+    Likely,
+    make_key,
+    read_key,
+    sign,
+)
+from shared.golden_statistic import MAX_NOISE, answer_deviation, place_deviation, score_deviation, spread
 
+Row = dict[str, Any]
 _DRIFT_HEADS = ("WORKER", "MODEL", "COMPARED WITH", "LENGTH", "FINISH", "LOGPROB", "ANSWERS", "OTHERS", "VERDICT")
 _COMPARED = {"fleet": "rest of the fleet", "revision": "other revisions", "yesterday": "yesterday"}
 _HEADS = ("WORKER", "MODEL", "PROBES", "FAILED", "DEVIATION", "LIMIT", "DEVICE S", "STATE")
@@ -70,12 +99,8 @@ def record(config: RecordConfig) -> int:
     model = config.model_name or only_model(endpoint)
     try:
         # Before anything is asked: a recording takes a while.
-        has_key = config.golden_key_file.exists()
-        key = (
-            read_key(config.golden_key_file, "HEADRACE_GOLDEN_KEY_FILE")
-            if has_key
-            else make_key(config.golden_key_file)
-        )
+        key_file = config.golden_key_file
+        key = read_key(key_file, "HEADRACE_GOLDEN_KEY_FILE") if key_file.exists() else make_key(key_file)
         file = AtomicFile(config.output)
     except OSError as error:
         raise HeadraceError(f"{error.filename} cannot be written: {error.strerror}") from None
@@ -101,14 +126,10 @@ def check(config: CheckConfig) -> int:
         {"worker": each["worker"], "model": each["model"], **(each.get("golden") or {})}
         for each in find_operator(config).call("GET", "/console/api/now")["workers"]
     ]
-    if config.json:
-        for row in rows:
-            print(json.dumps(row))
-    else:
-        print("\n".join(aligned([_HEADS, *map(_cells, rows)])))
-        for row in rows:
-            if problem := row.get("problem"):
-                print(f"{printable_cell(row['worker'])}: {problem if problem.isprintable() else json.dumps(problem)}")
+    _print(config, rows, _HEADS, _cells)
+    for row in () if config.json else rows:
+        if problem := row.get("problem"):
+            print(f"{printable_cell(row['worker'])}: {problem if problem.isprintable() else json.dumps(problem)}")
     if not any(row.get("probes") for row in rows):
         print("headrace: no worker has been probed yet: nothing is proved", file=sys.stderr)
         return 1
@@ -124,14 +145,16 @@ def drift(config: CheckConfig) -> int:
     alone, which has the same requests. Needs the operator's key.
     """
     rows = find_operator(config).call("GET", "/console/api/drift")["workers"]
-    if config.json:
-        for row in rows:
-            print(json.dumps(row))
-    elif not rows:
-        print("nothing to compare yet: it takes answers of two workers, of two revisions, or of two days")
+    if rows or config.json:
+        _print(config, rows, _DRIFT_HEADS, _drift_cells)
     else:
-        print("\n".join(aligned([_DRIFT_HEADS, *map(_drift_cells, rows)])))
+        print("nothing to compare yet: it takes answers of two workers, of two revisions, or of two days")
     return 1 if any(row["verdict"] == "differs" and row["compared_with"] == "fleet" for row in rows) else 0
+
+
+def _print(config: CheckConfig, rows: list[Row], heads: Sequence[str], cells: Callable[[Row], tuple[str, ...]]) -> None:
+    for line in map(json.dumps, rows) if config.json else aligned([heads, *map(cells, rows)]):
+        print(line)
 
 
 def _drift_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -147,6 +170,113 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     numbers = (str(row["probes"]), str(row["failed"]), f"{row['deviation']:.4f}", f"{row['limit']:.4f}")
     state = "withdrawn" if row["has_withdrawn"] else "failing" if row["in_a_row"] else "right" if row["probes"] else ""
     return (*names, *numbers, f"{row['device_s']:.2f}", state or "not probed yet")
+
+
+MIN_TOKENS = 16
+_PASSES = 2
+_AT_ONCE = 8
+_TOKEN = "token_id:"
+_PLAIN = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "stream": False}
+
+Answer = tuple[tuple[Likely, ...], ...]
+
+
+class UnsteadyError(HeadraceError):
+    """The system's own answers differ by more than rounding explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Asks a system."""
+
+    endpoint: Endpoint
+    model: str
+
+    def record(self, texts: Sequence[str], label: str, told: Callable[[str], None]) -> Baseline:
+        """Record a baseline of these prompts; the first long one becomes the anchor.
+
+        Raises:
+            ServerRefusedError: The system is not there or refuses.
+            UnsteadyError: Its answers differ too much from each other.
+        """
+        salt = secrets.token_hex(8)
+        prompts = []
+        for number, text in enumerate(texts, 1):
+            prompts.append(self._first_score(text, salt))
+            told(f"{number} of {len(texts)} prompts: {len(prompts[-1].token_ids)} tokens")
+        anchor = next((p for p in prompts if len(p.token_ids) >= LONG_TOKENS), None)
+        anchor = anchor or max(prompts, key=lambda prompt: len(prompt.token_ids))
+        prompts = [anchor, *(prompt for prompt in prompts if prompt is not anchor)]
+        answer, noise, place_noise = self.answer(anchor.token_ids, salt), 0.0, 0.0
+        for number in range(1, _PASSES + 1):
+            found, place = self._pass_deviations(prompts, answer)
+            noise, place_noise = max(noise, found), max(place_noise, place)
+            told(f"pass {number} of {_PASSES}: the system differs from itself by {noise:.4f} at most")
+        if noise > MAX_NOISE:
+            limit = f"{noise:.3f}, more than the {MAX_NOISE:g} that rounding explains"
+            remedy = "record from workers that are all known to be right"
+            raise UnsteadyError(f"two passes over the same prompts differ by {limit}; {remedy}")
+        return Baseline(
+            model=self.model,
+            label=label,
+            recorded=time.time(),
+            noise=noise,
+            place_noise=place_noise,
+            prompts=tuple(prompts),
+            answer=answer,
+        )
+
+    def score(self, prompt: str | list[int], salt: str) -> GoldenPrompt:
+        """Return a prompt's tokens, and what the system says of them."""
+        asked = {"prompt": prompt, "max_tokens": 0, "prompt_logprobs": 0, "return_token_ids": True, "cache_salt": salt}
+        choice = self._ask(asked)
+        token_ids, entries = choice["prompt_token_ids"], choice["prompt_logprobs"][1:]
+        pairs = zip(token_ids[1:], entries, strict=True)
+        return GoldenPrompt(tuple(token_ids), tuple(entry[str(token_id)]["logprob"] for token_id, entry in pairs))
+
+    def answer(self, token_ids: Sequence[int], salt: str) -> Answer:
+        """Return the likely tokens behind a prompt, best first, in each of some places."""
+        asked = {"prompt": list(token_ids), "max_tokens": NUM_ANSWER_TOKENS, "logprobs": NUM_TOP, "ignore_eos": True}
+        found = self._ask({**asked, "return_tokens_as_token_ids": True, "cache_salt": salt})["logprobs"]
+        places = []
+        for chosen, top in zip(found["tokens"], found["top_logprobs"], strict=True):
+            ranked = sorted(top.items(), key=lambda entry: (entry[0] != chosen, -entry[1]))[:NUM_TOP]
+            places.append(tuple((int(name.removeprefix(_TOKEN)), logprob) for name, logprob in ranked))
+        return tuple(places)
+
+    def _first_score(self, text: str, salt: str) -> GoldenPrompt:
+        """Score a text, or as much of its beginning as the model's context and a baseline hold."""
+        while True:
+            try:
+                prompt = self.score(text, salt)
+                break
+            except ServerRefusedError as error:
+                if error.code != "context_length_exceeded" or len(text) < MIN_TOKENS:
+                    raise
+                text = text[: len(text) * 3 // 4]
+        if len(prompt.token_ids) < MIN_TOKENS:
+            shown = f"{text[:40]!r} has {len(prompt.token_ids)} tokens"
+            raise HeadraceError(f"a golden prompt needs {MIN_TOKENS} tokens at least, and {shown}")
+        return GoldenPrompt(prompt.token_ids[:MAX_PROMPT_TOKENS], prompt.logprobs[: MAX_PROMPT_TOKENS - 1])
+
+    def _pass_deviations(self, prompts: Sequence[GoldenPrompt], answer: Answer) -> tuple[float, float]:
+        """Return by how much prompts differ when all are asked for at once, and a single token of the anchor."""
+        salt = secrets.token_hex(8)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            scored = list(pool.map(lambda prompt: self.score(list(prompt.token_ids), salt), prompts))
+        found = [(likely[0][0], dict(likely)) for likely in self.answer(prompts[0].token_ids, salt)]
+        # Alternatives may change their places, and then the last of them are others.
+        known = [[entry for entry in likely if entry[0] in own] for likely, (_, own) in zip(answer, found, strict=True)]
+        deviations = [score_deviation(a.logprobs, b.logprobs) for a, b in zip(prompts, scored, strict=True)]
+        unit = spread(prompts[0].logprobs)
+        places = zip(prompts[0].logprobs, scored[0].logprobs, strict=True)
+        place = max(place_deviation(expected, other, unit) for expected, other in places)
+        return max(*deviations, answer_deviation([own for own in known if own], found, unit)), place
+
+    def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self.endpoint.call("POST", "/v1/completions", {"model": self.model, **_PLAIN, **body})
+        choice: dict[str, Any] = answer["choices"][0]
+        return choice
 
 
 command = SettingsGroup(

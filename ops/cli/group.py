@@ -40,49 +40,17 @@ ADVICE = {name: advice for advice, names in _ROWS for name in names.split()}
 
 def instead_of(words: Sequence[str]) -> str | None:
     """Return the advice for a command of another server, as typed with its arguments; None if no server has it."""
-    advice = ADVICE.get(words[0].lower().replace("_", "-"))
-    return None if advice is None else advice.format(model=shlex.join(_model_and_options(words[1:])))
-
-
-def _model_and_options(words: Sequence[str]) -> list[str]:
-    return list(words) if words and not words[0].startswith("-") else ["MODEL"]
+    advice, given = ADVICE.get(words[0].lower().replace("_", "-")), words[1:]
+    has_model = bool(given) and not given[0].startswith("-")
+    return None if advice is None else advice.format(model=shlex.join(given) if has_model else "MODEL")
 
 
 # A name this similar to one of ours is a typo, even if another server has a command of that name.
 _LIKENESS = 0.87
 _COMMANDS = (
-    "up",
-    "gateway",
-    "worker",
-    "host",
-    "model",
-    "adapter",
-    "setup",
-    "doctor",
-    "chat",
-    "publish",
-    "dead",
-    "drain",
-    "cordon",
-    "uncordon",
-    "role",
-    "alias",
-    "canary",
-    "batch",
-    "usage",
-    "top",
-    "request",
-    "keys",
-    "tenant",
-    "detect",
-    "worker-login",
-    "quantize",
-    "perplexity",
-    "golden",
-    "plan",
-    "simulate",
-    "cache",
-    "bench",
+    *("up", "gateway", "worker", "host", "model", "adapter", "setup", "doctor", "chat", "publish", "dead"),
+    *("drain", "cordon", "uncordon", "role", "alias", "canary", "batch", "usage", "top", "request", "keys"),
+    *("tenant", "detect", "worker-login", "quantize", "perplexity", "golden", "plan", "simulate", "cache", "bench"),
 )
 # Where a command is that has no file of its own.
 _PLACES = {
@@ -92,6 +60,7 @@ _PLACES = {
     "role": ("worker_orders", "ROLE"),
     "canary": ("alias", "canary"),
     "worker-login": ("tenant", "worker_login"),
+    "usage": ("top", "USAGE"),
 }
 
 
@@ -120,12 +89,11 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if nearest := difflib.get_close_matches(args[0].lower(), _COMMANDS, 1, _LIKENESS):
-                raise click.UsageError(f"{error.message} Did you mean '{nearest[0]}'?", ctx) from None
-            if told := instead_of(args):
-                raise click.UsageError(f"{error.message} {told}", ctx) from None
-            if nearest := difflib.get_close_matches(args[0], _COMMANDS, 1):
-                raise click.UsageError(f"{error.message} Did you mean '{nearest[0]}'?", ctx) from None
+            near = difflib.get_close_matches(args[0].lower(), _COMMANDS, 1, _LIKENESS)
+            told = None if near else instead_of(args)
+            near = near or difflib.get_close_matches(args[0], _COMMANDS, 1)
+            if told or near:
+                raise click.UsageError(f"{error.message} {told or f'Did you mean {near[0]!r}?'}", ctx) from None
             raise
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from ops.cli.options import settings_command
 from ops.cli.parts import require
-from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
-from ops.stack.hosting.config import HostSettings
+from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR, HostSettings
 from shared.audit import AUDIT_HELP
 from shared.config import setting
-from shared.nats_files import NatsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +44,13 @@ async def _run(config: HostConfig) -> None:
     from ops.stack.console import Console
     from ops.stack.hosting.host import Host, without_model
     from ops.stack.hosting.worker_process import DRAIN_S, EXIT_S
-    from ops.stack.plan import NatsAccess
+    from ops.stack.plan import NatsAccess, files_of
     from ops.stack.state import StateDirectory
 
     # A second host of the directory would start all workers again.
     state = StateDirectory(config.state_dir)
     console, stopping = Console(), asyncio.Event()
-    files = NatsFiles(**{item.name: getattr(config, item.name) for item in fields(NatsFiles)})
-    access = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files)
+    access = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files_of(config))
     audit_file = config.audit_file or state.path / AUDIT_FILE_NAME
     parts = (config, access, without_model(os.environ), state.path, console)
     host = Host(*parts, hang_timeout_s=config.hang_timeout_s, audit_file=audit_file)

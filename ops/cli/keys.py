@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from shared.audit import AUDIT_HELP, audited
 from shared.config import setting, variable_name
 
 if TYPE_CHECKING:
-    from gateway.admission.api_keys import KeyRecord
+    from gateway.admission.api_keys import KeyRecord, TenantRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,10 @@ def command(ctx: click.Context, /, **values: Any) -> None:
     ctx.obj = resolve_settings(KeysConfig, values)
 
 
-def _key_option(name: str, *names: str, **attributes: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _key_option(name: str, *names: str, **attributes: Any) -> _Decorator:
     """Add an option that describes a key; like a setting it can be given as a variable."""
     variable = variable_name(name.removeprefix("--").replace("-", "_"))
     return click.option(name, *names, cls=VariableOption, envvar=variable, **attributes)
@@ -72,13 +76,12 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         self._forms = "30d, 12h, 90m, a day such as 2027-01-31" + (", or never" if may_be_never else "")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it."""
         text = str(value).strip().lower()
         if text == "never":
             return math.inf
         try:
-            if text[-1:] in _UNIT_S:
-                moment = time.time() + _bounded(float(text[:-1])) * _UNIT_S[text[-1]]
+            if text[-1:] in _UNIT_S and 0 <= float(text[:-1]) < 1e5:
+                moment = time.time() + float(text[:-1]) * _UNIT_S[text[-1]]
             else:
                 moment = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError:
@@ -89,12 +92,6 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
 
 
 _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _bounded(number: float) -> float:
-    if not 0 <= number < 1e5:
-        raise ValueError
-    return number
 
 
 # `MAX_LIMIT` of `gateway.admission.api_keys`, which is not loaded for every command.
@@ -119,52 +116,55 @@ def _checked_overlap(ctx: click.Context, param: click.Parameter, moment: float) 
     return moment
 
 
-def _limit_options(of: str = "", least: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _all_of(*options: _Decorator) -> _Decorator:
+    return lambda function: reduce(lambda described, option: option(described), reversed(options), function)
+
+
+def _limit_options(of: str = "", least: int = 1) -> _Decorator:
     """Add the limits that keys and tenants have; with `least` 0, 0 takes a limit away."""
     end = "" if least else "; 0 takes the limit away"
-    names = (
-        ("--requests-per-minute", f"Requests a minute{of} over all gateways{end}."),
-        ("--tokens-per-minute", f"Prompt and generated tokens a minute{of}{end}."),
-        ("--max-concurrent", f"Requests being answered at once{of}{end}."),
+    kind = click.IntRange(least, _MOST)
+    return _all_of(
+        _key_option("--requests-per-minute", type=kind, help=f"Requests a minute{of} over all gateways{end}."),
+        _key_option("--tokens-per-minute", type=kind, help=f"Prompt and generated tokens a minute{of}{end}."),
+        _key_option("--max-concurrent", type=kind, help=f"Requests being answered at once{of}{end}."),
     )
 
-    def add(function: Callable[..., None]) -> Callable[..., None]:
-        for name, text in reversed(names):
-            function = _key_option(name, type=click.IntRange(least, _MOST), help=text)(function)
-        return function
 
-    return add
-
-
-_models = _key_option(
-    "--allow-model",
-    "models",
-    multiple=True,
-    metavar="MODEL",
-    callback=_checked_models,
-    help="Allow this model only; repeatable.",
-)
-_expires = _key_option("--expires", type=_Moment(), help="When the key ends: 30d, 12h, 2027-01-31 (UTC), never.")
-_reads = _key_option(
-    "--reads-per-minute",
-    type=click.IntRange(1, _MOST),
-    help="Reads of stored responses a minute, one for each 64 kB; 1200 if not given.",
-)
-
-
-def _priority(default: int | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    text = "Largest `priority` that requests may ask for; larger ones are refused."
-    kind = click.IntRange(-100, 100)
-    return _key_option("--max-priority", type=kind, default=default, show_default=default is not None, help=text)
-
-
-_weight = _key_option(
-    "--weight",
-    type=click.FloatRange(0.01, 100.0),
-    metavar="NUMBER",
-    callback=_checked_weight,
-    help="While others wait too, requests of this key are served in proportion to it: 0.01 to 100, or 1 if not given.",
-)
+def _describing(*, is_new: bool) -> _Decorator:
+    """Add the options that describe a key; of one that there is already, they say what changes."""
+    return _all_of(
+        _key_option(
+            "--allow-model",
+            "models",
+            multiple=True,
+            metavar="MODEL",
+            callback=_checked_models,
+            help="Allow this model only; repeatable.",
+        ),
+        _limit_options(least=int(is_new)),
+        _key_option(
+            "--reads-per-minute",
+            type=click.IntRange(1, _MOST),
+            help="Reads of stored responses a minute, one for each 64 kB; 1200 if not given.",
+        ),
+        _key_option(
+            "--max-priority",
+            type=click.IntRange(-100, 100),
+            default=0 if is_new else None,
+            show_default=is_new,
+            help="Largest `priority` that requests may ask for; larger ones are refused.",
+        ),
+        _key_option(
+            "--weight",
+            type=click.FloatRange(0.01, 100.0),
+            metavar="NUMBER",
+            callback=_checked_weight,
+            help="While others wait too, requests of this key are served in proportion to it: 0.01 to 100, or 1 if not "
+            "given.",
+        ),
+        _key_option("--expires", type=_Moment(), help="When the key ends: 30d, 12h, 2027-01-31 (UTC), never."),
+    )
 
 
 @command.command()
@@ -176,12 +176,7 @@ _weight = _key_option(
     help="Whose requests these are; caches are kept apart.",
 )
 @_key_option("--name", default="", help="A note to recognise the key by; other commands take it for the key's id.")
-@_models
-@_limit_options()
-@_reads
-@_priority(0)
-@_weight
-@_expires
+@_describing(is_new=True)
 @_key_option("--first", is_flag=True, help="Only where there is no key yet: for scripts that set a system up.")
 @click.pass_obj
 def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires: float | None, **record: Any) -> None:
@@ -201,12 +196,7 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
 
 @command.command()
 @click.argument("key")
-@_models
-@_limit_options(least=0)
-@_reads
-@_priority(None)
-@_weight
-@_expires
+@_describing(is_new=False)
 @click.pass_obj
 def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: float | None, **given: Any) -> None:
     """Change what a key may do, named by its id or name. Gateways know it within seconds."""
@@ -246,9 +236,8 @@ def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
     _show(config, made, shown)
     ends = next((record.expires for record in list_keys(config.file) if record.id == made.replaces), None)
     if ends is not None:
-        click.echo(
-            f"{made.replaces}, the old key, opens until {time.strftime('%F %T', time.gmtime(ends))} UTC", err=True
-        )
+        until = time.strftime("%F %T", time.gmtime(ends))
+        click.echo(f"{made.replaces}, the old key, opens until {until} UTC", err=True)
 
 
 @command.command()
@@ -290,13 +279,8 @@ def watermark(
     owner = (
         marks.Marked(tenant or "") if key is None else marks.marked_key(config.file, key, with_revoked=not makes_one)
     )
-    told: dict[str, Any] = {
-        "tenant": owner.tenant,
-        "key": owner.key,
-        "model": model,
-        "rotate": rotate,
-        "remove": remove,
-    }
+    told: dict[str, Any] = {"tenant": owner.tenant, "key": owner.key}
+    told |= {"model": model, "rotate": rotate, "remove": remove}
     with audited(config.audit_log, "keys.watermark", keys_file=config.file, **told):
         if model is not None:
             click.echo("\n".join(marks.detection_keys(config.file, owner, model)))
@@ -342,17 +326,12 @@ def list_(config: KeysConfig, is_json: bool) -> None:
     more_heads = ("READS/MIN", "PRIORITY", "WEIGHT", "CREATED", "EXPIRES", "REVOKED", "NAME")
     rows: list[tuple[str, ...]] = [("ID", "TENANT", "MODELS", *limit_heads, *more_heads)]
     for record in records:
-        limits = _shown(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
         dates = (_day(record.created), _day(record.expires), _day(record.revoked))
         more = (str(record.reads_per_minute), str(record.max_priority), f"{record.weight:g}")
-        rows.append((record.id, record.tenant, ",".join(record.models), *limits, *more, *dates, record.name))
+        rows.append((record.id, record.tenant, ",".join(record.models), *_limits(record), *more, *dates, record.name))
     click.echo("\n".join(aligned(rows)))
     if tenants:
-        click.echo()
-        own = [(each, (each.requests_per_minute, each.tokens_per_minute, each.max_concurrent)) for each in tenants]
-        rows = [("TENANT", *limit_heads)]
-        rows += [(each.tenant, *_shown(*limits)) for each, limits in own]
-        click.echo("\n".join(aligned(rows)))
+        click.echo("\n".join(["", *aligned([("TENANT", *limit_heads), *((t.tenant, *_limits(t)) for t in tenants)])]))
 
 
 @command.command()
@@ -372,7 +351,8 @@ def revoke(config: KeysConfig, key: str) -> None:
         click.echo(f"{old.id} ({old.name}), which it replaced and which still opened, is revoked too")
 
 
-def _shown(*limits: int | None) -> tuple[str, ...]:
+def _limits(of: KeyRecord | TenantRecord) -> tuple[str, ...]:
+    limits = (of.requests_per_minute, of.tokens_per_minute, of.max_concurrent)
     return tuple("-" if limit is None else str(limit) for limit in limits)
 
 

@@ -7,8 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import click
@@ -25,12 +24,7 @@ _PATH = "/v1/hosted_models"
 _POLL_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig(OperatorAccess):
-    """Where the operator's port is."""
-
-
-@click.group("model", cls=SettingsGroup, params=options(ModelConfig))
+@click.group("model", cls=SettingsGroup, params=options(OperatorAccess))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Load, replace and unload models while the system runs.
@@ -39,7 +33,7 @@ def command(ctx: click.Context, /, **values: Any) -> None:
     operator's key.
     """
     # Found only by what asks it: help needs no system.
-    ctx.obj = partial(find_operator, resolve_settings(ModelConfig, values))
+    ctx.obj = partial(find_operator, resolve_settings(OperatorAccess, values))
 
 
 class _Bytes(click.ParamType[int]):
@@ -58,40 +52,33 @@ class _Bytes(click.ParamType[int]):
 
 
 _host = click.option("--host", help="Host that is meant, where several could be.")
-_no_wait = click.option("--no-wait", is_flag=True, help="Do not wait until the model serves.")
+
+
+_DESCRIBING = (
+    click.option("--workers", type=click.IntRange(1, 64), help="Worker processes; 1 if not given."),
+    click.option("--on-demand/--always", default=None, help="Load it when requests wait, and let it sleep when idle."),
+    click.option(
+        "--idle-s",
+        type=click.FloatRange(1, 604800),
+        help="Of a model loaded on demand: idle seconds until it sleeps; 300 if not given.",
+    ),
+    click.option(
+        "--memory-bytes", type=_Bytes(), help="Memory of one worker; by the files and the KV cache if not given."
+    ),
+    click.option(
+        "--option",
+        "options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Setting of its workers, the default where VALUE is empty; may be repeated.",
+    ),
+    _host,
+    click.option("--no-wait", is_flag=True, help="Do not wait until the model serves."),
+)
 
 
 def _described(function: Any) -> Any:
-    """Add the options that describe a model."""
-    for option in reversed(
-        (
-            click.option("--workers", type=click.IntRange(1, 64), help="Worker processes; 1 if not given."),
-            click.option(
-                "--on-demand/--always", default=None, help="Load it when requests wait, and let it sleep when idle."
-            ),
-            click.option(
-                "--idle-s",
-                type=click.FloatRange(1, 604800),
-                help="Of a model loaded on demand: idle seconds until it sleeps; 300 if not given.",
-            ),
-            click.option(
-                "--memory-bytes",
-                type=_Bytes(),
-                help="Memory of one worker; by the files and the KV cache if not given.",
-            ),
-            click.option(
-                "--option",
-                "options",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="Setting of its workers, the default where VALUE is empty; may be repeated.",
-            ),
-            _host,
-            _no_wait,
-        )
-    ):
-        function = option(function)
-    return function
+    return reduce(lambda described, option: option(described), reversed(_DESCRIBING), function)
 
 
 @command.command("ls")

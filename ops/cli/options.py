@@ -186,7 +186,6 @@ def _as_typed(option: str, given: Sequence[str], known: Collection[str]) -> str:
 
 
 def _rule_of_arguments(command: click.Command) -> str | None:
-    """Return the hint for one argument too many."""
     if any(isinstance(parameter, click.Argument) and parameter.name == "prompt" for parameter in command.params):
         return "A prompt of several words stands in quotes."
     if any("--model" in option.opts for option in command.params):
@@ -253,7 +252,11 @@ class SettingsGroup(click.Group):
 
 
 def settings_command(
-    cls: type[T], name: str, run: Callable[..., int | None], arguments: Sequence[click.Parameter] = ()
+    cls: type[T],
+    name: str,
+    run: Callable[..., int | None],
+    arguments: Sequence[click.Parameter] = (),
+    kind: type[SettingsCommand] = SettingsCommand,
 ) -> SettingsCommand:
     """Make a command that resolves `cls` from its options and the environment and calls `run` with it.
 
@@ -265,7 +268,7 @@ def settings_command(
         given = {key: values.pop(key) for key in names}
         return run(resolve_settings(cls, values), **given)
 
-    return SettingsCommand(name, callback=callback, params=[*arguments, *options(cls)], help=run.__doc__)
+    return kind(name, callback=callback, params=[*arguments, *options(cls)], help=run.__doc__)
 
 
 def resolve_settings(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -296,11 +299,7 @@ def options(
 
 
 def checked_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    """Return the name of a tenant or model that a command was given.
-
-    Raises:
-        click.BadParameter: There can be no such name.
-    """
+    """Return the name of a tenant or model that a command was given."""
     from shared.errors import InvalidNameError
     from shared.subjects import check_name
 
@@ -313,11 +312,7 @@ def checked_name(ctx: click.Context, param: click.Parameter, name: str | None) -
 
 
 def check_writable(variable: str, file: Path | None) -> None:
-    """Find out before anything is computed that a file could not be written then.
-
-    Raises:
-        ConfigError: It could not.
-    """
+    """Find out before anything is computed that a file could not be written then."""
     try:
         if file is not None:
             file.open("a").close()

@@ -100,11 +100,6 @@ def _last(scores: Iterator[Score], num_tokens: int) -> Score:
 
 
 def _window(config: PerplexityConfig, max_model_len: int) -> tuple[int, int]:
-    """Return context and stride.
-
-    Raises:
-        ConfigError: They do not fit the model, or each other.
-    """
     context = config.context or min(_DEFAULT_CONTEXT, max_model_len - 1)
     if context >= max_model_len:
         raise ConfigError("HEADRACE_CONTEXT", f"is {context}; the model takes {max_model_len - 1} tokens at most")

@@ -12,12 +12,13 @@ import click
 
 from ops.cli.options import check_writable, settings_command
 from ops.cli.parts import require
-from ops.cli.simulate import PlacedModel
+from ops.cli.simulate import PlacedModel, on_device
+from ops.text_table import aligned
 from shared.config import setting
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ops.simulation.scenario import Outcome
+    from ops.simulation.outcome import Outcome
     from ops.sizing.plan import Limits, Option, Workload
 
 _TESTED_S = 60.0
@@ -75,7 +76,9 @@ def run(config: PlanConfig) -> int:
         rows = [_figures(each, load, config.price) for each in found]
         click.echo(json.dumps({"options": rows, "unsupported": reasons, "simulated": tests}, indent=2))
     else:
-        _print(config, found, reasons, tests, load)
+        lines = _lines(config, found, load) if found else ["no option fits"]
+        lines += [f"not listed: {reason}" for reason in reasons]
+        click.echo("\n".join([*lines, *(["", *_test_lines(tests)] if tests else [])]))
     if config.html is not None:
         config.html.write_text(_page(config, found, tests, load), encoding="utf-8")
     return 0 if found else 1
@@ -95,7 +98,6 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _figures(each: Option, load: Workload, price: float | None) -> dict[str, Any]:
-    """Return the numbers of an option."""
     figures: dict[str, Any] = {
         "weights": each.weights,
         "cache": each.cache,
@@ -117,30 +119,13 @@ def _figures(each: Option, load: Workload, price: float | None) -> dict[str, Any
 
 
 def _lines(config: PlanConfig, found: list[Option], load: Workload) -> list[str]:
-    from ops.text_table import aligned
-
     heads = ["weights", "cache", "a worker", "GB", "cache tokens", "fit", "run", "TTFT ms", "ITL ms"]
     heads += ["req/s at most", "workers", "devices"]
     rows = [[str(value) for value in _figures(each, load, config.price).values()] for each in found]
     return aligned([heads + (["cost/h", "cost/M out"] if config.price is not None else []), *rows])
 
 
-def _print(
-    config: PlanConfig, found: list[Option], reasons: list[str], tests: list[dict[str, Any]], load: Workload
-) -> None:
-    if found:
-        click.echo("\n".join(_lines(config, found, load)))
-    else:
-        click.echo("no option fits")
-    for reason in reasons:
-        click.echo(f"not listed: {reason}")
-    if tests:
-        click.echo("\n" + "\n".join(_test_lines(tests)))
-
-
 def _test_lines(tests: list[dict[str, Any]]) -> list[str]:
-    from ops.text_table import aligned
-
     heads = ["simulated", "devices", "TTFT p50 ms", "TTFT p99 ms", "ITL p99 ms", "refused", "moved", "busy"]
     rows = [[str(value) for value in test.values()][: len(heads)] for test in tests]
     return aligned([heads, *rows])
@@ -176,14 +161,8 @@ def _test(name: str, devices: int, outcome: Outcome) -> dict[str, Any]:
 
 
 def _simulated(
-    config: PlanConfig,
-    each: Option,
-    load: Workload,
-    limits: Limits,
-    workers: int,
-    kills: tuple[tuple[int, float], ...],
+    config: PlanConfig, each: Option, load: Workload, limits: Limits, workers: int, kills: tuple[tuple[int, float], ...]
 ) -> Outcome:
-    from ops.cli.simulate import on_device
     from ops.simulation.scenario import Scenario, simulate
     from ops.simulation.workload import Synthetic
 
@@ -197,10 +176,10 @@ def _simulated(
 def _page(config: PlanConfig, found: list[Option], tests: list[dict[str, Any]], load: Workload) -> str:
     from ops.chart import bar_chart, page
 
-    names = [f"{each.weights}/{each.cache} x{each.ranks}" for each in found[:8]]
+    named = {f"{each.weights}/{each.cache} x{each.ranks}": each for each in found[:8]}
     charts = [
-        bar_chart("Devices", [(name, float(each.devices)) for name, each in zip(names, found, strict=False)]),
-        bar_chart("ITL, ms", [(name, 1e3 * each.usual.itl_s) for name, each in zip(names, found, strict=False)]),
+        bar_chart("Devices", [(name, float(each.devices)) for name, each in named.items()]),
+        bar_chart("ITL, ms", [(name, 1e3 * each.usual.itl_s) for name, each in named.items()]),
     ]
     if tests:
         charts.append(bar_chart("Simulated TTFT p99, ms", [(test["name"], test["ttft_p99_ms"]) for test in tests]))

@@ -143,7 +143,7 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
         raise BadRequestError(str(error)) from error
     except msgspec.ValidationError as error:
         if "model" not in defaults | fields:
-            raise _no_model(place) from error
+            raise ConfigError("HEADRACE_MODEL_NAME", f"not set; {place} names no model") from error
         raise BadRequestError(field_problem(error).sentence("the request")) from error
     if [request.text, request.messages, request.token_ids].count(None) != 2:
         raise BadRequestError("give one of text, messages and token_ids")
@@ -153,10 +153,6 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
     except UnicodeEncodeError as error:
         raise BadRequestError(f"a text is not valid Unicode: {error.reason}") from error
     return request
-
-
-def _no_model(place: str) -> ConfigError:
-    return ConfigError("HEADRACE_MODEL_NAME", f"not set; {place} names no model")
 
 
 def _check_names(request: Request) -> None:
@@ -174,8 +170,7 @@ def _check_names(request: Request) -> None:
         problem = f"priority is {request.priority}, and that of a job is at most {MAX_JOB_PRIORITY}"
         raise BadRequestError(f"{problem}; give jobs that can wait a smaller one")
     if request.reply is not None and not is_batch_reply(request.reply, request.tenant):
-        prefix = reply_prefix(request.tenant)
-        raise BadRequestError(f"reply must begin with {prefix!r}")
+        raise BadRequestError(f"reply must begin with {reply_prefix(request.tenant)!r}")
 
 
 def wrong_file(file: Path | None, place: str, problem: str) -> ConfigError:
@@ -240,20 +235,15 @@ def _without_aliases(requests: list[Request], roots: dict[str, str]) -> list[Req
 
 
 def _check_served(config: PublishConfig, models: set[str], served: list[str]) -> None:
-    """Refuse models that are not served if the system serves others; while it serves none, jobs may wait.
-
-    Raises:
-        ConfigError: One of them is not served.
-    """
+    """Refuse models that are not served if the system serves others; while it serves none, jobs may wait."""
     unserved = sorted(models.difference(served))
     names = shown_names(served)
     if unserved and served and not config.queue_unserved:
         problem = f"no worker serves {unserved[0][:64]!r}; served: {names}; with --queue-unserved its jobs wait for one"
         raise ConfigError("HEADRACE_MODEL_NAME", problem)
+    wait = "its jobs wait in the queue until one does"
     for model in unserved:
-        tell(
-            f"no worker serves {model[:64]!r} now; its jobs wait in the queue until one does; served: {names or 'none'}"
-        )
+        tell(f"no worker serves {model[:64]!r} now; {wait}; served: {names or 'none'}")
 
 
 async def _publish(config: PublishConfig, url: str, requests: list[Request]) -> int:

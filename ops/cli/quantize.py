@@ -91,7 +91,6 @@ def run(config: QuantizeConfig) -> int:
 
 
 def _advance(steps: Iterable[Advance], unseen: list[str]) -> None:
-    """Do the job below a bar, and note the experts that calibration did not reach."""
     with click.progressbar(length=1, show_eta=True, show_pos=True, item_show_func=lambda name: name) as bar:
         done = 0
         for advance in steps:

@@ -18,18 +18,8 @@ from ops.text_table import printable_cell
 from shared.config import setting
 
 _LEAST_WIDTH, _MOST_WIDTH = 24, 100
-_MARKS = {
-    "gateway": "▒",
-    "queue": "░",
-    "prefix": "░",
-    "read": "▒",
-    "wait": "░",
-    "prefill": "█",
-    "decode": "▓",
-    "answer": "▓",
-    "preempted": "x",
-    "worker": "▓",
-}
+# Of all others, decoding and the answer among them, it is "▓".
+_MARKS = {"gateway": "▒", "queue": "░", "prefix": "░", "read": "▒", "wait": "░", "prefill": "█", "preempted": "x"}
 _LEGEND = "░ waits  ▒ admission, reading  █ prefill  ▓ decode, answer  x preempted"
 _DEFAULT_COLUMNS = 100
 
@@ -52,14 +42,13 @@ def run(config: RequestConfig, request_id: str | None) -> int:
     """
     if config.slow and config.failed:
         raise click.UsageError("Give --slow or --failed, not both.")
-    if request_id is not None and (config.slow or config.failed):
-        option = "--slow" if config.slow else "--failed"
-        raise click.UsageError(f"{option} lists requests; leave it out to see {request_id[:64]!r}, or give no ID.")
+    order = "slow" if config.slow else "failed" if config.failed else "recent"
+    if request_id is not None and order != "recent":
+        raise click.UsageError(f"--{order} lists requests; leave it out to see {request_id[:64]!r}, or give no ID.")
     if request_id == "":
         raise click.UsageError("ID is empty; is the variable set that it comes from?")
     operator = find_operator(config)
     if request_id is None:
-        order = "slow" if config.slow else "failed" if config.failed else "recent"
         listed = operator.call("GET", f"/console/api/requests?order={order}")["requests"]
         print(json.dumps(listed) if config.json else "\n".join(_list(listed)))
         return 0
@@ -70,10 +59,7 @@ def run(config: RequestConfig, request_id: str | None) -> int:
             raise
         print(f"headrace: {error}", file=sys.stderr)
         return 1
-    if config.json:
-        print(json.dumps(found))
-        return 0
-    print("\n\n".join("\n".join(_shown(view)) for view in found))
+    print(json.dumps(found) if config.json else "\n\n".join("\n".join(_shown(view)) for view in found))
     return 0
 
 
@@ -108,8 +94,7 @@ def _bars(rows: list[dict[str, Any]], ended_s: float) -> Iterator[str]:
     for row in rows:
         cells = [" "] * width
         for bar in row["bars"]:
-            begin = int(bar["begin_s"] / (ended_s or 1.0) * width)
-            end = int(bar["end_s"] / (ended_s or 1.0) * width)
+            begin, end = (int(bar[name] / (ended_s or 1.0) * width) for name in ("begin_s", "end_s"))
             # A short bar is one cell, and no later bar hides it.
             for place in range(min(begin, width - 1), min(width, max(end, begin + 1))):
                 if cells[place] == " " or bar["kind"] in ("prefill", "preempted"):
@@ -120,9 +105,8 @@ def _bars(rows: list[dict[str, Any]], ended_s: float) -> Iterator[str]:
 
 
 def _receipt(receipt: dict[str, Any]) -> Iterator[str]:
-    yield (
-        f"device {receipt['device_ms']:.1f} ms: prefill {receipt['prefill_ms']:.1f}, decode {receipt['decode_ms']:.1f}"
-    )
+    shares = f"prefill {receipt['prefill_ms']:.1f}, decode {receipt['decode_ms']:.1f}"
+    yield f"device {receipt['device_ms']:.1f} ms: {shares}"
     parts = {"rejected drafts": "rejected_ms", "computed again": "recomputed_ms", "earlier attempts": "retries_ms"}
     told = [f"{name} {receipt[key]:.1f}" for name, key in parts.items() if receipt[key]]
     if told:

@@ -1,4 +1,9 @@
-"""Where the system is that a command should talk to: what the settings say, else the one of the state directory."""
+"""Where the system is that a command should talk to: what the settings say, else the one of the state directory.
+
+An administrator's connection to its NATS lasts as long as a command runs.
+
+What looks for it raises `ConfigError` if no URL is given and nothing runs there, `DependencyError` if that was killed.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,29 @@ import contextlib
 import http.client
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
+from ops.stack.console import told_of_nats
 from ops.stack.servers import tenant_login
 from ops.stack.state import ReadyFile, has_died, read_ready_file
+from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.errors import ConfigError, DependencyError, HeadraceError
+from shared.nats_files import NatsFiles
 from shared.urls import is_http_url, with_login
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
 
 CONNECT_TIMEOUT_S = 10.0
 # The number of served models that an error names.
 _MAX_NAMES = 8
-_WHAT_TO_GIVE = "give --state-dir of one that runs, or"
 
 
 class ServerRefusedError(HeadraceError):
@@ -39,7 +50,7 @@ class ServerRefusedError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The HTTP API of a running system."""
+    """The HTTP API of a running system. Methods raise `ServerRefusedError` where it is not there or refuses."""
 
     url: str
     api_key: str | None
@@ -50,11 +61,7 @@ class Endpoint:
         return [name for name, root in roots.items() if root == name or root not in roots]
 
     def roots(self) -> dict[str, str]:
-        """Return what each served name stands for: an alias for its model, any other name for itself.
-
-        Raises:
-            ServerRefusedError: The server is not there or refuses.
-        """
+        """Return what each served name stands for: an alias for its model, any other name for itself."""
         body = self._open("GET", "/v1/models").read()
         try:
             return {str(model["id"]): str(model.get("root") or model["id"]) for model in json.loads(body)["data"]}
@@ -62,11 +69,7 @@ class Endpoint:
             raise self._stranger(body) from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Post a request with `stream` set, and yield the chunks as they come.
-
-        Raises:
-            ServerRefusedError: The server is not there, refuses, or ends the stream with an error.
-        """
+        """Post a request with `stream` set, and yield the chunks as they come."""
         response = self._open("POST", path, {**body, "stream": True})
         try:
             for line in response:
@@ -99,11 +102,7 @@ class Endpoint:
         return ServerRefusedError(0, f"{self.url} answers, but is not a server of OpenAI's API: it says {words!r}")
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Make a request and return the JSON object of its answer.
-
-        Raises:
-            ServerRefusedError: The server is not there or refuses.
-        """
+        """Make a request and return the JSON object of its answer."""
         answer = self._open(method, path, body).read()
         try:
             return dict(json.loads(answer))
@@ -117,11 +116,7 @@ class Endpoint:
     def open(
         self, method: str, path: str, payload: bytes | Iterable[bytes] | None, headers: Mapping[str, str]
     ) -> http.client.HTTPResponse:
-        """Make a request and return its answer, which the caller reads.
-
-        Raises:
-            ServerRefusedError: The server is not there or refuses.
-        """
+        """Make a request and return its answer, which the caller reads."""
         place = urlsplit(self.url)
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
         connection = kind(place.hostname or "", place.port, timeout=CONNECT_TIMEOUT_S)
@@ -144,19 +139,11 @@ class Endpoint:
 
 
 def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endpoint:
-    """Return the HTTP API to talk to.
-
-    Raises:
-        ConfigError: No URL is given and nothing runs on the state directory.
-        DependencyError: What ran there was killed.
-    """
+    """Return the HTTP API to talk to."""
     running = read_ready_file(state_dir)
-    if url is not None and not is_http_url(url):
-        raise ConfigError("HEADRACE_URL", f"{url!r} is no URL of a server; write http://host:port")
     if url is None and running is None:
-        raise ConfigError(
-            "HEADRACE_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --url and --api-key"
-        )
+        raise _none_runs("HEADRACE_URL", state_dir, "--url and --api-key")
+    _check_url("HEADRACE_URL", url)
     if running is None or (url is not None and url != running.url):
         return Endpoint(url or "", api_key)
     _check_runs(state_dir, running)
@@ -194,21 +181,25 @@ def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tu
     """Return the URL of NATS, with the login of `tenant` if `headrace setup --tenants` made one, and whose it is.
 
     The system is the one on the state directory, and None where the URL is another's.
-
-    Raises:
-        ConfigError: No URL is given and nothing runs on the state directory.
-        DependencyError: What ran there was killed.
     """
     if url is not None:
         return url, None
     running = read_ready_file(state_dir)
     if running is None:
-        raise ConfigError(
-            "HEADRACE_NATS_URL", f"not set, and no `headrace up` runs on {state_dir}; {_WHAT_TO_GIVE} --nats-url"
-        )
+        raise _none_runs("HEADRACE_NATS_URL", state_dir, "--nats-url")
     _check_runs(state_dir, running)
     login = None if tenant is None else tenant_login(state_dir, tenant)
     return running.nats_url if login is None else with_login(running.nats_url, *login), running
+
+
+def _none_runs(variable: str, state_dir: Path, options: str) -> ConfigError:
+    told = f"not set, and no `headrace up` runs on {state_dir}; give --state-dir of one that runs, or {options}"
+    return ConfigError(variable, told)
+
+
+def _check_url(variable: str, url: str | None) -> None:
+    if url is not None and not is_http_url(url):
+        raise ConfigError(variable, f"{url!r} is no URL of a server; write http://host:port")
 
 
 def _check_runs(state_dir: Path, running: ReadyFile) -> None:
@@ -217,18 +208,12 @@ def _check_runs(state_dir: Path, running: ReadyFile) -> None:
 
 
 def find_admin_nats(url: str | None, state_dir: Path) -> str:
-    """Return the NATS URL for an administrator: the one given, else that of the system on the state directory.
-
-    Raises:
-        ConfigError: No URL is given and nothing runs on the state directory.
-        DependencyError: What ran there was killed.
-    """
+    """Return the NATS URL for an administrator: the one given, else that of the system on the state directory."""
     found, running = find_nats(url, state_dir)
     return found if running is None else running.admin_nats_url
 
 
 def _error_words(body: bytes) -> tuple[str, str | None]:
-    """Return the message and the code of an error."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"]), error.get("code")
@@ -248,27 +233,17 @@ class OperatorAccess:
 
 
 def find_operator(access: OperatorAccess) -> Endpoint:
-    """Return the operator's port to talk to.
-
-    Raises:
-        ConfigError: No URL is given and nothing runs on the state directory, or the URL is the public port's.
-        DependencyError: What ran there was killed.
-    """
+    """Return the operator's port to talk to; the URL of the public one is refused."""
     running = read_ready_file(access.state_dir)
     if access.operator_url is not None:
-        if not is_http_url(access.operator_url):
-            problem = f"{access.operator_url!r} is no URL of a server; write http://host:port"
-            raise ConfigError("HEADRACE_OPERATOR_URL", problem)
+        _check_url("HEADRACE_OPERATOR_URL", access.operator_url)
         if running is not None and _origin(access.operator_url) == _origin(running.url):
             problem = f"{access.operator_url} is the public port; the operator's is {_operator_url(running)}"
             raise ConfigError("HEADRACE_OPERATOR_URL", problem)
         return Endpoint(access.operator_url, access.operator_key)
     if running is None:
-        given = f"{_WHAT_TO_GIVE} --operator-url and --operator-key"
-        problem = f"not set, and no `headrace up` runs on {access.state_dir}; {given}"
-        raise ConfigError("HEADRACE_OPERATOR_URL", problem)
-    if has_died(access.state_dir, running):
-        raise DependencyError(f"no `headrace up` runs on {access.state_dir}; start it")
+        raise _none_runs("HEADRACE_OPERATOR_URL", access.state_dir, "--operator-url and --operator-key")
+    _check_runs(access.state_dir, running)
     return Endpoint(_operator_url(running), access.operator_key or running.operator_key or None)
 
 
@@ -279,3 +254,76 @@ def _operator_url(running: ReadyFile) -> str:
 def _origin(url: str) -> str:
     """Return a base URL without the endings that clients give it, and with one name for this machine."""
     return url.rstrip("/").removesuffix("/v1").replace("//localhost:", "//127.0.0.1:")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccess(NatsFiles):
+    """How an administrator logs in."""
+
+    nats_user: str | None = setting(None, "NATS user of the admin role.")
+    nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedAccess(AdminAccess):
+    """How an administrator logs in whose actions are written down, and on which system."""
+
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    audit_file: Path | None = setting(None, f"{AUDIT_HELP} In the state directory if not given.")
+
+    @property
+    def audit_log(self) -> Path:
+        """Where actions are written down: what belongs to one system stays in one place."""
+        return self.audit_file or self.state_dir / AUDIT_FILE_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAccess(AuditedAccess):
+    """How an administrator reaches the queues."""
+
+    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
+    timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
+
+
+@contextlib.asynccontextmanager
+async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: float) -> AsyncIterator[Client]:
+    """Connect as `name`, waiting `timeout_s` for NATS to appear, and disconnect when the block ends.
+
+    Who waits longer than a moment is told what for.
+
+    Raises:
+        DependencyError: NATS does not appear, or refuses us.
+    """
+    from shared.nats_connection import connect
+
+    with told_of_nats(url, timeout_s, tell):
+        client = await connect(
+            url,
+            role="admin",
+            name=name,
+            user=access.nats_user,
+            password=access.nats_password,
+            files=access,
+            timeout_s=timeout_s,
+        )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def delete_message(js: JetStreamContext, stream: str, seq: int) -> None:
+    """Delete a message of a stream; one that is gone already is not an error.
+
+    Raises:
+        nats.errors.Error: NATS refuses it or does not answer.
+    """
+    from nats.js.errors import APIError, NotFoundError
+
+    try:
+        await js.delete_msg(stream, seq)
+    except APIError:
+        # The code depends on where NATS notices that the message is gone.
+        with contextlib.suppress(NotFoundError):
+            await js.get_msg(stream, seq=seq)
+            raise

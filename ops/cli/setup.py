@@ -9,9 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.cli.admin import AuditedAccess, admin_client
 from ops.cli.options import settings_command
-from ops.cli.running_system import find_admin_nats
+from ops.cli.running_system import AuditedAccess, admin_client, find_admin_nats
 from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.stack.servers import add_account, tenant_login

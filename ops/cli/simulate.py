@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 if TYPE_CHECKING:
     from gpu_worker.core.scheduler_config import SchedulerConfig
     from ops.simulation.profile import Profile
-    from ops.simulation.scenario import Outcome, Scenario
+    from ops.simulation.scenario import Scenario
     from ops.simulation.step_time import StepTimes
     from ops.simulation.workload import Arrival
 
@@ -43,18 +43,12 @@ class PlacedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceConfig(PlacedModel):
-    """How it is stored and divided there."""
+class LoadConfig(PlacedModel):
+    """How it is stored and divided there, and requests that are drawn."""
 
     weights: str = setting("bf16", "Number format of weights.", choices=_FORMATS)
     cache_dtype: str = setting("bf16", "Number format of keys and values.", choices=_CACHES)
     tensor_parallel_size: int = setting(1, "Devices of a worker.", minimum=1, maximum=64)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadConfig(DeviceConfig):
-    """Requests that are drawn."""
-
     requests: int = setting(10_000, "How many requests come.", minimum=1, maximum=100_000_000)
     rate: float | None = setting(None, "Requests a second; all at once if not given.", minimum=1e-6)
     prompt: int = setting(500, "Tokens of a prompt, in the mean.", minimum=1, maximum=1 << 22)
@@ -110,15 +104,13 @@ def run(config: SimulateConfig) -> int:
         problem = f"is {config.cells}; give --workers, a multiple of {config.cells} (it is {config.workers})"
         raise ConfigError("HEADRACE_CELLS", problem)
     scenario, profile = scenario_of(config)
-    outcome: Outcome
     if config.cells == 1:
         outcome = simulate(scenario, _arrivals(config))
     else:
         outcome = simulate_cells(scenario, partial(_arrivals, config), config.cells)
     errors = {} if profile is None else profile.errors
-    cost = None
-    if config.price is not None:
-        cost = Cost(config.workers * config.tensor_parallel_size, config.price)
+    num_devices = config.workers * config.tensor_parallel_size
+    cost = None if config.price is None else Cost(num_devices, config.price)
     if config.json:
         click.echo(json.dumps(figures(scenario, outcome, cost, errors), indent=2))
     else:
@@ -202,20 +194,11 @@ def _arrivals(config: SimulateConfig) -> Iterator[Arrival]:
             raise ConfigError("HEADRACE_RATE", "a trace says when its requests come: leave it out")
         return iter(read_trace(config.trace, config.requests))
     if config.shared_prefix >= config.prompt:
-        raise ConfigError(
-            "HEADRACE_SHARED_PREFIX", f"is {config.shared_prefix}; it must be less than --prompt ({config.prompt})"
-        )
-    load = Synthetic(
-        config.requests,
-        math.inf if config.rate is None else config.rate,
-        config.prompt,
-        config.output,
-        config.spread,
-        config.burstiness,
-        config.tenants,
-        config.shared_prefix,
-        config.prefixes,
-    )
+        problem = f"is {config.shared_prefix}; it must be less than --prompt ({config.prompt})"
+        raise ConfigError("HEADRACE_SHARED_PREFIX", problem)
+    rate = math.inf if config.rate is None else config.rate
+    lengths = (config.prompt, config.output, config.spread, config.burstiness)
+    load = Synthetic(config.requests, rate, *lengths, config.tenants, config.shared_prefix, config.prefixes)
     return load.arrivals(config.seed)
 
 

@@ -43,16 +43,14 @@ class UpCommand(SettingsCommand):
         name = option.removeprefix("--").replace("-", "_")
         if name not in CHOSEN_SETTINGS:
             return super().explain(option)
-        return f"No such option '{option}': `headrace up` chooses this itself; {_OF_PARTS.get(name, _OF_GATEWAYS)}."
+        told = _OF_PART.format("worker" if name in _OF_WORKERS else "gateway")
+        if name == "processes":
+            told = "--gateways says how many processes share the port"
+        return f"No such option '{option}': `headrace up` chooses this itself; {told}."
 
 
-_OF_GATEWAYS = "`headrace gateway` has it: see ops/docs/two-hosts.md"
-_OF_WORKERS = "`headrace worker` has it: see ops/docs/two-hosts.md"
-_OF_PARTS = {
-    "processes": "--gateways says how many processes share the port",
-    "health_port": _OF_WORKERS,
-    "health_host": _OF_WORKERS,
-}
+_OF_PART = "`headrace {}` has it: see ops/docs/two-hosts.md"
+_OF_WORKERS = ("health_port", "health_host")
 
 
 def _all_options() -> list[SettingOption]:
@@ -68,18 +66,8 @@ _VARIABLES = {option.name or "": option.variable for option in _OPTIONS}
 
 # What people set first: `--help` shows these.
 _FIRST_OPTIONS = (
-    *(
-        "port",
-        "state_dir",
-        "model",
-        "workers",
-        "gateways",
-        "simulate",
-        "api_key",
-        "ready_file",
-        "nats_url",
-        "redis_url",
-    ),
+    *("port", "state_dir", "model", "workers", "gateways", "simulate", "api_key", "ready_file"),
+    *("nats_url", "redis_url"),
     *("operator_port", "keys_file", "auth", "cors_origins", "max_streams", "default_timeout_s"),
     *("served_model_name", "chat_format", "device", "dtype", "num_threads", "kv_cache_dtype", "kv_cache_bytes"),
     *("gpu_memory_utilization", "max_model_len", "max_num_seqs", "lora_modules", "speculative", "draft_model"),

@@ -1,6 +1,7 @@
 """`headrace cordon`, `uncordon`, `role` and `drain`: orders to one worker over NATS.
 
-The worker is heard first, so that a wrong name or an earlier version is told as such.
+The worker is heard first, so that a wrong name or an earlier version is told as such. Where it is not heard, lacks the
+feature or does not answer, `DependencyError` says so.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.admin import AuditedAccess, admin_client
 from ops.cli.options import settings_command
-from ops.cli.running_system import find_admin_nats
+from ops.cli.running_system import AuditedAccess, admin_client, find_admin_nats
 from shared.audit import audited, nats_login
 from shared.config import setting
 from shared.disaggregation import ROLES
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ANSWER_S = 5.0
 # A worker sends five heartbeats a second.
 _LISTEN_S = 1.0
+_SILENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,7 @@ class HeardWorkers:
     """The names of all workers that were heard, and the last heartbeat of the one that is ordered about."""
 
     def __init__(self, worker: str) -> None:
-        from shared.messages import Heartbeat
-
         self._worker = worker
-        self._kind = Heartbeat
         self.names: set[str] = set()
         self.beat: Heartbeat | None = None
         self.heard_at = time.monotonic()
@@ -54,8 +52,10 @@ class HeardWorkers:
         """Take note of a heartbeat."""
         import msgspec
 
+        from shared.messages import Heartbeat
+
         try:
-            beat = msgspec.msgpack.decode(message.data, type=self._kind)
+            beat = msgspec.msgpack.decode(message.data, type=Heartbeat)
         except msgspec.MsgspecError:
             return
         self.names.add(beat.worker)
@@ -63,11 +63,7 @@ class HeardWorkers:
             self.beat, self.heard_at = beat, time.monotonic()
 
     async def find(self, client: Client, feature: str, instead: str) -> Heartbeat:
-        """Return a heartbeat of the worker; `instead` says what works with one that lacks a feature.
-
-        Raises:
-            DependencyError: It is not heard, or lacks the feature.
-        """
+        """Return a heartbeat of the worker; `instead` says what works with one that lacks a feature."""
         from shared.subjects import ALL_WORKERS
 
         await client.subscribe(ALL_WORKERS, cb=self.hear)
@@ -82,11 +78,7 @@ class HeardWorkers:
 
 
 async def order(client: Client, worker: str, content: bytes) -> None:
-    """Tell a worker what to do, and wait until it says that it does.
-
-    Raises:
-        DependencyError: It does not answer, or says why it cannot.
-    """
+    """Tell a worker what to do, and wait until it says that it does."""
     from nats.errors import Error as NatsError
 
     from shared.calls import call_process
@@ -102,11 +94,7 @@ async def order(client: Client, worker: str, content: bytes) -> None:
 
 
 def give_order(config: OrderConfig, worker: str, content: bytes, feature: str = "cordon") -> None:
-    """Cordon or uncordon a worker, or give it a role, as `content` says, and write it down.
-
-    Raises:
-        DependencyError: It is not heard, lacks the feature, or cannot.
-    """
+    """Cordon or uncordon a worker, or give it a role, as `content` says, and write it down."""
     url = find_admin_nats(config.nats_url, config.state_dir)
     user = nats_login(config.nats_user, url, config)
     name, _, value = content.decode().partition(" ")
@@ -162,11 +150,8 @@ def role(config: OrderConfig, worker: str, role: str) -> int:
     return 0
 
 
-_ARGUMENTS = [click.Argument(["worker"]), click.Argument(["role"], type=click.Choice(ROLES))]
-ROLE = settings_command(OrderConfig, "role", role, _ARGUMENTS)
-
-
-_SILENCE_S = 2.0
+_ROLE = click.Argument(["role"], type=click.Choice(ROLES))
+ROLE = settings_command(OrderConfig, "role", role, [click.Argument(["worker"]), _ROLE])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,8 @@ import sysconfig
 from pathlib import Path
 
 HELD_OUT_MODULES = (
-    "bisect.py",
-    "cmd.py",
-    "colorsys.py",
-    "fnmatch.py",
-    "fractions.py",
-    "graphlib.py",
-    "heapq.py",
-    "html/parser.py",
-    "json/encoder.py",
-    "netrc.py",
-    "queue.py",
-    "shlex.py",
-    "statistics.py",
-    "textwrap.py",
-    "urllib/robotparser.py",
+    *("bisect.py", "cmd.py", "colorsys.py", "fnmatch.py", "fractions.py", "graphlib.py", "heapq.py", "html/parser.py"),
+    *("json/encoder.py", "netrc.py", "queue.py", "shlex.py", "statistics.py", "textwrap.py", "urllib/robotparser.py"),
     "wsgiref/headers.py",
 )
 

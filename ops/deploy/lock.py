@@ -42,21 +42,9 @@ def without_cuda(found: Iterable[str]) -> Iterator[str]:
 
 def _resolve(extras: Iterable[str]) -> list[str]:
     options = [option for extra in extras for option in ("--extra", extra)]
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "uv",
-            "pip",
-            "compile",
-            "pyproject.toml",
-            "-",
-            *options,
-            "--universal",
-            "--generate-hashes",
-        ),
-        *("--python-version", OLDEST_PYTHON, "--no-annotate", "--no-header", "--no-config", "--quiet"),
-    ]
+    command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "-", *options, "--universal"]
+    command += ["--generate-hashes", "--python-version", OLDEST_PYTHON]
+    command += ["--no-annotate", "--no-header", "--no-config", "--quiet"]
     done = subprocess.run(command, cwd=ROOT, input=BUILD, stdout=subprocess.PIPE, text=True, check=True)
     return list(entries(done.stdout))
 

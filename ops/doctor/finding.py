@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 
 class Level(enum.Enum):
@@ -22,23 +24,14 @@ class Finding:
 
     topic: str
     text: str
-    level: Level = Level.FINE
     remedy: str = ""
+    level: Level = Level.FINE
 
 
-def problem(topic: str, text: str, remedy: str = "") -> Finding:
-    """Return a finding that keeps Headrace from working."""
-    return Finding(topic, text, Level.PROBLEM, remedy)
-
-
-def warning(topic: str, text: str, remedy: str = "") -> Finding:
-    """Return a finding that makes Headrace slower or less safe."""
-    return Finding(topic, text, Level.WARNING, remedy)
-
-
-def unseen(topic: str, text: str, remedy: str = "") -> Finding:
-    """Return a finding that there was nothing to look at; nothing is known of it, good or bad."""
-    return Finding(topic, text, Level.UNSEEN, remedy)
+# What keeps Headrace from working; what makes it slower or less safe; what was not there to look at.
+problem = partial(Finding, level=Level.PROBLEM)
+warning = partial(Finding, level=Level.WARNING)
+unseen = partial(Finding, level=Level.UNSEEN)
 
 
 def page(findings: Sequence[Finding], as_given: Callable[[str], str]) -> str:
@@ -61,20 +54,13 @@ def _printable(text: str) -> str:
 def verdict(findings: Sequence[Finding]) -> str:
     """Return what all findings come to, and what it does not cover."""
     missing = ", ".join(dict.fromkeys(finding.topic for finding in findings if finding.level is Level.UNSEEN))
-    problems = sum(finding.level is Level.PROBLEM for finding in findings)
-    warnings = sum(finding.level is Level.WARNING for finding in findings)
-    if not problems and not warnings:
-        if missing:
-            return f"Nothing is wrong in what was looked at. Not found, so not looked at: {missing}."
-        return "Nothing is wrong."
-    counted = [_counted(number, noun) for number, noun in ((problems, "problem"), (warnings, "warning")) if number]
-    return ", ".join(counted) + "." + (f" Not found, so not looked at: {missing}." if missing else "")
+    counts = Counter(finding.level for finding in findings)
+    nouns = ((counts[Level.PROBLEM], "problem"), (counts[Level.WARNING], "warning"))
+    told = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in nouns if number)
+    told = told or f"Nothing is wrong{' in what was looked at' if missing else ''}"
+    return f"{told}." + (f" Not found, so not looked at: {missing}." if missing else "")
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
     """Return 1 where there is a problem, else 0."""
     return int(any(finding.level is Level.PROBLEM for finding in findings))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

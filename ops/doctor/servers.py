@@ -1,4 +1,4 @@
-"""The servers that an installation talks to: NATS with our rights there and its clock, Redis, a gateway."""
+"""The servers that an installation talks to: NATS with our rights there and who is heard there, Redis, a gateway."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -14,19 +15,21 @@ from urllib.parse import urlsplit
 
 import msgspec
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from gateway.cache.redis_url import check_redis_url
 from ops.doctor.finding import Finding, Level, problem, warning
-from ops.doctor.hosts import host_findings
 from ops.doctor.settings import place_of, shown_url
 from shared.errors import ConfigError, HeadraceError
-from shared.messages import Heartbeat
+from shared.hosted_models import HOST_BEAT_INTERVAL_S, HostBeat, HostedModel
+from shared.messages import UNDECODABLE, Heartbeat
 from shared.nats_connection import Role, WrongRoleError, connect, has_jetstream
 from shared.nats_files import NatsFiles
 from shared.server_clock import MOST_SKEW_S, WARN_SKEW_S, skew_s, told_skew
 from shared.streams import INTERACTIVE_STREAM
 from shared.subjects import (
+    ALL_HOSTS,
     ALL_WORKERS,
     cancel_subject,
     encode_name,
@@ -40,8 +43,9 @@ from shared.subjects import (
 from shared.urls import is_http_url
 
 LISTEN_S = 0.6
+_HOSTS_LISTEN_S = 2 * HOST_BEAT_INTERVAL_S + 0.2
 _SETTLE_S = 0.1
-_REQUEST_TIMEOUT_S = 2.0
+_TIMEOUT_S = 2.0
 # Those that may; an administrator of an earlier version's configuration hears none.
 _HEARS_HOSTS = frozenset({"admin", "gateway"})
 
@@ -71,7 +75,7 @@ class NatsLogin:
         return worker_subject(self.model, self.worker or f"doctor-{secrets.token_hex(4)}")
 
 
-async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Sequence[int] = ()) -> list[Finding]:
+async def nats_findings(login: NatsLogin, workers: Sequence[int] = ()) -> list[Finding]:
     """Connect once and look at what this login may do, which streams there are, what time it is, and who serves.
 
     Workers with the process ids `workers` should be heard.
@@ -84,7 +88,7 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Seque
     try:
         client = await connect(
             login.url, role=login.role, name="headrace-doctor", user=login.user, password=login.password,
-            files=login.files, on_error=note, timeout_s=timeout_s, scope=login.scope, speaks_on=login.heartbeats,
+            files=login.files, on_error=note, timeout_s=_TIMEOUT_S, scope=login.scope, speaks_on=login.heartbeats,
         )  # fmt: skip
     except WrongRoleError as error:
         # It says itself which user to log in as.
@@ -97,10 +101,8 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Seque
         version = client.connected_server_version
         findings = [Finding("nats", f"{place_of(login.url)}, version {version.major}.{version.minor}.{version.patch}")]
         if not has_jetstream(client):
-            return [
-                *findings,
-                problem("nats", "JetStream is off", "start it with JetStream (-js), or ops/nats/headrace.conf"),
-            ]
+            remedy = "start it with JetStream (-js), or ops/nats/headrace.conf"
+            return [*findings, problem("nats", "JetStream is off", remedy)]
         rights = await _rights(client, login, refused)
         findings += rights
         # A login without the rights is refused this too: one cause is told once.
@@ -149,7 +151,7 @@ def _subjects(role: Role, unused: str, model: str) -> tuple[list[str], list[str]
 async def _queue_and_clock(client: Client) -> list[Finding]:
     asked = time.time()
     try:
-        reply = await client.request(f"$JS.API.STREAM.INFO.{INTERACTIVE_STREAM}", b"", timeout=_REQUEST_TIMEOUT_S)
+        reply = await client.request(f"$JS.API.STREAM.INFO.{INTERACTIVE_STREAM}", b"", timeout=_TIMEOUT_S)
     except NatsError as error:
         return [problem("queue", f"NATS does not tell of its streams ({error})", _RIGHTS_REMEDY.format(role="worker"))]
     answer = json.loads(reply.data)
@@ -220,7 +222,6 @@ def _missing_ranks(beat: Heartbeat) -> list[str]:
 
 
 def _golden_problem(beat: Heartbeat) -> str:
-    """Return what the golden probes of a worker found; empty while nothing is wrong."""
     return "" if beat.metrics is None or beat.metrics.golden is None else beat.metrics.golden.problem
 
 
@@ -234,6 +235,44 @@ def _described(beat: Heartbeat) -> str:
         draining += f", its answers are wrong ({problem})"
     blocks = f"{beat.free_blocks} of {beat.total_blocks} blocks free"
     return f"{beat.worker} serves {beat.model} (revision {beat.revision}), {beat.running} running, {blocks}{draining}"
+
+
+async def host_findings(client: Client) -> list[Finding]:
+    """Listen to the hosts; there may be none, or none that has a model."""
+    heard: dict[str, HostBeat] = {}
+
+    async def note(message: Msg) -> None:
+        with contextlib.suppress(*UNDECODABLE):
+            beat = msgspec.msgpack.decode(message.data, type=HostBeat)
+            heard[beat.host] = beat
+
+    with contextlib.suppress(NatsError):
+        subscription = await client.subscribe(ALL_HOSTS, cb=note)
+        await asyncio.sleep(_HOSTS_LISTEN_S)
+        await subscription.unsubscribe()
+    return [_host_finding(beat) for beat in heard.values() if beat.models]
+
+
+def _host_finding(beat: HostBeat) -> Finding:
+    counts = Counter(model.state for model in beat.models)
+    text = f"{beat.host}: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+    for model in beat.models:
+        if model.num_withheld:
+            text += f"; {model.name}: {model.num_withheld} of {model.num_ready} workers cordoned"
+    wrong = [model for model in beat.models if model.state == "failed" or _waits_for_room(model)]
+    if not wrong:
+        return Finding("models", text)
+    text += "".join(f"; {model.name}: {model.error or 'no room'}" for model in wrong)
+    name = min(model.name for model in wrong)
+    remedy = f"mend that, then `headrace model wake {name}`; or `headrace model unload {name}`"
+    if all(map(_waits_for_room, wrong)):
+        remedy = "unload a model, or raise HEADRACE_HOST_MEMORY_BYTES"
+    return warning("models", text, remedy)
+
+
+def _waits_for_room(model: HostedModel) -> bool:
+    """Whether it has none although it is to run always; one that is loaded on demand takes turns."""
+    return model.state == "no_room" and not model.on_demand
 
 
 async def redis_finding(url: str | None) -> Finding:

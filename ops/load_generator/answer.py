@@ -189,7 +189,6 @@ class _Body:
 
 
 def _message(data: bytes) -> str:
-    """Return the words of an error."""
     try:
         words = msgspec.json.decode(data)["error"]["message"]
     except (msgspec.MsgspecError, KeyError, TypeError, IndexError):

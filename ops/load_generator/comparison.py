@@ -118,7 +118,6 @@ def _figures(report: Report) -> list[tuple[str, Sample, bool]]:
 
 
 def _blocks(records: Sequence[Record]) -> list[list[Record]]:
-    """Return the requests by the span of time in which they were due."""
     span_s = max(record.intended_s for record in records) / _NUM_BLOCKS or 1.0
     blocks: list[list[Record]] = [[] for _ in range(_NUM_BLOCKS)]
     for record in records:

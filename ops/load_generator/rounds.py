@@ -59,12 +59,9 @@ async def count_streams(address: Address, requests: Sequence[bytes], num_rounds:
 async def ask_each(
     address: Address, requests: Sequence[tuple[float, bytes]], num_rounds: int = 1
 ) -> list[list[Answer]]:
-    """Ask each request on a connection of its own, `num_rounds` times in a row, however slow the others are.
+    """Ask each request after its seconds, `num_rounds` times in a row, however slow the others are.
 
-    Args:
-        address: Of the server.
-        requests: Seconds from now until each is sent, and the request.
-        num_rounds: A connection that is lost ends its rounds.
+    Each has a connection of its own; one that is lost ends its rounds.
 
     Raises:
         OSError: The server takes no connection.

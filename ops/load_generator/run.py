@@ -16,15 +16,7 @@ from typing import Any
 from ops.load_generator.agents import AgentLoad
 from ops.load_generator.driver import Driver, Wire
 from ops.load_generator.record import VERSION, Report
-from ops.load_generator.sessions import (
-    Session,
-    TokenScale,
-    Turn,
-    conversations,
-    from_file,
-    picture,
-    single_requests,
-)
+from ops.load_generator.sessions import Session, TokenScale, Turn, conversations, from_file, picture, single_requests
 from ops.load_generator.summary import summarize
 from ops.simulation.workload import Synthetic, read_trace
 from shared.errors import HeadraceError
@@ -42,23 +34,23 @@ class ProbeError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent. Lengths are tokens; `rate` is requests a second, infinite for all at once."""
+    """What is sent, as the options of `headrace bench serve` have it."""
 
-    dataset: str
-    path: Path | None
+    dataset_name: str
+    dataset_path: Path | None
     requests: int
-    rate: float
+    request_rate: float | None
     burstiness: float
     max_concurrency: int | None
-    prompt: int
-    output: int
-    prefix: int
-    num_prefixes: int
+    random_input_len: int
+    random_output_len: int
+    random_prefix_len: int
+    prefixes: int
     spread: float
     turns: int
     images: int
     image_size: tuple[int, int]
-    timeout_s: float
+    answer_timeout_s: float
     seed: int
 
     def sessions(self, scale: TokenScale) -> list[Session]:
@@ -67,29 +59,19 @@ class Load:
         Raises:
             TraceError: The file cannot be used.
         """
-        drawn = Synthetic(
-            self.requests,
-            self.rate,
-            self.prefix + self.prompt,
-            self.output,
-            self.spread,
-            self.burstiness,
-            shared_prefix=self.prefix,
-            num_prefixes=self.num_prefixes,
-        ).arrivals(self.seed)
-        if self.dataset == "agents":
-            agents = AgentLoad(
-                self.turns,
-                self.num_prefixes,
-                max(1, self.prefix),
-                added_tokens=self.prompt,
-                answered_tokens=self.output,
-            )
+        prompt, output, prefix = self.random_input_len, self.random_output_len, self.random_prefix_len
+        rate = math.inf if self.request_rate is None else self.request_rate
+        lengths = (prefix + prompt, output, self.spread, self.burstiness)
+        drawn = Synthetic(self.requests, rate, *lengths, shared_prefix=prefix, num_prefixes=self.prefixes).arrivals(
+            self.seed
+        )
+        if self.dataset_name == "agents":
+            agents = AgentLoad(self.turns, self.prefixes, max(1, prefix), prompt, output)
             return conversations(drawn, agents, self.seed, scale)
-        if self.dataset in ("sharegpt", "custom"):
-            assert self.path is not None
-            return from_file(self.path, drawn)
-        arrivals = drawn if self.path is None else read_trace(self.path, self.requests)
+        if self.dataset_name in ("sharegpt", "custom"):
+            assert self.dataset_path is not None
+            return from_file(self.dataset_path, drawn)
+        arrivals = drawn if self.dataset_path is None else read_trace(self.dataset_path, self.requests)
         return single_requests(arrivals, scale, self._pictures(), self.seed)
 
     def _pictures(self) -> list[tuple[str, ...]]:
@@ -104,23 +86,18 @@ async def measure(
 ) -> Report:
     """Send a load, until all has been answered or SIGINT comes.
 
-    Args:
-        wire: To whom, and how.
-        load: What.
-        slo_ms: Limits of a good request.
-        asked: What the report says of the load.
-        progress: Called twice a second.
+    The report says `asked` of the load. A good request keeps the limits `slo_ms`. `progress` is called twice a second.
 
     Raises:
         ProbeError: The server does not answer as it should before the run.
         TraceError: The file cannot be used.
     """
-    scale = await _token_scale(Driver(wire, timeout_s=load.timeout_s))
+    scale = await _token_scale(Driver(wire, timeout_s=load.answer_timeout_s))
     sessions = load.sessions(scale)
     num_planned = sum(len(session.turns) for session in sessions)
-    is_closed = math.isinf(load.rate) and load.dataset != "trace"
-    limit = load.max_concurrency
-    driver = Driver(wire, max_concurrency=limit, timeout_s=load.timeout_s, is_closed_loop=is_closed)
+    is_closed = load.request_rate is None and load.dataset_name != "trace"
+    limit, timeout_s = load.max_concurrency, load.answer_timeout_s
+    driver = Driver(wire, max_concurrency=limit, timeout_s=timeout_s, is_closed_loop=is_closed)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     async with _interruptible() as stopped, _reported(driver, num_planned, progress):
         await driver.run(sessions, stopped)

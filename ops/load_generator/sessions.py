@@ -12,8 +12,8 @@ import struct
 import zlib
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -95,34 +95,24 @@ def single_requests(
     arrivals: Iterable[Arrival], scale: TokenScale, images: Sequence[tuple[str, ...]], seed: int
 ) -> list[Session]:
     """Return a session of one request for each arrival; images go round. Other seeds have other texts."""
-    return [
-        Session(
-            arrival.at,
-            (
-                Turn(
-                    scale.words(arrival.token_ids(number), scale.overhead),
-                    arrival.output,
-                    images=images[number % len(images)] if images else (),
-                ),
-            ),
-        )
-        for number, arrival in enumerate(arrivals, start=seed * _NUMBERS_OF_A_SEED)
-    ]
+    sessions = []
+    for number, arrival in enumerate(arrivals, start=seed * _NUMBERS_OF_A_SEED):
+        text = scale.words(arrival.token_ids(number), scale.overhead)
+        shown = images[number % len(images)] if images else ()
+        sessions.append(Session(arrival.at, (Turn(text, arrival.output, images=shown),)))
+    return sessions
 
 
 def conversations(arrivals: Iterable[Arrival], load: AgentLoad, seed: int, scale: TokenScale) -> list[Session]:
     """Return a conversation of an agent for each arrival, which tells only when it begins."""
     times = [arrival.at for arrival in arrivals]
-    return [
-        Session(
-            at,
-            tuple(
-                Turn(scale.words(turn.added_ids), turn.num_answered, turn.pause_s if number else 0.0)
-                for number, turn in enumerate(conversation.turns)
-            ),
-        )
-        for at, conversation in zip(times, load.conversations(seed, len(times)), strict=True)
-    ]
+    sessions = []
+    for at, conversation in zip(times, load.conversations(seed, len(times)), strict=True):
+        first, *others = conversation.turns
+        turns = [replace(first, pause_s=0.0), *others]
+        told = (Turn(scale.words(turn.added_ids), turn.num_answered, turn.pause_s) for turn in turns)
+        sessions.append(Session(at, tuple(told)))
+    return sessions
 
 
 def from_file(path: Path, arrivals: Iterable[Arrival]) -> list[Session]:
@@ -139,13 +129,8 @@ def from_file(path: Path, arrivals: Iterable[Arrival]) -> list[Session]:
         raise TraceError(f"{path}: has no prompts")
     return [
         Session(arrival.at, (Turn(text, arrival.output if tokens is None else tokens),))
-        for arrival, (text, tokens) in zip(arrivals, _round(prompts), strict=False)
+        for arrival, (text, tokens) in zip(arrivals, cycle(prompts), strict=False)
     ]
-
-
-def _round(prompts: list[tuple[str, int | None]]) -> Iterator[tuple[str, int | None]]:
-    while True:
-        yield from prompts
 
 
 def _prompts(path: Path) -> Iterator[tuple[str, int | None]]:

@@ -65,7 +65,6 @@ def table(report: Report) -> list[str]:
     """Return the figures for people."""
     found = report.summary
     total = len(report.requests)
-    tokens = f"{found['output_tokens']:,} out, {found['prompt_tokens']:,} in"
     cached = f" ({found['cached_tokens']:,} of them cached)" if found["cached_tokens"] else ""
     rows = [
         ["completed", f"{found['completed']:,} of {total + report.num_unfinished:,} in {found['duration_s']:,.1f} s"],
@@ -73,22 +72,18 @@ def table(report: Report) -> list[str]:
         ["failed", f"{found['failed']:,}"],
         *([["not ended", f"{report.num_unfinished:,}"]] if report.num_unfinished else []),
         ["throughput", f"{found['requests_per_s']:,.2f} requests/s, {found['output_tokens_per_s']:,.1f} tokens/s"],
-        ["tokens", tokens + cached],
+        ["tokens", f"{found['output_tokens']:,} out, {found['prompt_tokens']:,} in{cached}"],
     ]
     if report.goodput_ms:
         limits = " ".join(f"{name}:{limit:g}" for name, limit in report.goodput_ms.items())
         share = f"{found['goodput_share']:.1%} of requests"
         rows.append(["goodput", f"{found['goodput_per_s']:,.2f} requests/s, {share} ({limits} ms)"])
-    heads = ["ms", "mean", *(f"p{percent}" for percent in _PERCENTS)]
     names = ["mean", *(f"p{percent}" for percent in _PERCENTS)]
+    times = [["ms", *names]]
     for kind, title in (_KINDS | {"e2el": "Whole answer"}).items():
-        heads_row = [
-            f"{found[f'{kind}_{name}_ms']:,.2f}" if found[f"{kind}_mean_ms"] is not None else "-" for name in names
-        ]
-        rows.append([title, *heads_row])
-    figures = [row for row in rows if len(row) == 2]
-    times = [heads, *(row for row in rows if len(row) > 2)]
-    return [*aligned(figures), "", *aligned(times), "", *_notes(report)]
+        values = [found[f"{kind}_{name}_ms"] for name in names]
+        times.append([title, *("-" if value is None else f"{value:,.2f}" for value in values)])
+    return [*aligned(rows), "", *aligned(times), "", *_notes(report)]
 
 
 def _retry_after(found: dict[str, Any]) -> str:
@@ -159,8 +154,5 @@ def _under_way(report: Report) -> Line:
 
 def _curve(name: str, values: list[float]) -> Line:
     percents = [100 * place / _POINTS for place in range(_POINTS + 1)] if values else []
-    return Line(name, percents, [1e3 * value for value in _at(sorted(values), percents)])
-
-
-def _at(ordered: Sequence[float], percents: Sequence[float]) -> list[float]:
-    return [ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] for percent in percents]
+    ordered = sorted(values)
+    return Line(name, percents, [1e3 * percentile(ordered, percent) for percent in percents])

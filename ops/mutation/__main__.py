@@ -122,7 +122,6 @@ def _report(rooms: dict[str, Counter[Verdict]], is_recorded: bool, left: str) ->
 
 
 def _type_error(copy: Path, mutant: Mutant) -> str | None:
-    """Return mypy's first complaint about a mutant."""
     target = copy / mutant.path
     original = target.read_text()
     target.write_text(mutant.source)

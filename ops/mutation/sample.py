@@ -97,10 +97,7 @@ def _code(function: _Function) -> Iterator[tuple[ast.AST, bool]]:
             continue
         yield node, False
         for name, value in ast.iter_fields(node):
-            if (
-                name == "annotation"
-                or isinstance(node, ast.Raise)
-                or (isinstance(node, ast.Subscript) and name == "slice")
-            ):
+            is_type = name == "annotation" or (name == "slice" and isinstance(node, ast.Subscript))
+            if is_type or isinstance(node, ast.Raise):
                 continue
             waiting += [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST)]

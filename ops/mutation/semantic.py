@@ -99,7 +99,6 @@ def is_order_visible(first: ast.stmt, second: ast.stmt) -> bool:
 
 
 def _bound(statement: ast.stmt) -> set[str]:
-    """Return the local names that a statement binds."""
     return {each.id for each in ast.walk(statement) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
 
 

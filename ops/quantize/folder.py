@@ -31,11 +31,7 @@ class QuantizedFolder:
     """Owns the files under one folder: a shard for each layer and one for the rest, and last `config.json`."""
 
     def __init__(self, path: Path, num_layers: int) -> None:
-        """Take a new or empty folder. Nothing is written yet.
-
-        Raises:
-            ConfigError: The folder holds something.
-        """
+        """Take a new or empty folder. Nothing is written yet."""
         self._path = path
         self._num_shards = num_layers + 1
         self._weight_map: dict[str, str] = {}
@@ -153,7 +149,6 @@ def _expert_names(config: ModelConfig, index: int) -> list[str]:
 
 
 def _roots(own: str, stored: str) -> tuple[str, str]:
-    """Return the beginnings of both names behind which they are the same."""
     ours, theirs = own.split("."), stored.split(".")
     while ours and theirs and ours[-1] == theirs[-1]:
         ours.pop()

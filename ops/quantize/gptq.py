@@ -28,11 +28,11 @@ class SingularGramError(HeadraceError):
 
 
 def gptq(
-    weight: torch.Tensor, gram: torch.Tensor, bits: int, group_size: int, *, is_symmetric: bool, damping: float = 0.01
+    weight: torch.Tensor, gram: torch.Tensor, bits: int, group_size: int, damping: float = 0.01
 ) -> QuantizedMatrix:
     """Quantize a matrix so that its product with the calibration inputs changes little.
 
-    A symmetric grid has its zero in the middle. `damping` is added to the diagonal of `gram`, as a share of its mean.
+    `damping` is added to the diagonal of `gram`, as a share of its mean.
 
     Shapes:
         weight: `[out_features, in_features]` float32
@@ -41,7 +41,7 @@ def gptq(
     Raises:
         SingularGramError: `gram` is not finite.
     """
-    grid = fit_grid(weight, bits, group_size, is_symmetric=is_symmetric)
+    grid = fit_grid(weight, bits, group_size)
     energy = gram.diagonal()
     order = energy.argsort(descending=True)
     factor = _inverse_factor(gram[order][:, order], damping)
@@ -63,14 +63,13 @@ def _round_columns(
     left: torch.Tensor, factor: torch.Tensor, grid: GroupGrid, columns: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Round a batch of columns one after another, each correcting those after it; return values and scaled errors."""
-    groups = columns // grid.group_size
-    scales, zeros = grid.scales[:, groups].T.contiguous(), grid.zeros[:, groups].T.contiguous()
+    scales = grid.scales[:, columns // grid.group_size].T.contiguous()
     rows = left.T.contiguous()
     values, errors = torch.empty_like(rows), torch.empty_like(rows)
     top = 2**grid.bits - 1
     for index in range(len(rows)):
-        value = (rows[index] / scales[index]).round_().add_(zeros[index]).clamp_(0, top)
-        level = (value - zeros[index]) * scales[index]
+        value = (rows[index] / scales[index]).round_().add_(grid.zero).clamp_(0, top)
+        level = (value - grid.zero) * scales[index]
         error = (rows[index] - level) / factor[index, index]
         rows[index:].addr_(factor[index, index:], error, alpha=-1.0)
         values[index], errors[index] = value, error

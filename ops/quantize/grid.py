@@ -1,4 +1,4 @@
-"""The grid of a group-quantized matrix: evenly spaced levels, one scale and zero point a group of input features.
+"""The grid of a group-quantized matrix: evenly spaced levels around zero, one scale a group of input features.
 
 Scales are rounded to float16 before anything is rounded to the grid, because that is how checkpoints store them.
 """
@@ -6,7 +6,7 @@ Scales are rounded to float16 before anything is rounded to the grid, because th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,28 +16,29 @@ _SMALLEST_SCALE = 2.0**-24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupGrid:
-    """Levels `scale * (value - zero)` for values `0 … 2**bits - 1`.
+    """Levels `scale * (value - zero)` for values `0 … 2**bits - 1`, whose zero is in the middle.
 
     Attributes:
         scales: `[out_features, num_groups]` float32, each exactly a float16.
-        zeros: The same shape, whole numbers in float32.
     """
 
     bits: int
     group_size: int
     scales: torch.Tensor
-    zeros: torch.Tensor
+
+    @property
+    def zero(self) -> int:
+        """The value that stands for zero."""
+        return 1 << (self.bits - 1)
 
     def round(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the value of the nearest level of each weight, `[out_features, in_features]` uint8."""
-        groups = grouped(weight, self.group_size)
-        values = (groups / self.scales[:, :, None]).round_().add_(self.zeros[:, :, None])
+        values = (grouped(weight, self.group_size) / self.scales[:, :, None]).round_().add_(self.zero)
         return values.clamp_(0, 2**self.bits - 1).flatten(1).to(torch.uint8)
 
     def level(self, values: torch.Tensor) -> torch.Tensor:
         """Return the weights that values stand for, `[out_features, in_features]` float32."""
-        groups = grouped(values.float(), self.group_size)
-        return ((groups - self.zeros[:, :, None]) * self.scales[:, :, None]).flatten(1)
+        return ((grouped(values.float(), self.group_size) - self.zero) * self.scales[:, :, None]).flatten(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,14 +54,8 @@ class QuantizedMatrix:
 
     def split(self, rows: Sequence[int]) -> list[QuantizedMatrix]:
         """Return the matrices that this one is made of; each has its number of `rows`."""
-        parts = zip(
-            *(tensor.split_with_sizes(rows) for tensor in (self.grid.scales, self.grid.zeros, self.values)), strict=True
-        )
-        grid = self.grid
-        return [
-            QuantizedMatrix(GroupGrid(grid.bits, grid.group_size, scales, zeros), values)
-            for scales, zeros, values in parts
-        ]
+        parts = zip(self.grid.scales.split_with_sizes(rows), self.values.split_with_sizes(rows), strict=True)
+        return [QuantizedMatrix(replace(self.grid, scales=scales), values) for scales, values in parts]
 
 
 def grouped(matrix: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -68,28 +63,21 @@ def grouped(matrix: torch.Tensor, group_size: int) -> torch.Tensor:
     return matrix.reshape(matrix.shape[0], -1, group_size)
 
 
-def fit_grid(weight: torch.Tensor, bits: int, group_size: int, *, is_symmetric: bool) -> GroupGrid:
+def fit_grid(weight: torch.Tensor, bits: int, group_size: int) -> GroupGrid:
     """Return the grid that spans each group's weights.
 
-    A symmetric grid has its zero in the middle, so the largest positive weight may lie half a level beyond its end. A
-    group of zeros gets the smallest scale.
+    The largest positive weight may lie half a level beyond its end. A group of zeros gets the smallest scale.
 
     Shapes:
         weight: `[out_features, in_features]` float32; `in_features` is a multiple of `group_size`
     """
-    groups = grouped(weight, group_size)
-    top = 2**bits - 1
-    if is_symmetric:
-        scales = _stored(groups.abs().amax(2) * (2 / top))
-        return GroupGrid(bits, group_size, scales, torch.full_like(scales, 2 ** (bits - 1)))
-    low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
-    scales = _stored((high - low) / top)
-    return GroupGrid(bits, group_size, scales, (-low / scales).round_().clamp_(0, top))
+    largest = grouped(weight, group_size).abs().amax(2)
+    return GroupGrid(bits, group_size, _stored(largest * (2 / (2**bits - 1))))
 
 
-def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int, *, is_symmetric: bool) -> QuantizedMatrix:
+def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int) -> QuantizedMatrix:
     """Round each weight to the nearest level of its group's grid: what the better methods are compared with."""
-    grid = fit_grid(weight, bits, group_size, is_symmetric=is_symmetric)
+    grid = fit_grid(weight, bits, group_size)
     return QuantizedMatrix(grid, grid.round(weight))
 
 
@@ -148,14 +136,14 @@ def gptq_tensors(matrix: QuantizedMatrix) -> Tensors:
     num_inputs = matrix.values.shape[1]
     return {
         "qweight": _packed(matrix.values.T, grid.bits, dim=0),
-        "qzeros": _packed(grid.zeros.T.to(torch.uint8) - 1, grid.bits, dim=1),
+        "qzeros": _packed(torch.full_like(grid.scales.T, grid.zero - 1, dtype=torch.uint8), grid.bits, dim=1),
         "scales": grid.scales.T.half().contiguous(),
         "g_idx": torch.arange(num_inputs, dtype=torch.int32) // grid.group_size,
     }
 
 
 def pack_quantized_tensors(matrix: QuantizedMatrix) -> Tensors:
-    """Return the tensors of a symmetric matrix in compressed-tensors' packed convention."""
+    """Return the tensors of a matrix in compressed-tensors' packed convention."""
     return {
         "weight_packed": _packed(matrix.values, matrix.grid.bits, dim=1),
         "weight_scale": matrix.grid.scales.half(),

@@ -24,13 +24,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.linear.forms import DenseWeight
 from ops.quantize.folder import QuantizedFolder, StoredNames, read_all
 from ops.quantize.job_settings import QuantizeJob, calibration_windows, check_job
-from ops.quantize.layer_blocks import (
-    is_of_expert,
-    kept_modules,
-    matrices,
-    matrix_of,
-    with_matrices,
-)
+from ops.quantize.layer_blocks import is_of_expert, kept_modules, matrices, matrix_of, with_matrix
 from ops.quantize.layer_pass import LayerPass, check_stream_fits, num_kept, take_token_vectors
 from ops.quantize.methods import HEAD, Inputs, Method, make_method
 from shared.errors import ConfigError
@@ -65,7 +59,11 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
     folder = QuantizedFolder(job.out, config.num_layers)
     names = [matrices(layer, config) for layer in config.layers]
     total = sum(map(len, names))
-    with _opened(job, config) as checkpoint, _as_stored(job) as stored, torch.inference_mode():
+    own = config.block.names
+    opened = Checkpoint(job.model, torch.float32, torch.device(job.device), renamed=own.renamed, unused=own.unused)
+    # In its own names.
+    as_stored = Checkpoint(job.model, torch.float32, torch.device("cpu"))
+    with opened as checkpoint, as_stored as stored, torch.inference_mode():
         keeper = _Keeper(config, method, stored)
         layer_pass = _layer_pass(job, config, checkpoint) if method.needs_inputs else None
         for index in range(config.num_layers):
@@ -75,26 +73,17 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
             rounding = _LayerRounding(method, config, names[index], weights, inputs)
             for count, name in enumerate(names[index], 1):
                 rounding.round(name)
-                yield Advance(done + count, total, f"layer {index}, {name}", not rounding.has_seen(name))
+                is_unseen = inputs is not None and not inputs[name].num_tokens
+                yield Advance(done + count, total, f"layer {index}, {name}", is_unseen)
             folder.write_layer(index, keeper.whole_layer(index, rounding))
             if layer_pass is not None:
                 layer_pass.advance(index, rounding.weights)
         folder.write_rest(keeper.rest(job, checkpoint))
-        ignored = [*keeper.names.left_alone(stored), *_kept(config)]
+        # The last names of linear layers that stay are the same in the checkpoint's names and the engine's.
+        patterns = [rf"re:.*\.{name}$" for name in kept_modules(config)]
+        ignored = [*keeper.names.left_alone(stored), *patterns]
     untied = {"tie_word_embeddings": False} if job.lm_head else {}
-    folder.finish(job.model, method.config(has_head=job.lm_head, ignored=ignored), untied)
-
-
-def _opened(job: QuantizeJob, config: ModelConfig) -> Checkpoint:
-    """Open the model in the engine's names."""
-    names = config.block.names
-    device = torch.device(job.device)
-    return Checkpoint(job.model, torch.float32, device, renamed=names.renamed, unused=names.unused)
-
-
-def _as_stored(job: QuantizeJob) -> Checkpoint:
-    """Open the model in its own names."""
-    return Checkpoint(job.model, torch.float32, torch.device("cpu"))
+    folder.finish(job.model, method.config(job.lm_head, ignored), untied)
 
 
 class _LayerRounding:
@@ -128,7 +117,7 @@ class _LayerRounding:
         factors = feature_factors(linear.scales)
         if factors is not None:
             weight = weight / factors.to(weight.device)[:, None]
-        matrix = self._method.round(name, weight, moments)
+        matrix = self._method.round(weight, moments)
         parts = zip(linear.modules, matrix.split(linear.rows), strict=True)
         self.tensors |= {module: self._method.tensors(rows) for module, rows in parts}
         if is_of_expert(name) and projection.bias is not None:
@@ -137,17 +126,13 @@ class _LayerRounding:
         if factors is not None:
             dense = dense * factors.to(dense.device)[:, None]
         rounded = replace(projection, weight=DenseWeight(dense if order is None else dense[order.to(dense.device)]))
-        self.weights = with_matrices(self.weights, {name: rounded})
+        self.weights = with_matrix(self.weights, name, rounded)
 
     def _add_biases(self, linear: LinearShape, bias: torch.Tensor) -> None:
         """Store an expert's biases beside its matrices: the stack that held those of all is not written."""
         parts = bias.to(self._config.dtype).split_with_sizes(list(linear.rows))
         for module, part in zip(linear.modules, parts, strict=True):
             self.tensors[module] = {**self.tensors[module], "bias": part}
-
-    def has_seen(self, name: str) -> bool:
-        """Whether the method has looked at inputs of a matrix, where it looks at any."""
-        return self._inputs is None or self._inputs[name].num_tokens > 0
 
 
 class _Keeper:
@@ -192,8 +177,3 @@ def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -
     device = torch.device(job.device)
     vectors = take_token_vectors(config, checkpoint, windows, embedding, device)
     return LayerPass(config, embedded, device, vectors)
-
-
-def _kept(config: ModelConfig) -> list[str]:
-    """Return the patterns of linear layers that stay, which are the same in the checkpoint's names and the engine's."""
-    return [rf"re:.*\.{name}$" for name in kept_modules(config)]

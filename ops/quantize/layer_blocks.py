@@ -13,11 +13,9 @@ of each token; and parts that are not matrices, such as normalisations, convolut
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpu_worker.layers.attention import AttentionWeights
 from gpu_worker.layers.cache_layout import KeepsBoth, KeepsState
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureWeights
 from gpu_worker.layers.layer import LayerTraits, LayerWeights
@@ -38,12 +36,10 @@ _SHARED, _EXPERT = "shared", "experts."
 def matrices(layer: LayerTraits, config: ModelConfig) -> dict[str, LinearShape]:
     """Return a layer's matrices by name, with the modules of a checkpoint that each is made of."""
     size = config.hidden_size
-    declared = layer.linears(config.block.names, size)
-    return {
-        **{name: linear for name, linear in declared.items() if linear.is_rounded and not _is_of_shared(name)},
-        **(_experts(layer.mixture, size) if layer.mixture is not None else {}),
-        **{name: linear for name, linear in declared.items() if linear.is_rounded and _is_of_shared(name)},
-    }
+    rounded = {name: each for name, each in layer.linears(config.block.names, size).items() if each.is_rounded}
+    shared = {name: each for name, each in rounded.items() if name.startswith(f"{_SHARED}.")}
+    own = {name: each for name, each in rounded.items() if name not in shared}
+    return {**own, **(_experts(layer.mixture, size) if layer.mixture is not None else {}), **shared}
 
 
 def _experts(mixture: MixtureShape, hidden_size: int) -> dict[str, LinearShape]:
@@ -58,10 +54,6 @@ def _experts(mixture: MixtureShape, hidden_size: int) -> dict[str, LinearShape]:
         found[gate_up] = LinearShape(modules, rows, outer, Partition.COLUMN)
         found[down] = LinearShape((f"{room}.{last}",), (outer,), inner, Partition.ROW)
     return found
-
-
-def _is_of_shared(name: str) -> bool:
-    return name.startswith(f"{_SHARED}.")
 
 
 def kept_modules(config: ModelConfig) -> list[str]:
@@ -118,23 +110,16 @@ def matrix_of(weights: LayerWeights, name: str) -> Projection:
     return projection
 
 
-def with_matrices(weights: LayerWeights, changed: Mapping[str, Projection]) -> LayerWeights:
-    """Return a layer with other matrices in place of those of the same names."""
-    for name, projection in changed.items():
-        weights = _with_matrix(weights, name, projection)
-    return weights
-
-
-def _with_matrix(weights: LayerWeights, name: str, projection: Projection) -> LayerWeights:
+def with_matrix(weights: LayerWeights, name: str, projection: Projection) -> LayerWeights:
+    """Return a layer with another matrix in place of that of the same name."""
     room, _, part = name.rpartition(".")
     if is_of_expert(name):
         return _with_mixture(weights, _with_expert(mixture_of(weights), room, part, projection))
     change: dict[str, Any] = {part: projection}
     if part not in _OF_FEED_FORWARD:
         mixer: Any = weights.mixer
-        if not room:
-            return replace(weights, mixer=replace(mixer, **change))
-        change = {room: replace(getattr(mixer, room), **change)}
+        if room:
+            change = {room: replace(getattr(mixer, room), **change)}
         return replace(weights, mixer=replace(mixer, **change))
     if room == _SHARED:
         mixture = mixture_of(weights)
@@ -176,10 +161,3 @@ def _dense_of(weights: LayerWeights) -> GatedWeights | PlainWeights:
     block = block.dense if isinstance(block, DenseAndMixtureWeights) else block
     assert isinstance(block, GatedWeights | PlainWeights)
     return block
-
-
-def blocks(weights: LayerWeights) -> tuple[AttentionWeights, GatedWeights]:
-    """Return the blocks of a layer like Llama's."""
-    assert isinstance(weights.mixer, AttentionWeights)
-    assert isinstance(weights.feed_forward, GatedWeights)
-    return weights.mixer, weights.feed_forward

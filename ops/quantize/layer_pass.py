@@ -35,6 +35,7 @@ from ops.quantize.layer_blocks import expert_names, matrix_of
 from shared.errors import ConfigError
 
 
+@dataclass(slots=True)
 class InputMoments:
     """Sums over all tokens that one input has seen.
 
@@ -43,11 +44,8 @@ class InputMoments:
         num_tokens: How many.
     """
 
-    __slots__ = ("gram", "num_tokens")
-
-    def __init__(self, gram: torch.Tensor, num_tokens: int = 0) -> None:
-        self.gram = gram
-        self.num_tokens = num_tokens
+    gram: torch.Tensor
+    num_tokens: int = 0
 
     @classmethod
     def none(cls, in_features: int, device: torch.device) -> InputMoments:
@@ -61,24 +59,22 @@ class InputMoments:
         self.num_tokens += len(inputs)
 
 
+@dataclass(frozen=True, slots=True)
 class RecordingLinear:
     """A linear layer that adds its inputs to the sums."""
 
-    __slots__ = ("_linear", "_moments")
-
-    def __init__(self, linear: Linear, moments: InputMoments) -> None:
-        self._linear = linear
-        self._moments = moments
+    linear: Linear
+    moments: InputMoments
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Record and multiply."""
-        self._moments.add(x)
-        return self._linear(x)
+        self.moments.add(x)
+        return self.linear(x)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Record and multiply."""
-        self._moments.add(x)
-        return self._linear.to_float32(x)
+        self.moments.add(x)
+        return self.linear.to_float32(x)
 
 
 @dataclass(frozen=True, slots=True)

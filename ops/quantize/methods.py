@@ -1,19 +1,18 @@
-"""The methods of `headrace quantize`, behind one interface: how a matrix is rounded, and how its checkpoint looks."""
+"""The methods of `headrace quantize`: how a matrix is rounded, and how its checkpoint looks."""
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
 from ops.quantize.gptq import gptq
 from ops.quantize.grid import (
     QuantizedMatrix,
-    ScaledRows,
     Tensors,
     float8_rows,
     gptq_tensors,
@@ -46,136 +45,95 @@ class Rounded(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Method(ABC):
-    """One way to quantize: by itself it leaves layers as they are and looks at no inputs."""
+class Method:
+    """One way to quantize.
 
+    Attributes:
+        round: Rounds a matrix, `[out_features, in_features]` float32, by the inputs that it was given.
+        tensors: Returns what the checkpoint stores of a rounded matrix, by names behind its module's and a dot.
+        head_tensors: Rounds the head to eight bits, and returns what is stored of it.
+        config: Returns the `quantization_config` of a checkpoint whose head is rounded, or left alone. Modules that
+            are ignored are not quantized: names, or patterns behind `re:`.
+        group_size: Input features that share a scale; None where a row does.
+        needs_inputs: Whether it looks at calibration inputs.
+        row_multiple: Output features of a matrix are a multiple of it, because of the checkpoint's words.
+    """
+
+    round: Callable[[torch.Tensor, InputMoments | None], Rounded]
+    tensors: Callable[[Any], Tensors]
+    head_tensors: Callable[[torch.Tensor], Tensors]
+    config: Callable[[bool, Sequence[str]], dict[str, object]]
     group_size: int | None = None
-    """Input features that share a scale; None where a row does."""
-    needs_inputs: ClassVar[bool] = False
-    """Whether it looks at calibration inputs."""
-    row_multiple: ClassVar[int] = 1
-    """Output features of a matrix are a multiple of it, because of the checkpoint's words."""
-
-    @abstractmethod
-    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> Rounded:
-        """Round a matrix, `[out_features, in_features]` float32, of the name that `LayerWeights` has for it."""
-
-    @abstractmethod
-    def tensors(self, matrix: Rounded) -> Tensors:
-        """Return the tensors that the checkpoint stores of a matrix, by their names behind its module's and a dot."""
-
-    @abstractmethod
-    def head_tensors(self, weight: torch.Tensor) -> Tensors:
-        """Return the checkpoint's tensors of the head, rounded to eight bits, by their names behind `lm_head.`."""
-
-    @abstractmethod
-    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
-        """Return the `quantization_config` of a checkpoint whose head is rounded, or left alone.
-
-        Modules that are `ignored` are not quantized: names, or patterns behind `re:`.
-        """
+    needs_inputs: bool = False
+    row_multiple: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Rows(Method):
-    """int8 or float8 weights with a scale a row, and inputs quantized per token."""
+def make_method(name: str, group_size: int) -> Method:
+    """Return a method by its name on the command line: int8, fp8, rtn-int4 or gptq."""
+    if name in ("int8", "fp8"):
+        rows, kind = (float8_rows, "float") if name == "fp8" else (int8_rows, "int")
+        return Method(
+            lambda weight, _: rows(weight),
+            scaled_row_tensors,
+            lambda weight: scaled_row_tensors(rows(weight)),
+            partial(_rows_config, kind),
+        )
+    if name == "rtn-int4":
+        return Method(
+            lambda weight, _: round_to_nearest(weight, BITS, group_size),
+            pack_quantized_tensors,
+            lambda weight: scaled_row_tensors(int8_rows(weight)),
+            partial(_nearest_config, group_size),
+            group_size,
+        )
 
-    is_float8: bool = field(kw_only=True)
-
-    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> ScaledRows:
-        """Round to the row's scale."""
-        return float8_rows(weight) if self.is_float8 else int8_rows(weight)
-
-    def tensors(self, matrix: Rounded) -> Tensors:
-        """Return values and scales."""
-        assert isinstance(matrix, ScaledRows)
-        return scaled_row_tensors(matrix)
-
-    def head_tensors(self, weight: torch.Tensor) -> Tensors:
-        """Round the head like other matrices."""
-        return self.tensors(self.round(HEAD, weight, None))
-
-    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
-        """Return compressed-tensors' description."""
-        group = _row_group("float" if self.is_float8 else "int", ["Linear", HEAD] if has_head else ["Linear"])
-        return _compressed_config(str(group["format"]), [group], has_head, ignored)
-
-
-@dataclass(frozen=True, slots=True)
-class Nearest(Method):
-    """4-bit groups, each weight rounded to the nearest level; the head in int8, a scale a row."""
-
-    group_size: int
-
-    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
-        """Round to the nearest level."""
-        return round_to_nearest(weight, BITS, self.group_size, is_symmetric=True)
-
-    def tensors(self, matrix: Rounded) -> Tensors:
-        """Return packed values and scales."""
-        assert isinstance(matrix, QuantizedMatrix)
-        return pack_quantized_tensors(matrix)
-
-    def head_tensors(self, weight: torch.Tensor) -> Tensors:
-        """Round each row to its scale."""
-        return scaled_row_tensors(int8_rows(weight))
-
-    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
-        """Return compressed-tensors' description."""
-        weights = {
-            "num_bits": BITS,
-            "type": "int",
-            "symmetric": True,
-            "strategy": "group",
-            "group_size": self.group_size,
-            "dynamic": False,
-        }
-        group = _group("pack-quantized", ["Linear"], weights, None)
-        if not has_head:
-            return _compressed_config("pack-quantized", [group], has_head, ignored)
-        return _compressed_config("mixed-precision", [_row_group("int", [HEAD]), group], has_head, ignored)
-
-
-@dataclass(frozen=True, slots=True)
-class Gptq(Method):
-    """4-bit groups, rounded so that later columns make up for earlier ones; the head to the nearest of 8 bits."""
-
-    group_size: int
-    needs_inputs = True
-    row_multiple = 8
-
-    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
-        """Round by the inputs' second moments; an expert that was given none, to the nearest level."""
+    def by_moments(weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
         assert inputs is not None
         if inputs.num_tokens == 0:
-            return round_to_nearest(weight, BITS, self.group_size, is_symmetric=True)
-        return gptq(weight, inputs.gram, BITS, self.group_size, is_symmetric=True)
+            # An expert that was given none.
+            return round_to_nearest(weight, BITS, group_size)
+        return gptq(weight, inputs.gram, BITS, group_size)
 
-    def tensors(self, matrix: Rounded) -> Tensors:
-        """Return the tensors that GPTQ's readers expect."""
-        assert isinstance(matrix, QuantizedMatrix)
-        return gptq_tensors(matrix)
+    return Method(
+        by_moments,
+        gptq_tensors,
+        lambda weight: gptq_tensors(round_to_nearest(weight, HEAD_BITS, group_size)),
+        partial(_gptq_config, group_size),
+        group_size,
+        needs_inputs=True,
+        row_multiple=8,
+    )
 
-    def head_tensors(self, weight: torch.Tensor) -> Tensors:
-        """Round to the nearest level: in eight bits there is little to make up for."""
-        return gptq_tensors(round_to_nearest(weight, HEAD_BITS, self.group_size, is_symmetric=True))
 
-    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
-        """Return GPTQ's description; groups are stored in order, so to readers there is no act-order."""
-        rules: dict[str, object] = {f"+:{HEAD}": {"bits": HEAD_BITS}} if has_head else {}
-        rules |= {f"-:{_pattern(name)}": {} for name in ignored}
-        return {
-            "quant_method": "gptq",
-            "bits": BITS,
-            "group_size": self.group_size,
-            "sym": True,
-            "desc_act": False,
-            "static_groups": True,
-            "damp_percent": 0.01,
-            "lm_head": has_head,
-            "checkpoint_format": "gptq",
-            **({"dynamic": rules} if rules else {}),
-        }
+def _rows_config(kind: str, has_head: bool, ignored: Sequence[str]) -> dict[str, object]:
+    group = _row_group(kind, ["Linear", HEAD] if has_head else ["Linear"])
+    return _compressed_config(f"{kind}-quantized", [group], has_head, ignored)
+
+
+def _nearest_config(group_size: int, has_head: bool, ignored: Sequence[str]) -> dict[str, object]:
+    weights = {"num_bits": BITS, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
+    group = _group("pack-quantized", ["Linear"], {**weights, "dynamic": False}, None)
+    if not has_head:
+        return _compressed_config("pack-quantized", [group], has_head, ignored)
+    return _compressed_config("mixed-precision", [_row_group("int", [HEAD]), group], has_head, ignored)
+
+
+def _gptq_config(group_size: int, has_head: bool, ignored: Sequence[str]) -> dict[str, object]:
+    """Return GPTQ's description; groups are stored in order, so to readers there is no act-order."""
+    rules: dict[str, object] = {f"+:{HEAD}": {"bits": HEAD_BITS}} if has_head else {}
+    rules |= {f"-:{_pattern(name)}": {} for name in ignored}
+    return {
+        "quant_method": "gptq",
+        "bits": BITS,
+        "group_size": group_size,
+        "sym": True,
+        "desc_act": False,
+        "static_groups": True,
+        "damp_percent": 0.01,
+        "lm_head": has_head,
+        "checkpoint_format": "gptq",
+        **({"dynamic": rules} if rules else {}),
+    }
 
 
 def _pattern(ignored: str) -> str:
@@ -183,15 +141,7 @@ def _pattern(ignored: str) -> str:
     return ignored.removeprefix("re:") if ignored.startswith("re:") else re.escape(ignored)
 
 
-def make_method(name: str, group_size: int) -> Method:
-    """Return a method by its name on the command line: int8, fp8, rtn-int4 or gptq."""
-    if name in ("int8", "fp8"):
-        return Rows(is_float8=name == "fp8")
-    return Nearest(group_size) if name == "rtn-int4" else Gptq(group_size)
-
-
 def _row_group(kind: str, targets: list[str]) -> dict[str, object]:
-    """Describe layers of 8-bit rows whose inputs are quantized per token."""
     common = {"num_bits": 8, "type": kind, "symmetric": True}
     weights = {**common, "strategy": "channel", "dynamic": False}
     return _group(f"{kind}-quantized", targets, weights, {**common, "strategy": "token", "dynamic": True})

@@ -69,8 +69,6 @@ class AgentTrace:
 
 
 class _Conversation:
-    """One conversation, and those of its subagents."""
-
     def __init__(
         self, trace: AgentTrace, draw: random.Random, texts: Iterator[int], name: str, turns: int, depth: int = 0
     ) -> None:
@@ -85,7 +83,6 @@ class _Conversation:
         self._arrivals: list[Arrival] = []
 
     def run(self, at: float) -> list[Arrival]:
-        """Return its requests, and those of its subagents."""
         self._say(self._length(self._trace.grows))
         for turn in range(self._turns):
             is_last = turn == self._turns - 1

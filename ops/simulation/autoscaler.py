@@ -37,9 +37,9 @@ class Autoscaler:
         self._need = ModelNeed(ttft_slo_s, GatewayConfig().batch_drain_s)
         self._num_starting = 0
         self._left_at = 0.0
-        self._fleet.call_later(SAMPLE_INTERVAL_S, self._look)
+        self._fleet.clock.call_later(SAMPLE_INTERVAL_S, self._look)
         self._latest: Need | None = None
-        self._fleet.call_later(scaling.every_s, self._scale)
+        self._fleet.clock.call_later(scaling.every_s, self._scale)
 
     def _taking(self) -> list[VirtualWorker]:
         return [worker for worker in self._fleet.workers if worker.takes_requests]
@@ -47,10 +47,10 @@ class Autoscaler:
     def _look(self) -> None:
         gateway, samples = self._gateway, [_sample(worker) for worker in self._taking()]
         self._latest = self._need.look(self._fleet.now, gateway.present_load, samples, gateway.outlook(), 0)
-        self._fleet.call_later(SAMPLE_INTERVAL_S, self._look)
+        self._fleet.clock.call_later(SAMPLE_INTERVAL_S, self._look)
 
     def _scale(self) -> None:
-        self._fleet.call_later(self._scaling.every_s, self._scale)
+        self._fleet.clock.call_later(self._scaling.every_s, self._scale)
         taking = self._taking()
         if self._latest is None:
             return
@@ -58,7 +58,7 @@ class Autoscaler:
         missing = wanted - len(taking) - self._num_starting
         for _ in range(missing):
             self._num_starting += 1
-            self._fleet.call_later(self._scaling.start_s, self._begin)
+            self._fleet.clock.call_later(self._scaling.start_s, self._begin)
         now = self._fleet.now
         if missing < 0 and len(taking) > 1 and now - self._left_at >= self._scaling.leave_every_s:
             self._left_at = now

@@ -6,24 +6,25 @@ the number of cells, and not on that of processes or on the machine.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 
 import msgspec
 
-from ops.simulation.gateway import Moment
-from ops.simulation.outcome import TokenGaps
-from ops.simulation.scenario import Outcome, Record, Scenario, outcome_of, run
+from ops.simulation.outcome import Moment, Outcome, TokenGaps
+from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.workload import Arrival
 from shared.errors import HeadraceError
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Record).decode
+_decode = msgspec.msgpack.Decoder(Outcome).decode
 
 
 class CellError(HeadraceError):
@@ -44,11 +45,11 @@ def simulate_cells(scenario: Scenario, arrivals: Callable[[], Iterator[Arrival]]
     next(arrivals(), None)  # what cannot be read is refused here
     cells = [_cell(scenario, number, num_cells) for number in range(num_cells)]
     num_processes = min(num_cells, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    records: list[Record] = []
+    parts: list[Outcome] = []
     for first in range(0, num_cells, num_processes):
         numbers = range(first, min(num_cells, first + num_processes))
-        records += _run_all([partial(run, cells[at], islice(arrivals(), at, None, num_cells)) for at in numbers])
-    return outcome_of(merged(records))
+        parts += _run_all([partial(simulate, cells[at], islice(arrivals(), at, None, num_cells)) for at in numbers])
+    return _merged(parts)
 
 
 def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
@@ -58,70 +59,52 @@ def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
     return replace(scenario, workers=size, kills=kills, seed=scenario.seed * num_cells + number)
 
 
-def _run_all(works: list[Callable[[], Record]]) -> list[Record]:
+def _run_all(works: list[Callable[[], Outcome]]) -> list[Outcome]:
     """Run each in a process of its own; none is left when this returns or raises."""
-    readers: dict[int, int] = {}
+    context = multiprocessing.get_context("fork")
+    started: list[tuple[ForkProcess, Connection]] = []
     try:
         for work in works:
-            pid, reader = _begin(work)
-            readers[pid] = reader
-        return [_end(pid, readers) for pid in list(readers)]
+            reader, writer = context.Pipe(duplex=False)
+            process = context.Process(target=_send, args=(work, writer))
+            process.start()
+            # With its end the pipe ends.
+            writer.close()
+            started.append((process, reader))
+        return [_decode(reader.recv_bytes()) for _, reader in started]
+    except EOFError:
+        told = "a process that simulated a part of the fleet has died; its memory may not have sufficed"
+        raise CellError(told) from None
     finally:
-        for pid, reader in readers.items():
-            os.close(reader)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        for process, reader in started:
+            reader.close()
+            process.kill()
+            process.join()
 
 
-def _begin(work: Callable[[], Record]) -> tuple[int, int]:
-    """Run something in a process of its own; return its id, and where its record comes from."""
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    status = 1
-    try:
-        os.close(reader)
-        with os.fdopen(writer, "wb") as file:
-            file.write(_encode(work()))
-        status = 0
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        # Nothing of the parent is to be ended here.
-        os._exit(status)
+def _send(work: Callable[[], Outcome], writer: Connection) -> None:
+    # The parent tells of an interrupt.
+    with suppress(KeyboardInterrupt):
+        writer.send_bytes(_encode(work()))
 
 
-def _end(pid: int, readers: dict[int, int]) -> Record:
-    with os.fdopen(readers[pid], "rb", closefd=False) as file:
-        content = file.read()
-    _, status = os.waitpid(pid, 0)
-    os.close(readers.pop(pid))
-    if status:
-        raise CellError("a process that simulated a part of the fleet has died; its memory may not have sufficed")
-    return _decode(content)
-
-
-def merged(records: Iterable[Record]) -> Record:
+def _merged(parts: list[Outcome]) -> Outcome:
     """Add up what cells have shown; their heartbeats come at the same times."""
-    parts = list(records)
     gaps = TokenGaps()
     for part in parts:
         gaps.add_all(part.gaps)
     sums = {
         name: sum(getattr(part, name) for part in parts)
-        for name in Record.__struct_fields__
+        for name in Outcome.__struct_fields__
         if name.startswith("num_") or name == "device_s"
     }
-    return Record(
+    return Outcome(
         **sums,
         ttfts_s=[each for part in parts for each in part.ttfts_s],
         ends_s=[each for part in parts for each in part.ends_s],
         gaps=gaps.counts,
         moments=list(_moments([part.moments for part in parts])),
-        last_end_at=max(part.last_end_at for part in parts),
+        duration_s=max(part.duration_s for part in parts),
     )
 
 

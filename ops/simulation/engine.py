@@ -1,10 +1,16 @@
-"""The real engine in virtual time, on a runner that computes nothing and says when a step is due.
+"""Virtual time, and the real engine in it, on a runner that computes nothing and says when a step is due.
+
+Callbacks come in the order of their times, those of one moment in the order in which they were added.
 
 `gpu_worker.execution.simulated_runner` paces a real worker by the wall clock and answers whatever a request may ask
 for. This runner only has to be cheap: it knows no sequences, and every token is the same.
 """
 
 from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -14,8 +20,61 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.step import SampledTokens, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.core.tiers import KvTiers
 from gpu_worker.engine.engine import Engine
-from ops.simulation.clock import VirtualClock
 from ops.simulation.step_time import StepTimes, step_work
+
+Callback = Callable[[], object]
+
+
+class VirtualTimer:
+    """A scheduled callback."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        """Drop the callback."""
+        self.callback = None
+
+
+class VirtualClock:
+    """Owns the time.
+
+    Attributes:
+        now: Seconds since the beginning.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, int, VirtualTimer]] = []
+        self._numbers = itertools.count()
+
+    def time(self) -> float:
+        """Return `now`, as a function of the clock."""
+        return self.now
+
+    def call_later(self, delay: float, callback: Callback) -> VirtualTimer:
+        """Schedule a callback `delay` seconds from now."""
+        return self.call_at(self.now + delay, callback)
+
+    def call_at(self, at: float, callback: Callback) -> VirtualTimer:
+        """Call a function when the virtual clock reaches a time."""
+        timer = VirtualTimer(callback)
+        heapq.heappush(self._timers, (at, next(self._numbers), timer))
+        return timer
+
+    def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
+        """Run callbacks until `is_over()`, none is left, or the time is `until`."""
+        timers = self._timers
+        while timers and timers[0][0] <= until and not is_over():
+            at, _, timer = heapq.heappop(timers)
+            callback = timer.callback
+            if callback is not None:
+                self.now = max(self.now, at)
+                timer.callback = None
+                callback()
+
 
 TOKEN_ID = 7
 _TOKEN, _NOTHING = SampledTokens((TOKEN_ID,)), SampledTokens()
@@ -71,7 +130,6 @@ class VirtualEngine(Engine):
     def __init__(
         self, config: SchedulerConfig, runner: TimedRunner, clock: VirtualClock, tiers: KvTiers | None = None
     ) -> None:
-        """Start without any sequence."""
         super().__init__(Scheduler(config, tiers=tiers), runner, clock.time)
         self._timed = runner
 

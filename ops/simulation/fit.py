@@ -49,7 +49,6 @@ def fit_host(measured: Sequence[tuple[int, float]]) -> HostTimes:
 
 
 def _row(work: StepWork) -> list[float]:
-    """Return how often each part of `LinearTimes` is in a step."""
     beyond = sum(length - 1 for _, length in work.chunks)
     pairs = sum(length * start + length * (length + 1) / 2 for start, length in work.chunks)
     return [1.0, float(work.num_sequences), float(beyond), float(work.num_context), pairs]

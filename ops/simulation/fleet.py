@@ -15,10 +15,8 @@ from gpu_worker.consumer.prefixes.messages import PeerMessage
 from gpu_worker.consumer.pull_queue import PULL_EXPIRES_S
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core.scheduler_config import SchedulerConfig
-from ops.simulation.clock import Callback, VirtualClock, VirtualTimer
-from ops.simulation.engine import TimedRunner
-from ops.simulation.job import Job
-from ops.simulation.outcome import TokenGaps
+from ops.simulation.engine import TimedRunner, VirtualClock
+from ops.simulation.outcome import Job, TokenGaps
 from ops.simulation.step_time import StepTimes
 from ops.simulation.tiers import SharedFiles, TierSizes, VirtualTiers
 from ops.simulation.worker import VirtualWorker
@@ -26,12 +24,6 @@ from ops.simulation.worker import VirtualWorker
 LATENCY_S = 0.0003
 DEATH_S = 1.0
 """Until a gateway has noticed a death, and publishes again what was lost with it."""
-
-Loses = Callable[[str], bool]
-
-
-def _loses_nothing(what: str) -> bool:
-    return False
 
 
 class VirtualFleet:
@@ -52,21 +44,11 @@ class VirtualFleet:
         times: StepTimes,
         *,
         is_affine: bool = False,
-        is_lost: Loses = _loses_nothing,
+        is_lost: Callable[[str], bool] = lambda what: False,
         seed: int = 0,
         tiers: TierSizes | None = None,
     ) -> None:
-        """Start workers.
-
-        Args:
-            num_workers: How many.
-            config: Of each worker's scheduler.
-            times: Of each worker's steps.
-            is_affine: Requests wait for the worker that holds their prefix.
-            is_lost: Which messages get lost.
-            seed: Of how steps differ from their prediction.
-            tiers: KV tiers below the devices' memory; None for device memory alone.
-        """
+        """Start workers; `seed` is of how steps differ from their prediction."""
         self.clock = VirtualClock()
         self.is_lost = is_lost
         self.is_affine = is_affine
@@ -98,14 +80,6 @@ class VirtualFleet:
         """Requests that no worker has taken."""
         return len(self._queue)
 
-    def call_later(self, delay: float, callback: Callback) -> VirtualTimer:
-        """Schedule a callback `delay` seconds from now."""
-        return self.clock.call_later(delay, callback)
-
-    def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
-        """Run the clock until `is_over()` or the time is `until`."""
-        self.clock.run(is_over, until)
-
     def start_worker(self) -> None:
         """Let one more worker take requests from now on."""
         worker = self._add_worker()
@@ -114,7 +88,8 @@ class VirtualFleet:
             worker.beat()
 
     def _add_worker(self) -> VirtualWorker:
-        name, runner = f"w{len(self.workers)}", self._runner()
+        name = f"w{len(self.workers)}"
+        runner = TimedRunner(self._times, self.clock, self._factors, self._draw.randrange(1 << 16))
         tiers = None
         if self._tiers is not None:
             tiers = VirtualTiers(self._tiers, self._config.retained_share, self._files, self.clock)
@@ -122,9 +97,6 @@ class VirtualFleet:
         self.workers.append(worker)
         self._by_name[name] = worker
         return worker
-
-    def _runner(self) -> TimedRunner:
-        return TimedRunner(self._times, self.clock, self._factors, self._draw.randrange(1 << 16))
 
     def submit(self, job: Job) -> None:
         """Put a request into the queue."""
@@ -147,7 +119,7 @@ class VirtualFleet:
             job.note_loss()
             self.give_back(job.number)
 
-        self.call_later(DEATH_S, noticed)
+        self.clock.call_later(DEATH_S, noticed)
 
     def pull(self, worker: VirtualWorker) -> None:
         """Let a worker that may have room wait for requests, behind those that wait already."""
@@ -173,7 +145,7 @@ class VirtualFleet:
         """Bring a message from one worker to another."""
         worker = self._by_name.get(receiver)
         if worker is not None and not self.is_lost(type(message).__name__):
-            self.call_later(LATENCY_S, lambda: worker.receive(message))
+            self.clock.call_later(LATENCY_S, lambda: worker.receive(message))
 
     def _pull_again(self) -> None:
         """Let every worker look at its room again, as pulls end and are made again."""
@@ -182,7 +154,7 @@ class VirtualFleet:
                 worker.is_pulling = True
                 self._pulling.append(worker)
         self.hand_out()
-        self.call_later(PULL_EXPIRES_S, self._pull_again)
+        self.clock.call_later(PULL_EXPIRES_S, self._pull_again)
 
     def _delivery(self, job: Job) -> QueuedMessage:
         ack = ""

@@ -7,9 +7,8 @@ the same body and its ticket, as official libraries do, and gives up after `max_
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -26,55 +25,13 @@ from gateway.metrics import GatewayMetrics
 from gpu_worker.consumer.heartbeat import INTERVAL_S as HEARTBEAT_S
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.simulation.fleet import VirtualFleet
-from ops.simulation.job import Job
+from ops.simulation.outcome import Job, Moment, Outcome
 from ops.simulation.workload import Arrival
 from shared.messages import Request
 from shared.sampling import Sampling
 
 MODEL = "simulated"
 _RETRIES = b"x-stainless-retry-count"
-
-
-@dataclass(slots=True)
-class Served:
-    """What clients saw. Times are seconds, from a client's first attempt on.
-
-    Attributes:
-        num_refusals: Attempts that were refused.
-        num_given_up: Clients that were refused for good.
-        num_retried: Clients that were refused first, and then served.
-        num_too_long: Requests whose prompt no worker can hold.
-        num_unserved: Requests that were waiting when the last worker had died.
-        num_moves: Times that a request has lost its worker.
-        last_end_at: When the last request was complete.
-    """
-
-    ttft_s: array[float] = field(default_factory=lambda: array("d"))
-    end_s: array[float] = field(default_factory=lambda: array("d"))
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_moves: int = 0
-    num_refusals: int = 0
-    num_given_up: int = 0
-    num_retried: int = 0
-    num_too_long: int = 0
-    num_unserved: int = 0
-    last_end_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The fleet at a heartbeat."""
-
-    at: float
-    running: int
-    waiting: int
-    kv_share: float
-    device_s: float
-    num_tokens: int
-    num_refusals: int
-    num_workers: int
 
 
 class ServedJob(Job):
@@ -131,8 +88,7 @@ class VirtualGateway:
     """Owns the clients, what it knows of requests, and what is counted of them.
 
     Attributes:
-        served: What clients saw.
-        moments: The fleet at each heartbeat.
+        outcome: What clients saw, and the fleet at each heartbeat.
     """
 
     def __init__(
@@ -145,20 +101,10 @@ class VirtualGateway:
         max_retries: int = 0,
         seed: int = 0,
     ) -> None:
-        """Serve by a fleet.
-
-        Args:
-            fleet: Of workers.
-            config: Of each one's scheduler.
-            ttft_slo_s: Requests whose predicted time to first token is longer are refused.
-            latency_s: What a request takes on its way to a worker, and its first token back.
-            max_retries: How often a client comes back.
-            seed: Of the jitter of retry times.
-        """
+        """Serve by a fleet; `seed` is of the jitter of retry times."""
         self.fleet = fleet
         self.flights = FlightTable()
-        self.served = Served()
-        self.moments: list[Moment] = []
+        self.outcome = Outcome()
         self._config = config
         self._latency_s = latency_s
         self._max_retries = max_retries
@@ -175,28 +121,27 @@ class VirtualGateway:
         self._arrivals = arrivals
         self._beat()
         self._expect()
-        self.fleet.run(lambda: not self._has_more and (not self._num_waiting or self._is_over))
-        self.served.num_unserved = self._num_waiting
+        self.fleet.clock.run(lambda: not self._has_more and (not self._num_waiting or self._is_over))
+        self.outcome.num_unserved = self._num_waiting
 
     @property
     def _is_over(self) -> bool:
-        """Whether no worker is left."""
         return not any(worker.is_alive for worker in self.fleet.workers)
 
     def end(self, job: ServedJob, num_tokens: int) -> None:
         """Count a request that is complete."""
-        served, client, latency_s = self.served, job.client, self._latency_s
+        served, client, latency_s = self.outcome, job.client, self._latency_s
         self.flights.remove(job.flight)
         assert job.first_s is not None
         first_at = job.sent_at + job.first_s + latency_s / 2
-        served.ttft_s.append(first_at - client.since)
-        served.end_s.append(self.fleet.now + latency_s / 2 - client.since)
+        served.ttfts_s.append(first_at - client.since)
+        served.ends_s.append(self.fleet.now + latency_s / 2 - client.since)
         served.num_prompt_tokens += job.num_prompt
         served.num_cached_tokens += job.num_cached
         served.num_output_tokens += num_tokens
         served.num_moves += job.num_moves
         served.num_retried += client.num_attempts > 1
-        served.last_end_at = self.fleet.now
+        served.duration_s = self.fleet.now
         if job.prediction is not None:
             self._shedder.observe(job.prediction, job.first_s + latency_s, job.num_prompt, num_tokens)
         self._num_waiting -= 1
@@ -206,7 +151,6 @@ class VirtualGateway:
         return self._shedder.outlook(self.present_load)
 
     def _expect(self) -> None:
-        """Wait for the next request."""
         arrival = next(self._arrivals, None)
         self._has_more = arrival is not None
         if arrival is not None:
@@ -218,11 +162,10 @@ class VirtualGateway:
             self._num_waiting += 1
             self._ask(Client(arrival, self._num_arrived, self.fleet.now))
         else:
-            self.served.num_too_long += 1
+            self.outcome.num_too_long += 1
         self._expect()
 
     def _ask(self, client: Client) -> None:
-        """Let a client try."""
         arrival = client.arrival
         sampling = Sampling(max_tokens=arrival.output, ignore_eos=True)
         prompt = Prompt(arrival.prompt, token_ids=())
@@ -251,18 +194,18 @@ class VirtualGateway:
         flight = Flight(request, cast("Any", None), arrival.prompt, self.fleet.now)
         self.flights.add(flight)
         job = ServedJob(self, client, prediction, flight)
-        self.fleet.call_later(self._latency_s / 2, lambda: self.fleet.submit(job))
+        self.fleet.clock.call_later(self._latency_s / 2, lambda: self.fleet.submit(job))
 
     def _refuse(self, client: Client, error: ApiError) -> None:
-        self.served.num_refusals += 1
+        self.outcome.num_refusals += 1
         client.num_attempts += 1
         if client.num_attempts > self._max_retries or error.retry_after_s is None:
-            self.served.num_given_up += 1
+            self.outcome.num_given_up += 1
             self._num_waiting -= 1
             return
         ticket = error.headers.get(TICKET_HEADER.decode())
         client.ticket = ticket.encode() if ticket else client.ticket
-        self.fleet.call_later(whole_seconds(error.retry_after_s), lambda: self._ask(client))
+        self.fleet.clock.call_later(whole_seconds(error.retry_after_s), lambda: self._ask(client))
 
     @property
     def present_load(self) -> FleetLoad:
@@ -303,13 +246,13 @@ class VirtualGateway:
             free_slots=sum(max(0, config.max_num_seqs - load.running) for load in loads),
         )
         self._record(len(alive), running, waiting, 1 - free / total if total else 0.0)
-        self.fleet.call_later(HEARTBEAT_S, self._beat)
+        self.fleet.clock.call_later(HEARTBEAT_S, self._beat)
 
     def _record(self, num_workers: int, running: int, waiting: int, kv_share: float) -> None:
         workers = self.fleet.workers
         device_s = sum(worker.runner.device_s for worker in workers)
         num_tokens = sum(worker.num_tokens for worker in workers)
         queued = waiting + self.fleet.num_queued
-        refusals = self.served.num_refusals
+        refusals = self.outcome.num_refusals
         moment = Moment(self.fleet.now, running, queued, kv_share, device_s, num_tokens, refusals, num_workers)
-        self.moments.append(moment)
+        self.outcome.moments.append(moment)

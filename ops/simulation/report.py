@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from ops.chart import Line, line_chart, page
-from ops.simulation.outcome import percentile
-from ops.simulation.scenario import Outcome, Scenario
+from ops.simulation.outcome import Outcome, percentile
+from ops.simulation.scenario import Scenario
 from ops.text_table import aligned
 
 _MOST_POINTS = 240
@@ -16,12 +16,7 @@ _MOST_POINTS = 240
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a fleet costs.
-
-    Attributes:
-        devices: Of all workers.
-        per_hour: Of a device.
-    """
+    """What a fleet of so many devices costs; `per_hour` is the price of one."""
 
     devices: int
     per_hour: float
@@ -49,6 +44,7 @@ def figures(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dic
     for name, values, count in times:
         # No samples: None, since 0 would read as the best possible time.
         result |= {f"{name}_p{of}_ms": round(1e3 * value, 3) if count > 0 else None for of, value in values.items()}
+    kv_shares = [moment.kv_share for moment in outcome.moments if moment.at <= outcome.duration_s]
     result |= {
         "refused_share": round(outcome.refused_share, 5),
         "given_up": outcome.num_given_up,
@@ -59,8 +55,8 @@ def figures(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dic
         "unserved": outcome.num_unserved,
         "cached_prompt_share": round(outcome.num_cached_tokens / max(1, outcome.num_prompt_tokens), 4),
         "device_share": round(outcome.device_share, 4),
-        "kv_share": round(outcome.kv_share, 4),
-        "kv_share_max": round(outcome.most_kv_share, 4),
+        "kv_share": round(sum(kv_shares) / max(1, len(kv_shares)), 4),
+        "kv_share_max": round(max(kv_shares, default=0.0), 4),
     }
     if cost is not None:
         per_million = cost.per_million(outcome.output_tokens_per_s)
@@ -82,23 +78,23 @@ def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[
         digits = 1 if median is None or median >= 1 else 3
         return "-" if median is None else f"{median:,.{digits}f} / {high:,.{digits}f} ms{band}"
 
-    lasted = f" in {outcome.duration_s:,.1f} s" if outcome.num_served else ""
+    def if_served(text: str, otherwise: str = "-") -> str:
+        return text if outcome.num_served else otherwise
+
+    lasted = if_served(f" in {outcome.duration_s:,.1f} s", "")
     throughput = f"{outcome.requests_per_s:,.2f} requests/s, {outcome.output_tokens_per_s:,.0f} tokens/s"
     rows = [
         ("requests", f"{outcome.num_served:,} of {outcome.num_requests:,} served{lasted}"),
-        ("throughput", throughput if outcome.num_served else "-"),
+        ("throughput", if_served(throughput)),
         ("time to first token, p50 / p99", pair("ttft", _band(errors, "ttft_p50", "ttft_p99"))),
         ("between tokens, p50 / p99", pair("itl", _band(errors, "itl_p50", "itl_p99"))),
         ("whole answer, p50 / p99", pair("answer")),
         ("refused attempts", f"{outcome.refused_share:.2%}; {outcome.num_given_up:,} gave up"),
         ("moved from a dead worker", f"{outcome.num_moves:,}"),
         ("preempted", f"{outcome.num_preemptions:,}"),
-        ("prompt tokens from the cache", f"{found['cached_prompt_share']:.1%}" if outcome.num_served else "-"),
-        ("devices computing", f"{outcome.device_share:.1%} of the time" if outcome.num_served else "-"),
-        (
-            "blocks in use, mean / most",
-            f"{outcome.kv_share:.1%} / {outcome.most_kv_share:.1%}" if outcome.num_served else "-",
-        ),
+        ("prompt tokens from the cache", if_served(f"{found['cached_prompt_share']:.1%}")),
+        ("devices computing", if_served(f"{outcome.device_share:.1%} of the time")),
+        ("blocks in use, mean / most", if_served(f"{found['kv_share']:.1%} / {found['kv_share_max']:.1%}")),
     ]
     if outcome.num_too_long:
         rows.append(("prompts that no worker holds", f"{outcome.num_too_long:,}"))
@@ -115,29 +111,24 @@ def html(title: str, scenario: Scenario, outcome: Outcome, cost: Cost | None, er
     """Return a page with the table and plots, which needs nothing from elsewhere."""
     moments = outcome.moments[:: max(1, len(outcome.moments) // _MOST_POINTS)]
     times = [moment.at for moment in moments]
-    steps = list(pairwise(moments))
-    ends = [later.at for _, later in steps]
-    rates = [(later.num_tokens - earlier.num_tokens) / (later.at - earlier.at) for earlier, later in steps]
-    refused = [(later.num_refusals - earlier.num_refusals) / (later.at - earlier.at) for earlier, later in steps]
     ttfts = sorted(outcome.ttfts_s)
     shares = list(range(1, 100)) if ttfts else []
+    milliseconds = Line("milliseconds", shares, [1e3 * percentile(ttfts, share) for share in shares])
+
+    def per_second(name: str, total: str) -> Line:
+        pairs = list(pairwise(moments))
+        rates = [(getattr(later, total) - getattr(first, total)) / (later.at - first.at) for first, later in pairs]
+        return Line(name, [later.at for _, later in pairs], rates)
+
+    def at_once(name: str, attribute: str) -> Line:
+        return Line(name, times, [getattr(moment, attribute) for moment in moments])
+
     charts = [
-        line_chart(
-            "Requests",
-            "seconds",
-            [
-                Line("running", times, [float(moment.running) for moment in moments]),
-                Line("waiting", times, [float(moment.waiting) for moment in moments]),
-            ],
-        ),
-        line_chart("Tokens a second", "seconds", [Line("generated", ends, rates)]),
-        line_chart("Refused attempts a second", "seconds", [Line("refused", ends, refused)]),
-        line_chart("Share of blocks in use", "seconds", [Line("blocks", times, [each.kv_share for each in moments])]),
-        line_chart(
-            "Time to first token, by percentile",
-            "percentile",
-            [Line("milliseconds", [float(share) for share in shares], [1e3 * percentile(ttfts, s) for s in shares])],
-        ),
+        line_chart("Requests", "seconds", [at_once("running", "running"), at_once("waiting", "waiting")]),
+        line_chart("Tokens a second", "seconds", [per_second("generated", "num_tokens")]),
+        line_chart("Refused attempts a second", "seconds", [per_second("refused", "num_refusals")]),
+        line_chart("Share of blocks in use", "seconds", [at_once("blocks", "kv_share")]),
+        line_chart("Time to first token, by percentile", "percentile", [milliseconds]),
     ]
     return page(title, table(scenario, outcome, cost, errors), charts)
 

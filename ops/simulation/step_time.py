@@ -77,12 +77,6 @@ class LinearTimes:
         return seconds
 
 
-def growing_times(step_ms: float, growth: float) -> LinearTimes:
-    """Return steps of `step_ms` to which every further token adds the share `growth`."""
-    fixed_s = step_ms / 1000
-    return LinearTimes(fixed_s * (1 - growth), fixed_s * growth, fixed_s * growth)
-
-
 @dataclass(frozen=True, slots=True)
 class HostTimes:
     """What a step takes besides the device: planning, sampling's results, text, frames.

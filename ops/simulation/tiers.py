@@ -13,7 +13,7 @@ from gpu_worker.core.eviction_order import EvictionOrder
 from gpu_worker.core.retention import Retention
 from gpu_worker.core.tiers import FULL, Wanted
 from gpu_worker.execution.tiers.file_index import FileIndex
-from ops.simulation.clock import VirtualClock
+from ops.simulation.engine import VirtualClock
 
 _FILE_BYTES = 1
 
@@ -47,23 +47,23 @@ class SharedFiles:
             self.index.pop_cheapest()
 
 
+@dataclass(frozen=True, slots=True)
 class VirtualLoad:
     """What `gpu_worker.core.tiers.Load` says."""
 
-    def __init__(self, clock: VirtualClock, num_wanted: int, loads_per_s: float) -> None:
-        self._clock = clock
-        self._since = clock.now
-        self._num_wanted = num_wanted
-        self._loads_per_s = loads_per_s
+    clock: VirtualClock
+    since: float
+    num_wanted: int
+    loads_per_s: float
 
     @property
     def num_ended(self) -> int:
         """Contents that have arrived."""
-        return min(self._num_wanted, int((self._clock.now - self._since) * self._loads_per_s))
+        return min(self.num_wanted, int((self.clock.now - self.since) * self.loads_per_s))
 
     def end(self) -> list[bool]:
         """Say of each content whether it has arrived."""
-        return [place < self.num_ended for place in range(self._num_wanted)]
+        return [place < self.num_ended for place in range(self.num_wanted)]
 
 
 class VirtualTiers:
@@ -92,7 +92,7 @@ class VirtualTiers:
         """Begin to load."""
         for item in reversed(wanted):
             self.store(item.group, item.block, item.digest, salt)
-        return VirtualLoad(self._clock, len(wanted), self._sizes.loads_per_s)
+        return VirtualLoad(self._clock, self._clock.now, len(wanted), self._sizes.loads_per_s)
 
     def store(self, group: int, block: int, digest: bytes, salt: bytes) -> None:
         """Keep a content."""

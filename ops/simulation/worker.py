@@ -23,10 +23,8 @@ from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.core.tiers import KvTiers
 from gpu_worker.engine.engine import EngineStats
-from ops.simulation.clock import Callback, VirtualClock, VirtualTimer
-from ops.simulation.engine import TimedRunner, VirtualEngine
-from ops.simulation.job import Job
-from ops.simulation.outcome import TokenGaps
+from ops.simulation.engine import Callback, TimedRunner, VirtualClock, VirtualEngine, VirtualTimer
+from ops.simulation.outcome import Job, TokenGaps
 from shared.prefixes import PrefixNews
 
 
@@ -68,7 +66,6 @@ class VirtualWorker:
         runner: TimedRunner,
         tiers: KvTiers | None = None,
     ) -> None:
-        """Start without any request."""
         self.name = self.worker = name
         self.is_alive = True
         self.is_pulling = False
@@ -262,7 +259,6 @@ class VirtualWorker:
             self._fleet.pull(self)
 
     def _pause(self, sequence: EngineSequence) -> None:
-        """Note that a sequence has been preempted."""
         if sequence.num_output_tokens:
             self._jobs[sequence.id].last_at = self._landed_at
             self._paused.add(sequence.id)
@@ -286,7 +282,6 @@ class VirtualWorker:
             self.held.expect_blocks(held, max(1, held.num_blocks - shared))
 
     def _end_answer(self, event: SequenceEvent) -> None:
-        """Let go of a sequence that is complete."""
         sequence = event.sequence
         job = self._jobs.pop(sequence.id)
         self.held.remove(self.held.by_sequence[sequence.id])

@@ -45,8 +45,6 @@ class Arrival:
 
     Attributes:
         at: Seconds since the beginning.
-        prompt: Tokens of its prompt.
-        output: Tokens that it generates.
         beginnings: What its prompt begins with: the number of a text that other prompts may have too, and its tokens.
         hints: Of how long its blocks are of use.
     """
@@ -74,16 +72,13 @@ class Synthetic:
     """Requests drawn at random.
 
     Attributes:
-        requests: How many.
         rate: Requests a second, in the mean; infinite for all at once.
-        prompt: Tokens of a prompt, in the mean.
-        output: Tokens of an answer, in the mean.
+        prompt: Tokens of a prompt, in the mean; `output` of an answer.
         spread: Standard deviation of the lengths' logarithms; 0 for equal lengths.
         burstiness: Shape of the gamma distribution of the times between requests, as in vLLM's `bench serve`: 1 for a
             Poisson process, less for bursts, more for even times.
         tenants: Among which requests are drawn, all alike.
-        shared_prefix: Tokens that a prompt begins with, and others too.
-        num_prefixes: Of these.
+        shared_prefix: Tokens that a prompt begins with, and others too; there are `num_prefixes` of these beginnings.
     """
 
     requests: int

@@ -7,7 +7,8 @@ and the arithmetic that a worker has. What these formulas do not cover is unsupp
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.memory.group_shares import GroupShares
-from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.models.config import ModelConfig
@@ -62,11 +62,6 @@ class ModelSize:
         """Numbers of the embedding, and of the head where it is another matrix: both stay in 16 bits."""
         return head_weights(self.config) * (1 if self.config.tie_word_embeddings else 2)
 
-    @property
-    def num_weights(self) -> int:
-        """All of its matrices' numbers."""
-        return self.read_weights(_EVERY_EXPERT) + self.embedding_weights
-
     def read_weights(self, num_tokens: int) -> int:
         """Return how many layer weights a step of `num_tokens` reads; the expected number, of mixtures."""
         return decode_weights(self.config, num_tokens)
@@ -88,7 +83,6 @@ class ModelSize:
 
     @cached_property
     def _token_weights(self) -> int:
-        """Layer weights that one token meets."""
         return self.read_weights(1)
 
     def attention_flops(self, start: int, length: int) -> float:
@@ -102,10 +96,6 @@ class ModelSize:
             for window, flops in self._attention_flops.items()
         )
 
-    def kv_bytes(self, num_tokens: int, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Return what is kept of a sequence's keys and values if layers with a window keep all of them too."""
-        return num_tokens * bytes_per_block(BLOCK_SIZE, self.config, dtype) // BLOCK_SIZE
-
     def read_bytes(self, num_tokens: int, dtype: torch.dtype = torch.bfloat16) -> float:
         """Return the bytes of keys, values and states that a decode reads of a sequence of `num_tokens`."""
         size = dtype.itemsize
@@ -113,34 +103,29 @@ class ModelSize:
             numbers * size * (num_tokens if window is None else min(num_tokens, window))
             for window, numbers in self._kept_numbers.items()
         )
-        return seen + self._state_bytes
+        # States are read and written.
+        return seen + 2.0 * self._state_bytes
 
     @cached_property
-    def _state_bytes(self) -> float:
-        """Of a sequence's states, read and written."""
-        return 2.0 * self.config.cache_layout.state_bytes
+    def _state_bytes(self) -> int:
+        return self.config.cache_layout.state_bytes
 
     @cached_property
     def _kept_numbers(self) -> dict[int | None, float]:
         """Numbers of keys and values of a token, by the layers' window."""
-        found: dict[int | None, float] = {}
-        for shape in self._attention:
-            size = shape.num_kv_heads * (shape.head_dim + shape.value_size)
-            found[shape.sliding_window] = found.get(shape.sliding_window, 0.0) + size
-        return found
+        return self._by_window(lambda shape: shape.num_kv_heads * (shape.head_dim + shape.value_size))
 
     @cached_property
     def _attention_flops(self) -> dict[int | None, float]:
         """Operations of each pair of tokens, by the layers' window."""
-        found: dict[int | None, float] = {}
-        for shape in self._attention:
-            flops = 2.0 * shape.num_heads * (shape.head_dim + shape.value_size)
-            found[shape.sliding_window] = found.get(shape.sliding_window, 0.0) + flops
-        return found
+        return self._by_window(lambda shape: 2 * shape.num_heads * (shape.head_dim + shape.value_size))
 
-    @cached_property
-    def _attention(self) -> list[AttentionShape]:
-        return [layer.mixer for layer in self.config.layers if isinstance(layer.mixer, AttentionShape)]
+    def _by_window(self, number: Callable[[AttentionShape], int]) -> dict[int | None, float]:
+        found: dict[int | None, float] = defaultdict(float)
+        for layer in self.config.layers:
+            if isinstance(layer.mixer, AttentionShape):
+                found[layer.mixer.sliding_window] += number(layer.mixer)
+        return found
 
     def demand(self, max_model_len: int, max_num_batched_tokens: int, dtype: torch.dtype) -> CacheDemand:
         """Return what a worker's cache takes for each block, as a worker divides its memory among groups of layers."""

@@ -27,9 +27,7 @@ class Workload:
     """What is to be served, and how soon.
 
     Attributes:
-        rate: Requests a second.
-        prompt: Tokens of each prompt.
-        output: Tokens of each answer.
+        rate: Requests a second, each with `prompt` tokens and an answer of `output`.
         ttft_s: Longest time to first token; an empty queue is assumed.
         itl_s: Longest mean time between tokens.
     """

@@ -29,14 +29,8 @@ def bytes_per_decode_step(
     None where weights are stored in codes, whose bytes the sizes do not tell, and where a layer neither attends with
     keys and values nor is a gated delta net.
 
-    Of experts, those count that tokens meet on average, if each chooses by chance.
-
-    Args:
-        model: Sizes.
-        dtype: Of the KV cache.
-        batch: Sequences.
-        context: Tokens of each.
-        weight_dtype: Of the weights in memory; None is that of the cache.
+    Of experts, those count that tokens meet on average, if each chooses by chance. `dtype` is that of the KV cache, and
+    of the weights in memory unless there is a `weight_dtype`; each of `batch` sequences has `context` tokens.
     """
     if model.quantization is not None or not all(
         isinstance(layer.mixer, AttentionShape | GatedDeltaShape | None) for layer in model.layers

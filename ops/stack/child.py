@@ -101,17 +101,12 @@ class ChildLog:
     def _write(self, data: bytes) -> None:
         # A child goes on while the disk is full: its lines are lost, and it is not held up by a pipe that is not read.
         with contextlib.suppress(OSError):
-            self._append(data)
-
-    def _append(self, data: bytes) -> None:
-        if self._file is None:
-            self._file = self._opened()
-        if self._file.tell() + len(data) > MAX_LOG_BYTES:
-            self._file.close()
-            self._file = None
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._file = self._opened()
-        self._file.write(data)
+            if self._file is not None and self._file.tell() + len(data) > MAX_LOG_BYTES:
+                self._file.close()
+                self._file = None
+                self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._file = self._file or self._opened()
+            self._file.write(data)
 
     def _opened(self) -> FileIO:
         return self._path.open("ab", buffering=0)
@@ -265,3 +260,25 @@ class Child:
             self._last_lines.append(line.decode(errors="replace"))
         if not self._stopping.is_set():
             self._console.relay(self.spec.name, line)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of the processes that a process has started and that still run, oldest first."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(child) for child in file.read_text().split()]
+        except OSError:
+            # The thread, and perhaps the process, has ended meanwhile.
+            continue
+    return sorted(found)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal, SIGSTOP or the terminal's Ctrl-Z, has stopped a process; one under a debugger is not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # The command's name stands in parentheses and may hold anything, spaces and parentheses too.
+    return status.rpartition(")")[2].split()[0] == "T"

@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from ops.stack.child import Child, answers
+from ops.stack.child import Child, answers, is_stopped
 from ops.stack.console import Console
-from ops.stack.process_tree import is_stopped
 from ops.stack.roll_call import RollCall
 
 ROUND_S = 0.5
@@ -70,14 +70,12 @@ class Liveness:
         return self.silent_s >= self._limit_s * self._patience
 
 
+@dataclass(slots=True)
 class _Watched:
-    """A child, its silence, and what was last heard of it."""
-
-    def __init__(self, child: Child, limit_s: float) -> None:
-        self.child = child
-        self.liveness = Liveness(limit_s, WORKER_PATIENCE if child.spec.role == "worker" else 1.0)
-        self.progress = Liveness(STALL_S)
-        self.answered = False
+    child: Child
+    liveness: Liveness
+    progress: Liveness
+    answered: bool = False
 
 
 class Watch:
@@ -87,7 +85,11 @@ class Watch:
         self._limit_s = limit_s
         self._roll_call = roll_call
         self._console = console
-        self._watched = [_Watched(child, limit_s) for child in children]
+        patience = {"worker": WORKER_PATIENCE}
+        self._watched = [
+            _Watched(child, Liveness(limit_s, patience.get(child.spec.role, 1.0)), Liveness(STALL_S))
+            for child in children
+        ]
 
     async def run(self) -> None:
         """Watch for ever."""
@@ -112,22 +114,19 @@ class Watch:
             await asyncio.sleep(ROUND_S)
 
     def _note_round(self, round_s: float) -> None:
-        can_hear = self._roll_call.is_connected and all(
-            each.liveness.is_well for each in self._watched if each.child.spec.role == "nats"
-        )
+        servers = [each.liveness for each in self._watched if each.child.spec.role == "nats"]
+        can_hear = self._roll_call.is_connected and all(each.is_well for each in servers)
         beats = self._roll_call.take_beats()
         for each in self._watched:
             pid = each.child.pid
             stopped = pid is not None and is_stopped(pid)
             if each.child.spec.role == "worker":
                 beat = None if pid is None else beats.get(pid)
-                still = each.liveness.note_round(
-                    pid, round_s, answered=beat is not None, stopped=stopped, can_judge=can_hear
-                )
+                heard = beat is not None
+                still = each.liveness.note_round(pid, round_s, answered=heard, stopped=stopped, can_judge=can_hear)
                 # A round without a heartbeat tells nothing of the steps, and counts neither way.
                 heard_s, advances = (0.0, False) if beat is None else (round_s, beat.advances)
-                stalled = each.progress.note_round(pid, heard_s, answered=advances, stopped=False)
-                if stalled:
+                if each.progress.note_round(pid, heard_s, answered=advances, stopped=False):
                     self._replace(each, f"has work, but has made no step for {each.progress.silent_s:.0f} s")
             else:
                 still = each.liveness.note_round(pid, round_s, answered=each.answered, stopped=stopped)

@@ -13,7 +13,7 @@ from typing import Literal
 from gateway.config import GatewayConfig
 from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.config import WorkerConfig
-from ops.stack import commands
+from ops.stack import servers
 from ops.stack.child import NATS_QUESTION, REDIS_QUESTION, ChildSpec, HealthCheck, gateway_question
 from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.ports import claim_port, free_port
@@ -32,17 +32,13 @@ EXIT_S = 3.0
 DEMO_MODEL_NAME = "headrace-demo"
 
 # Settings of ours that mean something else, or nothing, to a gateway or a worker.
-_OWN_VARIABLES = (
-    "HEADRACE_STATE_DIR",
-    "HEADRACE_READY_FILE",
-    "HEADRACE_WORKERS",
-    "HEADRACE_GATEWAYS",
-    "HEADRACE_HANG_TIMEOUT_S",
-    "HEADRACE_HOST_NAME",
-    "HEADRACE_MODELS_DIR",
-    "HEADRACE_HOST_MEMORY_BYTES",
-    "HEADRACE_MIN_AWAKE_S",
-)
+_OWN = "state_dir ready_file workers gateways hang_timeout_s host_name models_dir host_memory_bytes min_awake_s"
+_OWN_VARIABLES = tuple(map(variable_name, _OWN.split()))
+
+
+def files_of(config: NatsFiles) -> NatsFiles:
+    """Return the files alone, of settings that name them among others."""
+    return NatsFiles(**{item.name: getattr(config, item.name) for item in fields(NatsFiles)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ class NatsAccess:
         """Variables that give a child this access."""
         found = {"HEADRACE_NATS_URL": self.url}
         # An empty one hides the variable of another NATS.
-        for item in fields(self.files):
+        for item in fields(NatsFiles):
             file = getattr(self.files, item.name)
             found[variable_name(item.name)] = "" if file is None else str(file.absolute())
         if self.user is not None:
@@ -169,15 +165,10 @@ def _chosen_for_gateways(
         "HEADRACE_OPERATOR_HOST": "127.0.0.1",
         "HEADRACE_PROCESSES": str(config.gateways),
         "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
-        "HEADRACE_ADAPTERS": _adapters(state, settings.adapters),
+        "HEADRACE_ADAPTERS": settings.adapters or str(state.path.absolute() / "adapters"),
         "HEADRACE_FILES": settings.files or str(state.path.absolute() / "files"),
         "HEADRACE_RESPONSES_SECRET": settings.responses_secret or state.key("responses_secret"),
     }
-
-
-def _adapters(state: StateDirectory, given: str | None) -> str:
-    """Return the store of adapters, which gateways and workers share."""
-    return given or str(state.path.absolute() / "adapters")
 
 
 def _plan_nats(
@@ -185,20 +176,14 @@ def _plan_nats(
 ) -> tuple[ChildSpec | None, dict[str, NatsAccess]]:
     if config.nats_url is not None:
         check_url(config.nats_url)
-        files = NatsFiles(**{item.name: getattr(config, item.name) for item in fields(NatsFiles)})
-        given = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files)
-        return None, dict.fromkeys(commands.NATS_ROLES, given)
+        given = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files_of(config))
+        return None, dict.fromkeys(servers.NATS_ROLES, given)
     # NATS reads a variable's value as configuration, hence a letter first and no signs.
-    passwords = {role: f"p{secrets.token_hex(16)}" for role in commands.NATS_ROLES}
+    passwords = {role: f"p{secrets.token_hex(16)}" for role in servers.NATS_ROLES}
     arguments = (str(prepare(state.path)), "-a", "127.0.0.1", "-p", str(port), "-sd", str(state.nats))
-    spec = ChildSpec(
-        "nats",
-        "nats",
-        (find_nats_server(), *commands.NATS[1:], *arguments),
-        {**base, **{commands.nats_password_variable(role): password for role, password in passwords.items()}},
-        EXIT_S,
-        HealthCheck(port, NATS_QUESTION),
-    )
+    environ = {**base, **{servers.nats_password_variable(role): password for role, password in passwords.items()}}
+    command = (find_nats_server(), *servers.NATS[1:], *arguments)
+    spec = ChildSpec("nats", "nats", command, environ, EXIT_S, HealthCheck(port, NATS_QUESTION))
     return spec, {role: NatsAccess(f"nats://127.0.0.1:{port}", role, passwords[role]) for role in passwords}
 
 
@@ -213,10 +198,10 @@ def _plan_redis(
     password = secrets.token_hex(16)
     # A private file, because everyone on the machine can read a command line.
     file = state.redis / "redis.conf"
-    include, folder = _redis_text(commands.REDIS_CONFIG), _redis_text(state.redis)
+    include, folder = _redis_text(servers.REDIS_CONFIG), _redis_text(state.redis)
     lines = [f"include {include}", f"port {port}", f"dir {folder}", f"requirepass {password}"]
     write_private(file, "\n".join(lines) + "\n")
-    command = (binary, *commands.REDIS[1:], str(file))
+    command = (binary, *servers.REDIS[1:], str(file))
     spec = ChildSpec("redis", "redis", command, dict(base), EXIT_S, HealthCheck(port, REDIS_QUESTION))
     return spec, f"redis://:{password}@127.0.0.1:{port}/0"
 
@@ -250,7 +235,8 @@ def _worker_environs(
     for index in range(num_workers):
         model = models[index // config.workers]
         environ = {**base, **own, "HEADRACE_MODEL": str(model.path.absolute())}
-        environ.setdefault("HEADRACE_ADAPTERS", _adapters(state, None))
+        # Gateways and workers share it.
+        environ.setdefault("HEADRACE_ADAPTERS", str(state.path.absolute() / "adapters"))
         if model.name is not None:
             environ.setdefault("HEADRACE_SERVED_MODEL_NAME", model.name)
         if settings.worker_id is not None and num_workers > 1:
@@ -288,8 +274,6 @@ def _part(
         # By then the gateways have ended, and no client waits for what still runs.
         drain_s = min(drain_s, WORKER_DRAIN_S)
     environ["HEADRACE_DRAIN_TIMEOUT_S"] = f"{drain_s:g}"
-    command = commands.GATEWAY if role == "gateway" else commands.WORKER
     # The command of the very environment that we run in, whatever the PATH and the working directory hold.
-    assert command[0] == "headrace"
-    arguments = (sys.executable, "-P", "-m", "ops.cli", *command[1:])
+    arguments = (sys.executable, "-P", "-m", "ops.cli", role)
     return ChildSpec(role, name, arguments, environ, drain_s + EXIT_S, health_check)

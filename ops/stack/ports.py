@@ -15,12 +15,12 @@ _FREE_PORTS = range(10_000, 30_000)
 _ATTEMPTS = 200
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
+def is_free(port: int) -> bool:
     """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
             probe.listen(1)
         except OSError:
             return False

@@ -47,19 +47,12 @@ def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
     _check_gateway(plan)
     # One of each model.
     for environ in {spec.environ["HEADRACE_MODEL"]: spec.environ for spec in plan.workers}.values():
-        _check_worker_if_needed(environ, console, is_demo=is_demo and len(plan.workers) == 1)
-
-
-def _check_worker_if_needed(environ: Mapping[str, str], console: Console, *, is_demo: bool) -> None:
-    settings = resolve(WorkerConfig, {}, environ)
-    golden_baseline(settings, served_name(settings))
-    chosen = [
-        field.name
-        for field in dataclasses.fields(WorkerConfig)
-        if field.name not in ALWAYS_FIT and getattr(settings, field.name) != field.default
-    ]
-    if chosen or not is_demo:
-        _check_worker(environ, console)
+        settings = resolve(WorkerConfig, {}, environ)
+        golden_baseline(settings, served_name(settings))
+        looked_at = (field for field in dataclasses.fields(WorkerConfig) if field.name not in ALWAYS_FIT)
+        is_chosen = any(getattr(settings, field.name) != field.default for field in looked_at)
+        if is_chosen or not is_demo or len(plan.workers) > 1:
+            _check_worker(environ, console)
 
 
 def _check_gateway(plan: Plan) -> None:
@@ -90,8 +83,7 @@ def _run_told(
     command: list[str], environ: Mapping[str, str], console: Console
 ) -> subprocess.CompletedProcess[bytes] | None:
     """Run the check to its end, or None if it takes too long, and say so while it takes long."""
-    began = time.monotonic()
-    pipe = subprocess.PIPE
+    began, pipe = time.monotonic(), subprocess.PIPE
     with subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
         try:
             while (passed := time.monotonic() - began) < _CHECK_TIMEOUT_S:
@@ -99,9 +91,8 @@ def _run_told(
                     output, errors = process.communicate(timeout=min(EVERY_S, _CHECK_TIMEOUT_S - passed))
                     return subprocess.CompletedProcess(command, process.returncode, output, errors)
                 except subprocess.TimeoutExpired:
-                    seconds = time.monotonic() - began
                     what = f"reading {environ['HEADRACE_MODEL']} and the settings"
-                    console.say("headrace", f"{what} ({seconds:.0f} s)")
+                    console.say("headrace", f"{what} ({time.monotonic() - began:.0f} s)")
         finally:
             # Also whoever is interrupted leaves nothing behind.
             process.kill()

@@ -83,7 +83,10 @@ class RollCall:
             )
         try:
             await self._set_up()
-            await self._listen(self._client)
+            try:
+                await self._client.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
+            except SEND_ERRORS as error:
+                raise DependencyError(f"heartbeats cannot be listened to: {error!r}") from error
         except BaseException:
             # Abandoned, it would stay connected.
             await close(self._client)
@@ -118,12 +121,6 @@ class RollCall:
             self._reopening.cancel()
         if self._client is not None:
             await self._client.close()
-
-    async def _listen(self, client: Client) -> None:
-        try:
-            await client.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
-        except SEND_ERRORS as error:
-            raise DependencyError(f"heartbeats cannot be listened to: {error!r}") from error
 
     async def _set_up(self) -> None:
         assert self._client is not None

@@ -23,12 +23,7 @@ from shared.model_hub import existing_model, hub_id, local_model
 
 
 def run(config: UpConfig, environ: Mapping[str, str], more_models: Sequence[Path] = ()) -> int:
-    """Run the whole system until a signal stops it, and return the exit code.
-
-    Raises:
-        ConfigError: A setting cannot be used.
-        DependencyError: A server or another child cannot run.
-    """
+    """Run the whole system until a signal stops it, and return the exit code."""
     models = [_found(model, environ) for model in (config.model, *more_models)]
     _check_names(models, environ)
     if config.ready_file is not None and not config.ready_file.absolute().parent.is_dir():
@@ -78,9 +73,9 @@ async def _run(
     if (warning := missing_role(config)) is not None:
         console.say("headrace", warning)
     _tell_of_missing_keys(environ.get("HEADRACE_KEYS_FILE"), console)
-    simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
-    named = "the demo model" if config.model is None else ", ".join(str(model.path) for model in models)
-    served = simulated or named
+    served = "the demo model" if config.model is None else ", ".join(str(model.path) for model in models)
+    if config.simulate is not None:
+        served = f"a simulated engine, {config.simulate:g} ms a step"
     console.say("headrace", f"starting with {served}; logs in {state.logs}")
     environ_of_workers = without_model(plan.workers[0].environ)
     audit_file = Path(environ_of_workers["HEADRACE_AUDIT_FILE"])

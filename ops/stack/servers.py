@@ -1,4 +1,7 @@
-"""Where the embedded NATS and Redis servers come from, and whether they are new enough."""
+"""The embedded NATS and Redis servers: their commands and files, where they come from, and whether they are new enough.
+
+`headrace up` and compose.yaml run the very same commands.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,23 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-from ops.stack import commands
 from ops.stack.state import write_private
 from shared.errors import DependencyError
 from shared.subjects import encode_name
 
+NATS = ("nats-server", "-c")
+REDIS = ("redis-server",)
+_OPS = Path(__file__).parents[1]
+NATS_CONFIG = _OPS / "nats" / "headrace.conf"
+REDIS_CONFIG = _OPS / "redis" / "headrace.conf"
+NATS_ROLES = ("gateway", "worker", "batch", "admin")
 MINIMUM_NATS_VERSION = (2, 12, 12)
 _VERSION = re.compile(r"v=?(\d+)\.(\d+)\.(\d+)")
+
+
+def nats_password_variable(role: str) -> str:
+    """Return the name of the environment variable from which NATS takes a role's password."""
+    return f"HEADRACE_NATS_{role.upper()}_PASSWORD"
 
 
 def find_nats_server() -> str:
@@ -82,12 +95,12 @@ def prepare(state_dir: Path) -> Path:
     """Copy NATS's configuration into a state directory, keep its tenants, and return the file to start NATS with."""
     folder = state_dir / _FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    shutil.copy(commands.NATS_CONFIG, folder)
+    shutil.copy(NATS_CONFIG, folder)
     if not (folder / _MORE).exists():
         write_private(folder / _MORE, "# Tenants that `headrace setup --tenants` has added.\n")
-    shipped = (commands.NATS_CONFIG.parent / _TENANTS).read_text()
+    shipped = (NATS_CONFIG.parent / _TENANTS).read_text()
     write_private(folder / _TENANTS, f'{shipped}include "./{_MORE}"\n')
-    return folder / commands.NATS_CONFIG.name
+    return folder / NATS_CONFIG.name
 
 
 def add_account(state_dir: Path, account: str) -> None:

@@ -17,8 +17,6 @@ from shared.errors import ConfigError
 
 READY_FILE = "ready.json"
 LOCK_FILE = "lock"
-_PRIVATE_DIRECTORY = 0o700
-_PRIVATE_FILE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,53 +43,30 @@ class ReadyFile:
 
 
 class StateDirectory:
-    """Owns a state directory for as long as one `headrace up` runs on it."""
+    """Owns a state directory for as long as one `headrace up` runs on it; `ConfigError` where it cannot be used.
+
+    Attributes:
+        logs: Directory of the children's logs.
+        nats: Directory of the batch queue and its results.
+        redis: Directory in which Redis runs.
+        audit_file: What operators did.
+        keys_file: Further API keys, for `headrace keys`.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Make the directory if need be, and lock it.
-
-        Raises:
-            ConfigError: It cannot be used, or another `headrace up` runs on it.
-        """
+        """Make the directory if need be, and lock it."""
         self.path = path.absolute()
+        self.logs, self.nats, self.redis = (self.path / name for name in ("logs", "nats", "redis"))
+        self.audit_file, self.keys_file = self.path / AUDIT_FILE_NAME, keys_file_of(self.path)
         try:
             for directory in (self.path, self.logs, self.nats, self.redis):
-                directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._acquire(self.path / LOCK_FILE)
         except OSError as error:
             raise ConfigError("HEADRACE_STATE_DIR", f"{self.path} cannot be used: {_reason(error)}") from error
 
-    @property
-    def logs(self) -> Path:
-        """Directory of the children's logs."""
-        return self.path / "logs"
-
-    @property
-    def nats(self) -> Path:
-        """Directory of the batch queue and its results."""
-        return self.path / "nats"
-
-    @property
-    def redis(self) -> Path:
-        """Directory in which Redis runs."""
-        return self.path / "redis"
-
-    @property
-    def audit_file(self) -> Path:
-        """What operators did."""
-        return self.path / AUDIT_FILE_NAME
-
-    @property
-    def keys_file(self) -> Path:
-        """Further API keys, for `headrace keys`."""
-        return keys_file_of(self.path)
-
     def key(self, name: str) -> str:
-        """Return the key of this name, such as `api_key`, of this directory; make one the first time.
-
-        Raises:
-            ConfigError: Its file cannot be read or made.
-        """
+        """Return the key of this name, such as `api_key`, of this directory; make one the first time."""
         file = self.path / name
         try:
             if not file.exists() or not file.read_text().strip():
@@ -188,7 +163,7 @@ def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner may read, at once or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     temporary.replace(path)

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS
 from ops.stack import probe
-from ops.stack.child import Child, ChildSpec, Exit
+from ops.stack.child import Child, ChildSpec, Exit, children_of
 from ops.stack.console import Console, StartProgress, read_progress, told_while
 from ops.stack.hosting.host import Host
 from ops.stack.liveness import StorageWatch, Watch
 from ops.stack.plan import EXIT_S, WORKER_DRAIN_S, Plan
-from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
 from ops.stack.state import READY_FILE, ReadyFile, StateDirectory, write_ready_file
 from shared.errors import DependencyError
@@ -138,7 +137,7 @@ class Supervisor:
         self._start_children((plan.gateway, *plan.workers))
         watch = Watch(self._children, self._roll_call, self._console, self._hang_timeout_s)
         self._watching = asyncio.create_task(self._watch(watch))
-        return await self._first_generation()
+        return await told_while(self._ask_until_answered(), self._waited_for, partial(self._console.say, "headrace"))
 
     def _start_children(self, specs: Iterable[ChildSpec]) -> None:
         for spec in specs:
@@ -169,9 +168,6 @@ class Supervisor:
             if child.spec.role == "nats":
                 child.replace()
 
-    async def _first_generation(self) -> str:
-        return await told_while(self._ask_until_answered(), self._waited_for, partial(self._console.say, "headrace"))
-
     async def _ask_until_answered(self) -> str:
         answered: set[str] = set()
         while True:
@@ -191,7 +187,6 @@ class Supervisor:
         return self._workers_doing(self._absent_workers()) if is_of_workers else self._missing
 
     def _workers_doing(self, absent: int) -> str:
-        """Say what the workers that have not joined yet are doing."""
         doing = sorted({progress.text for progress in self._progress.values()}) or ["starting"]
         who = "the worker is" if len(self._plan.workers) == 1 else f"{absent} of {len(self._plan.workers)} workers are"
         return f"{who} {', '.join(doing)}"

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from ops.stack.process_tree import children_of
+from ops.stack.child import children_of
 from tests.chaos.texts import FREE, stream_texts
 from tests.integration.system import System, running_system
 from tests.waiting import wait_for

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 import ops
-from ops.stack.process_tree import children_of
+from ops.stack.child import children_of
 from tests.chaos.test_rank_death import both_serve, ranks_of
 from tests.chaos.texts import FREE, stream_texts
 from tests.integration.system import System, running_system

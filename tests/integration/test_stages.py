@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ops.stack.process_tree import children_of
+from ops.stack.child import children_of
 from tests.integration.system import System, running_system
 from tests.waiting import wait_for
 

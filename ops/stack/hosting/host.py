@@ -17,8 +17,8 @@ import msgspec
 from nats.aio.msg import Msg
 
 from ops.stack.child import Child
+from ops.stack.config import HostSettings
 from ops.stack.console import Console
-from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.demand import Demand, Waiting
 from ops.stack.hosting.model_state import KnownModel, is_ahead, told_of
 from ops.stack.hosting.reconcile import Activity, decide
@@ -40,14 +40,8 @@ ROUND_S = 0.2
 RETRY_S = 1.0
 # A worker that served so long was well: the next failure is a first one.
 HEALTHY_S = 30.0
-_OF_ONE_MODEL = frozenset(
-    map(
-        variable_name,
-        (
-            *("model", "served_model_name", "worker_id", "health_port", "lora_modules", "draft_model", "speculative"),
-            *("golden", "golden_key_file"),
-        ),
-    )
+_OF_ONE_MODEL = (
+    "model served_model_name worker_id health_port lora_modules draft_model speculative golden golden_key_file"
 )
 _GATEWAY_INBOX = "_INBOX_gateway."
 
@@ -68,11 +62,7 @@ class Host:
         hang_timeout_s: float,
         audit_file: Path,
     ) -> None:
-        """Prepare. `environ` is the environment of workers, without the settings of one model.
-
-        Raises:
-            ConfigError: The list of models, or a setting, cannot be used.
-        """
+        """Prepare. `environ` is the environment of workers, without the settings of one model."""
         check_setting("HEADRACE_HOST_NAME", settings.host_name)
         self._settings = settings
         self._access = access
@@ -100,10 +90,8 @@ class Host:
     def adopt(self, children: Sequence[Child], load_s: float, cordon: Callable[[str], Awaitable[None]]) -> None:
         """Take orders about models that somebody else has started too; nothing of them is kept in the file.
 
-        Args:
-            children: Their workers, which are started again by others when they end.
-            load_s: How long they have taken to start.
-            cordon: Has the worker of that name take no new requests; raises DependencyError where it cannot.
+        Others start their workers again when they end. `cordon` has the worker of that name take no new requests, and
+        raises DependencyError where it cannot.
         """
         wishes: dict[str, Wish] = {}
         for child in children:
@@ -167,11 +155,7 @@ class Host:
             await asyncio.sleep(ROUND_S)
 
     async def stop(self, timeout_s: float) -> None:
-        """End all workers and the connection; what is to be served stays in the file.
-
-        Args:
-            timeout_s: Time for what runs; then they are killed.
-        """
+        """End all workers and the connection, and kill those that take longer; the file keeps what is to be served."""
         for each in self._workers.values():
             if isinstance(each, AdoptedWorker):
                 each.release()
@@ -214,15 +198,8 @@ class Host:
             own = [each for each in seen if each.model == name]
             self._model(name).activity.note(*waiting.get(name, Waiting()), own, now)
         activities = {name: model.activity for name, model in self._models.items()}
-        settings = self._settings
-        decision = decide(
-            wanted,
-            seen,
-            activities,
-            budget_bytes=settings.host_memory_bytes,
-            min_awake_s=settings.min_awake_s,
-            now=now,
-        )
+        limits = (self._settings.host_memory_bytes, self._settings.min_awake_s)
+        decision = decide(wanted, seen, activities, *limits, now)
         for name, model in self._models.items():
             model.has_room = name not in decision.no_room
         for worker in decision.stops:
@@ -371,7 +348,8 @@ class Host:
 
 def without_model(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a worker without the settings that are of one model or one process."""
-    return {name: value for name, value in environ.items() if name not in _OF_ONE_MODEL}
+    left_out = set(map(variable_name, _OF_ONE_MODEL.split()))
+    return {name: value for name, value in environ.items() if name not in left_out}
 
 
 def _states(beat: HostBeat) -> list[tuple[str, str, int, int]]:

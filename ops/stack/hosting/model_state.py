@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ops.stack.hosting.config import HostSettings
+from ops.stack.config import HostSettings
 from ops.stack.hosting.reconcile import Activity, SeenWorker
 from ops.stack.hosting.wishes import Wish
 from ops.stack.hosting.worker_process import DRAIN_S, HostedWorker
@@ -36,11 +36,7 @@ class KnownModel:
     def note_failure(self, error: str, now: float, *, was_well: bool, is_final: bool) -> bool:
         """Take note of a worker that ended by itself; return whether the model counts as failed now.
 
-        Args:
-            error: Why it ended.
-            now: The time.
-            was_well: It had served for a while.
-            is_final: The next start would end alike.
+        It had served for a while (`was_well`), or the next start would end alike (`is_final`).
         """
         self.error = error[:1000]
         self.failures = MAX_FAILURES if is_final else 1 if was_well else self.failures + 1
@@ -59,16 +55,7 @@ def told_of(
     now: float,
     ahead: Sequence[Wish] = (),
 ) -> HostedModel:
-    """Return what gateways are told of a model.
-
-    Args:
-        wish: The model.
-        model: What is known of it.
-        workers: All of the host.
-        settings: The host's.
-        now: The time.
-        ahead: Models that get room before it (`is_ahead`).
-    """
+    """Return what gateways are told of a model; `ahead` are those that get room before it (`is_ahead`)."""
     own = [worker for worker in workers if worker.wish.name == wish.name]
     current = [worker for worker in own if worker.wish.generation == wish.generation]
     ready = [worker for worker in current if worker.phase == "ready"]

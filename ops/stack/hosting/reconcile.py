@@ -109,34 +109,30 @@ class Decision:
     no_room: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True)
 class _Host:
-    """One decision in the making."""
+    """One decision in the making, as `decide` is asked for it."""
 
-    def __init__(
-        self,
-        wanted: Mapping[str, Wanted],
-        workers: Sequence[SeenWorker],
-        activities: Mapping[str, Activity],
-        budget_bytes: int | None,
-        min_awake_s: float,
-        now: float,
-    ) -> None:
-        self._wanted = wanted
-        self._workers = workers
-        self._activities = activities
-        self._budget_bytes = math.inf if budget_bytes is None else budget_bytes
-        self._min_awake_s = min_awake_s
-        self._now = now
-        self._used_bytes = sum(worker.need_bytes for worker in workers)
-        self._leaving_bytes = sum(worker.need_bytes for worker in workers if worker.phase == "stopping")
-        self.decision = Decision()
+    wanted: Mapping[str, Wanted]
+    workers: Sequence[SeenWorker]
+    activities: Mapping[str, Activity]
+    budget_bytes: float
+    min_awake_s: float
+    now: float
+    decision: Decision = field(default_factory=Decision)
+    used_bytes: int = field(init=False)
+    leaving_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.used_bytes = sum(worker.need_bytes for worker in self.workers)
+        self.leaving_bytes = sum(worker.need_bytes for worker in self.workers if worker.phase == "stopping")
 
     def decide(self) -> Decision:
-        for worker in self._workers:
-            if worker.phase != "stopping" and worker.model not in self._wanted:
+        for worker in self.workers:
+            if worker.phase != "stopping" and worker.model not in self.wanted:
                 self._stop(worker)
         # Those that always run come first; of the others, the one that has waited longest for its turn.
-        order = sorted(self._wanted.values(), key=lambda want: (want.on_demand, *self._activity(want).turn))
+        order = sorted(self.wanted.values(), key=lambda want: (want.on_demand, *self._activity(want).turn))
         for want in order:
             self._trim(want)
         for want in order:
@@ -144,11 +140,11 @@ class _Host:
         return self.decision
 
     def _activity(self, want: Wanted) -> Activity:
-        return self._activities.get(want.name) or Activity()
+        return self.activities.get(want.name) or Activity()
 
     def _alive(self, want: Wanted) -> list[SeenWorker]:
         stopped = self.decision.stops
-        return [w for w in self._workers if w.model == want.name and w.phase != "stopping" and w.id not in stopped]
+        return [w for w in self.workers if w.model == want.name and w.phase != "stopping" and w.id not in stopped]
 
     def _target(self, want: Wanted) -> int:
         if not want.on_demand:
@@ -156,7 +152,7 @@ class _Host:
         activity, alive = self._activity(want), self._alive(want)
         has_work = activity.waiting > 0 or activity.asked or any(worker.busy for worker in alive)
         is_loading = any(worker.phase == "loading" for worker in alive)
-        is_fresh = bool(alive) and self._now - activity.active_at < want.idle_s
+        is_fresh = bool(alive) and self.now - activity.active_at < want.idle_s
         return want.workers if has_work or is_loading or is_fresh else 0
 
     def _trim(self, want: Wanted) -> None:
@@ -167,23 +163,23 @@ class _Host:
             for worker in alive:
                 if worker.generation != want.generation:
                     self._stop(worker)
-        for worker in sorted(current, key=lambda worker: (worker.busy, worker.ready_at))[: len(current) - target]:
-            if len(current) > target:
-                self._stop(worker)
+        first_to_go = sorted(current, key=lambda worker: (worker.busy, worker.ready_at))
+        for worker in first_to_go[: max(0, len(current) - target)]:
+            self._stop(worker)
 
     def _grow(self, want: Wanted) -> None:
-        if self._now < self._activity(want).may_start_at:
+        if self.now < self._activity(want).may_start_at:
             return
         current = [worker for worker in self._alive(want) if worker.generation == want.generation]
         for _ in range(self._target(want) - len(current)):
-            missing = self._used_bytes + want.need_bytes - self._budget_bytes
+            missing = self.used_bytes + want.need_bytes - self.budget_bytes
             if missing > 0:
-                if self._make_room(want, missing - self._leaving_bytes):
+                if self._make_room(want, missing - self.leaving_bytes):
                     # Later requests must not take the memory that is being freed for it.
-                    self._used_bytes += want.need_bytes
+                    self.used_bytes += want.need_bytes
                 return
             self.decision.starts.append(want.name)
-            self._used_bytes += want.need_bytes
+            self.used_bytes += want.need_bytes
 
     def _make_room(self, want: Wanted, missing: float) -> bool:
         """End models that may give way if that frees `missing` bytes; else nothing.
@@ -194,14 +190,14 @@ class _Host:
         who do.
         """
         own = self._activity(want)
-        others = [other for other in self._wanted.values() if other.name != want.name and self._gives_way(other)]
-        idle_s = 0.0 if own.waiting else self._min_awake_s
+        others = [other for other in self.wanted.values() if other.name != want.name and self._gives_way(other)]
+        idle_s = 0.0 if own.waiting else self.min_awake_s
         is_busy = self._serves_people if own.people else self._has_work
         candidates = [
-            other for other in others if not is_busy(other) and self._now - self._activity(other).active_at >= idle_s
+            other for other in others if not is_busy(other) and self.now - self._activity(other).active_at >= idle_s
         ]
         candidates.sort(key=lambda other: self._activity(other).active_at)
-        if own.waiting and self._now - own.waits_since >= self._min_awake_s:
+        if own.waiting and self.now - own.waits_since >= self.min_awake_s:
             busy = [
                 other
                 for other in others
@@ -226,12 +222,12 @@ class _Host:
         if not want.on_demand or self._activity(want).asked or want.name in self.decision.starts:
             return False
         return bool(alive) and all(
-            worker.phase == "ready" and self._now - worker.ready_at >= self._min_awake_s for worker in alive
+            worker.phase == "ready" and self.now - worker.ready_at >= self.min_awake_s for worker in alive
         )
 
     def _has_begun(self, want: Wanted) -> bool:
         """Whether it has served long enough to take requests; else two busy models could end each other for ever."""
-        return all(self._now - worker.ready_at >= LEAST_TURN_S for worker in self._alive(want))
+        return all(self.now - worker.ready_at >= LEAST_TURN_S for worker in self._alive(want))
 
     def _has_work(self, want: Wanted) -> bool:
         return self._activity(want).waiting > 0 or any(worker.busy for worker in self._alive(want))
@@ -241,14 +237,13 @@ class _Host:
 
     def _stop(self, worker: SeenWorker) -> None:
         self.decision.stops.append(worker.id)
-        self._leaving_bytes += worker.need_bytes
+        self.leaving_bytes += worker.need_bytes
 
 
 def decide(
     wanted: Mapping[str, Wanted],
     workers: Sequence[SeenWorker],
     activities: Mapping[str, Activity],
-    *,
     budget_bytes: int | None,
     min_awake_s: float,
     now: float,
@@ -263,4 +258,5 @@ def decide(
         min_awake_s: A model that was loaded serves at least so long before it gives way to another.
         now: The time, by the clock of all others.
     """
-    return _Host(wanted, workers, activities, budget_bytes, min_awake_s, now).decide()
+    budget = math.inf if budget_bytes is None else budget_bytes
+    return _Host(wanted, workers, activities, budget, min_awake_s, now).decide()

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from gpu_worker.start.config import WorkerConfig
-from ops.stack.hosting.config import HostSettings
+from ops.stack.config import HostSettings
 from ops.stack.hosting.reconcile import Wanted
 from shared.atomic_file import AtomicFile
 from shared.config import resolve, variable_name
@@ -87,7 +87,7 @@ class Wish(Struct, frozen=True, kw_only=True):
 
 
 class Wishes:
-    """Owns the list and its file."""
+    """Owns the list and its file. Orders that cannot be carried out raise `OrderError`."""
 
     def __init__(self, settings: HostSettings, file: Path) -> None:
         """Read what an earlier life of the host has kept.
@@ -120,11 +120,7 @@ class Wishes:
         self._by_name |= {wish.name: wish for wish in wishes}
 
     def load(self, order: ModelOrder) -> None:
-        """Add a model.
-
-        Raises:
-            OrderError: There is one of this name, or it cannot be served here.
-        """
+        """Add a model."""
         if order.name in self._by_name:
             raise OrderError(f"name: {order.name!r} is loaded already; replace it, or unload it first")
         if len(self._by_name) >= MAX_HOSTED_MODELS:
@@ -132,21 +128,13 @@ class Wishes:
         self._put(self._checked(order, Wish(name=order.name, path="", generation=-1)))
 
     def replace(self, order: ModelOrder) -> Wish:
-        """Change what a name means, and return what it meant. Its mode, workers, memory and options stay unless given.
-
-        Raises:
-            OrderError: It is unknown, the new one cannot be served here, or not beside the old one.
-        """
+        """Change what a name means, and return what it meant; what is not given stays, but for the path."""
         old = self.known(order.name)
         self._put(self._checked(order, old))
         return old
 
     def unload(self, name: str) -> None:
-        """Remove a model.
-
-        Raises:
-            OrderError: It is unknown.
-        """
+        """Remove a model."""
         self.known(name)
         del self._by_name[name]
         self._write()
@@ -163,11 +151,7 @@ class Wishes:
             self._put(msgspec.structs.replace(wish, load_s=load_s or wish.load_s, last=last))
 
     def known(self, name: str) -> Wish:
-        """Return the wish of a model that operators have loaded.
-
-        Raises:
-            OrderError: It is unknown.
-        """
+        """Return the wish of a model that operators have loaded."""
         wish = self._by_name.get(name)
         if wish is None:
             loaded = ", ".join(sorted(self._by_name))[:200] or "none"

@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS
-from ops.stack import commands
-from ops.stack.child import Child, ChildSpec, Exit
+from ops.stack.child import Child, ChildSpec, Exit, is_stopped
 from ops.stack.console import Console
 from ops.stack.hosting.reconcile import SeenWorker
 from ops.stack.hosting.wishes import Wish
 from ops.stack.liveness import WORKER_PATIENCE, Liveness
-from ops.stack.process_tree import is_stopped
 from shared.errors import DependencyError
 from shared.messages import Heartbeat
 from shared.subjects import encode_name
@@ -43,6 +41,8 @@ class HostedWorker(ABC):
         has_bad_settings: It ended because of a setting, the model's files or a server.
     """
 
+    _child: Child
+
     def __init__(self, id_: str, wish: Wish, on_end: Callable[[HostedWorker], None]) -> None:
         self.id = id_
         self.wish = wish
@@ -56,9 +56,9 @@ class HostedWorker(ABC):
         self._stopping: asyncio.Task[None] | None = None
 
     @property
-    @abstractmethod
     def pid(self) -> int | None:
         """Its process id while it runs."""
+        return self._child.pid
 
     @abstractmethod
     def watch(self, round_s: float, *, can_judge: bool) -> None:
@@ -127,7 +127,7 @@ class WorkerProcess(HostedWorker):
         }
         if wish.generation:
             own["HEADRACE_ALLOW_REVISION_CHANGE"] = "true"
-        arguments = (sys.executable, "-P", "-m", "ops.cli", *commands.WORKER[1:])
+        arguments = (sys.executable, "-P", "-m", "ops.cli", "worker")
         spec = ChildSpec("worker", self.id, arguments, {**environ, **wish.environ, **own}, DRAIN_S + EXIT_S)
         self._child = Child(spec, logs, console, started=lambda child: None, ended=self._ended)
         self._log = logs / f"{self.id}.log"
@@ -135,11 +135,6 @@ class WorkerProcess(HostedWorker):
     def start(self) -> None:
         """Start the process."""
         self._child.start()
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id while it runs."""
-        return self._child.pid
 
     def note_heartbeat(self, beat: Heartbeat) -> float | None:
         """Take in a heartbeat; return, with the first, how long the start took."""
@@ -188,11 +183,6 @@ class AdoptedWorker(HostedWorker):
         self._pid = child.pid
         self._ready_at = self.started_at
         self._drained = asyncio.Event()
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id while it runs."""
-        return self._child.pid
 
     def watch(self, round_s: float, *, can_judge: bool) -> None:
         """Take note of a new start; whoever starts it judges whether it stands still."""

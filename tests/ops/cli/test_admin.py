@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ops.cli.admin import AdminAccess, admin_client
+from ops.cli.running_system import AdminAccess, admin_client
 from ops.stack import console
 from shared.errors import DependencyError
 

@@ -33,6 +33,10 @@ from tests.servers import NatsServer, pull_subscription
 from tests.waiting import wait_for
 
 
+def endless(job: str, max_tokens: int = 1500) -> dict[str, object]:
+    return {"id": job, "text": "x", "sampling": {"max_tokens": max_tokens, "ignore_eos": True}}
+
+
 def publish(state_dir: Path, *lines: dict[str, object], tenant: str = "default") -> None:
     given = "\n".join(map(json.dumps, lines))
     options = ["--state-dir", str(state_dir), "--queue-unserved", "--tenant", tenant]
@@ -108,7 +112,7 @@ def test_job_that_waits_is_cancelled_and_its_publisher_told(
 def test_job_that_runs_ends_with_what_it_has(cli_system: System, state_dir: Path) -> None:
     job = secrets.token_hex(4)
     wait_for_running(cli_system, 0)
-    publish(state_dir, {"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}})
+    publish(state_dir, endless(job))
     wait_for_running(cli_system, 1)
     assert cancel(state_dir, job)[:2] == (0, [job])
     assert ends_at_worker(state_dir, job, 1) == {"default": "cancelled"}
@@ -124,9 +128,7 @@ def test_all_jobs_that_a_worker_holds_are_cancelled_at_once(cli_system: System, 
     # Many more than it holds.
     jobs = [secrets.token_hex(4) for _ in range(80)]
     wait_for_running(cli_system, 0)
-    publish(
-        state_dir, *({"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}} for job in jobs)
-    )
+    publish(state_dir, *map(endless, jobs))
     wait_for_running(cli_system, 2)
     code, ids, told = cancel(state_dir, "--all", "--model", cli_system.model)
     assert (code, sorted(ids), told) == (0, sorted(jobs), "")
@@ -158,8 +160,7 @@ def test_jobs_that_wait_are_not_computed_in_the_place_of_those_that_are_cancelle
     # More than a worker holds.
     jobs = [secrets.token_hex(4) for _ in range(300)]
     wait_for_running(cli_system, 0)
-    line = {"text": "x", "sampling": {"max_tokens": 1900, "ignore_eos": True}}
-    publish(state_dir, *({"id": job} | line for job in jobs))
+    publish(state_dir, *(endless(job, 1900) for job in jobs))
     wait_for_running(cli_system, 2)
     last = num_taken(cli_system)
     code, ids, told = cancel(state_dir, "--all", "--model", cli_system.model)
@@ -175,8 +176,7 @@ def test_cancelling_one_of_many_jobs_waits_for_no_other(
     monkeypatch.setattr("ops.cli.batch_queue._WORKERS_ANSWER_S", 60.0)
     jobs = [secrets.token_hex(4) for _ in range(6)]
     wait_for_running(cli_system, 0)
-    line = {"text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}}
-    publish(state_dir, *({"id": job} | line for job in jobs))
+    publish(state_dir, *map(endless, jobs))
     wait_for_running(cli_system, 2)
 
     async def cancel_one() -> float:
@@ -246,9 +246,8 @@ def test_job_of_another_tenant_with_the_same_id_goes_on(cli_system: System, stat
     # Once it has a result, the worker knows the new queue and takes jobs from it at once.
     assert headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--tenant", tenant).returncode == 0
     wait_for_running(cli_system, 0)
-    line: dict[str, object] = {"id": job, "text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}}
     for each in (tenant, "default"):
-        publish(state_dir, line, tenant=each)
+        publish(state_dir, endless(job), tenant=each)
     assert cancel(state_dir, job, "--tenant", "default")[:2] == (0, [job])
     cancelled, whole = (
         wait_for(lambda owner=each: stored(cli_system, job, owner), 60) or {}  # type: ignore[misc]
@@ -271,12 +270,8 @@ def test_jobs_that_wait_and_run_are_listed_oldest_first(cli_system: System, stat
     assert (none.returncode, none.stdout) == (0, "")
     assert none.stderr == f"no job of tenant 'default' waits or runs for {model!r}\n"
     wait_for_running(cli_system, 0)
-    long = {"max_tokens": 1900, "ignore_eos": True}
-    publish(
-        state_dir,
-        {"id": running, "text": "x", "sampling": long},
-        *({"id": name, "text": "x", "model": model} for name in waiting),
-    )
+    queued: list[dict[str, object]] = [{"id": name, "text": "x", "model": model} for name in waiting]
+    publish(state_dir, endless(running, 1900), *queued)
     wait_for_running(cli_system, 1)
     rows, told = listed(state_dir)
     assert told == ""

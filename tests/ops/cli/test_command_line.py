@@ -57,17 +57,8 @@ def test_other_errors_are_raised_as_they_are(error: Exception, monkeypatch: pyte
 def test_worker_under_a_limit_of_addresses_says_so(limit_mib: int) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     # A shell of its own: nothing runs between fork and exec here.
-    command = [
-        "sh",
-        "-c",
-        'ulimit -v "$0" && exec "$@"',
-        str(limit_mib << 10),
-        sys.executable,
-        "-m",
-        "ops.cli",
-        *WORKER,
-    ]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    command = ["sh", "-c", 'ulimit -v "$0" && exec "$@"', str(limit_mib << 10), sys.executable, "-m", "ops.cli"]
+    done = subprocess.run([*command, *WORKER], env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
 

@@ -33,12 +33,9 @@ def server(start_nats: Callable[..., NatsServer]) -> Iterator[NatsServer]:
 
     async def fill(client: Client) -> None:
         await ensure_streams(client.jetstream(), StreamLimits())
-        for request_id, tenant, lane in (
-            ("one", "acme", "interactive"),
-            ("two", "acme", "batch"),
-            ("two", "b", "batch"),
-        ):
-            await publish_dead_letter(client, _letter(request_id, tenant, lane))
+        letters = (("one", "acme", "interactive"), ("two", "acme", "batch"), ("two", "b", "batch"))
+        for request_id, tenant, lane in letters:
+            await publish_dead_letter(client, _letter(request_id, tenant, lane))  # type: ignore[arg-type]
 
     _with_nats(server, fill)
     return server

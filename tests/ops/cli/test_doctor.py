@@ -18,6 +18,8 @@ from ops.stack.state import ReadyFile, write_ready_file
 from tests.integration.system import System
 from tests.ops.cli.command import headrace_here as headrace
 
+DEMO = ("--model", str(DEMO_MODEL))
+
 
 def test_running_system_is_described_in_one_page_without_secrets(cli_system: System) -> None:
     info = cli_system.info
@@ -26,31 +28,15 @@ def test_running_system_is_described_in_one_page_without_secrets(cli_system: Sys
     done = headrace("doctor", "--state-dir", state, **secret)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for topic in (
-        "versions",
-        "packages",
-        "processor",
-        "memory",
-        r"gpu(?: \d)?",
-        "compiler",
-        "nats-server",
-        "redis-server",
-        "disk, state",
-        "disk, kernels",
-        "disk, models",
-        "nats rights",
-        "queue",
-        "clock",
+        *("versions", "packages", "processor", "memory", r"gpu(?: \d)?", "compiler", "nats-server", "redis-server"),
+        *("disk, state", "disk, kernels", "disk, models", "nats rights", "queue", "clock"),
     ):
         assert re.search(rf"^ok +{topic} ", done.stdout, re.MULTILINE), topic
     assert re.search(r"^ok +workers +worker-\S+ serves headrace-demo", done.stdout, re.MULTILINE)
     assert f"{info['url']} is ready" in done.stdout
     assert re.search(r"redis +127.0.0.1:\d+/0 answers in", done.stdout)
-    hidden = [
-        "very-secret",
-        info["api_key"],
-        info["operator_key"],
-        re.findall(r":([^:@/]+)@", info["admin_nats_url"])[0],
-    ]
+    password = re.findall(r":([^:@/]+)@", info["admin_nats_url"])[0]
+    hidden = ["very-secret", info["api_key"], info["operator_key"], password]
     assert [text for text in hidden if text in done.stdout] == []
     assert len(done.stdout.splitlines()) < 60
 
@@ -64,14 +50,8 @@ async def test_worker_that_runs_and_is_not_heard_is_a_warning(cli_system: System
 
 
 def test_what_is_wrong_has_a_remedy_and_exit_code_1(tmp_path: Path) -> None:
-    options = [
-        "--state-dir",
-        str(tmp_path),
-        "--nats-url",
-        "nats://127.0.0.1:1",
-        "--redis-url",
-        "redis://:pw@127.0.0.1:1",
-    ]
+    options = ["--state-dir", str(tmp_path), "--nats-url", "nats://127.0.0.1:1"]
+    options += ["--redis-url", "redis://:pw@127.0.0.1:1"]
     done = headrace("doctor", *options, "--url", "http://127.0.0.1:1", HEADRACE_MODLE="x")
     # Every command refuses an unknown variable; the doctor says so before it begins.
     assert (done.returncode, done.stderr.count("did you mean HEADRACE_MODEL?")) == (2, 1)
@@ -163,19 +143,11 @@ def test_weights_are_compared_with_the_memory(share: float, level: str, monkeypa
     ("options", "topic", "words"),
     [
         (["--model", "/nowhere"], "model", "--model: /nowhere does not exist; name a folder"),
-        pytest.param(
-            *(["--model", str(DEMO_MODEL), "--device", "cuda"], "device", "cuda is asked for"), marks=pytest.mark.slow
-        ),
         ([], "model", "none is named"),
-        (["--model", str(DEMO_MODEL), "--num-blocks", "99999999"], "sizes", "a KV cache of 99999999 blocks needs"),
-        pytest.param(
-            *(["--model", str(DEMO_MODEL), "--max-model-len", "9999"], "sizes", "the model was made for 2048 tokens"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(["--model", str(DEMO_MODEL), "--speculative", "draft"], "sizes", "--draft-model: is needed"),
-            marks=pytest.mark.slow,
-        ),
+        ([*DEMO, "--num-blocks", "99999999"], "sizes", "a KV cache of 99999999 blocks needs"),
+        pytest.param([*DEMO, "--device", "cuda"], "device", "cuda is asked for", marks=pytest.mark.slow),
+        pytest.param([*DEMO, "--max-model-len", "9999"], "sizes", "made for 2048 tokens", marks=pytest.mark.slow),
+        pytest.param([*DEMO, "--speculative", "draft"], "sizes", "--draft-model: is needed", marks=pytest.mark.slow),
     ],
 )
 def test_worker_that_could_not_serve_fails_its_check(options: list[str], topic: str, words: str, nats_url: str) -> None:

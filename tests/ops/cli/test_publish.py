@@ -164,16 +164,8 @@ def test_waiting_that_is_stopped_says_what_becomes_of_the_jobs(
 
 
 def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(state_dir: Path) -> None:
-    options = [
-        "--model-name",
-        "unserved",
-        "--queue-unserved",
-        "--wait",
-        "--timeout-s",
-        "0.5",
-        "--state-dir",
-        str(state_dir),
-    ]
+    options = ["--model-name", "unserved", "--queue-unserved", "--wait", "--timeout-s", "0.5"]
+    options += ["--state-dir", str(state_dir)]
     done = headrace("publish", "--file", "-", *options, given='{"id": "waiting", "text": "a"}')
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 2)
     assert done.stderr.startswith(

@@ -6,27 +6,21 @@ import nats
 from nats.js.api import RetentionPolicy, StreamConfig
 
 from ops.cli.tenant import NatsUserConfig, account_block, login
-from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
-from ops.stack.servers import add_account, prepare, tenant_login
+from ops.stack.servers import (
+    NATS_CONFIG,
+    NATS_ROLES,
+    add_account,
+    nats_password_variable,
+    prepare,
+    tenant_login,
+)
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
 
 STREAMS = {
-    "HR_INTERACTIVE",
-    "HR_BATCH_default",
-    "HR_RESULTS",
-    "HR_DEAD",
-    "HR_PROGRESS",
-    "HR_RESPONSES",
-    "HR_BATCHES",
-    "HR_ENDS",
-    "HR_HOURS",
-    "HR_USAGE",
-    "HR_STREAMS",
-    "HR_MEDIA",
-    "HR_ALIASES",
-    "HR_ADAPTERS",
+    *("HR_INTERACTIVE", "HR_BATCH_default", "HR_RESULTS", "HR_DEAD", "HR_PROGRESS", "HR_RESPONSES", "HR_BATCHES"),
+    *("HR_ENDS", "HR_HOURS", "HR_USAGE", "HR_STREAMS", "HR_MEDIA", "HR_ALIASES", "HR_ADAPTERS"),
 }
 
 

@@ -37,14 +37,8 @@ def test_unknown_variable_is_refused_with_the_nearest_name(name: str, hint: str)
 
 
 def test_variables_of_other_commands_and_of_nats_are_known() -> None:
-    names = (
-        "HEADRACE_WINDOW",
-        "HEADRACE_TEXT",
-        "HEADRACE_NATS_BATCH_PASSWORD",
-        "HEADRACE_CACHE_DIR",
-        "HEADRACE_REQUESTS_PER_MINUTE",
-    )
-    check_variables((), dict.fromkeys(names, "x") | {"PATH": "/bin"})
+    names = ("WINDOW", "TEXT", "NATS_BATCH_PASSWORD", "CACHE_DIR", "REQUESTS_PER_MINUTE")
+    check_variables((), {f"HEADRACE_{name}": "x" for name in names} | {"PATH": "/bin"})
 
 
 def test_variables_that_are_set_for_all_commands_import_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,11 +64,8 @@ def test_every_variable_that_the_tree_names_is_known() -> None:
 def test_every_option_has_a_variable() -> None:
     def walk(command: click.Command, path: str) -> None:
         for parameter in command.params:
-            if (
-                isinstance(parameter, click.Option)
-                and not isinstance(parameter, SettingOption)
-                and not parameter.is_eager
-            ):
+            is_other = isinstance(parameter, click.Option) and not isinstance(parameter, SettingOption)
+            if is_other and not parameter.is_eager:
                 assert parameter.envvar or path.startswith(WITHOUT_VARIABLE), f"{path} {parameter.opts}"
         if isinstance(command, click.Group):
             for name in command.list_commands(click.Context(command)):

@@ -16,7 +16,7 @@ from gateway.config import MIN_SECRET_CHARACTERS, GatewayConfig
 from gpu_worker.start.config import WorkerConfig
 from ops.cli.keys import KeysConfig
 from ops.cli.setup import SetupConfig
-from ops.stack import commands
+from ops.stack import servers
 from ops.stack.config import UpConfig
 from ops.stack.plan import Plan, make_plan
 from ops.stack.state import StateDirectory
@@ -67,7 +67,7 @@ def test_servers_run_the_commands_and_files_that_up_spawns(
 ) -> None:
     assert plan.nats is not None
     nats = services["nats"]
-    assert tuple(nats["command"][:2]) == commands.NATS == (Path(plan.nats.command[0]).name, plan.nats.command[1])
+    assert tuple(nats["command"][:2]) == servers.NATS == (Path(plan.nats.command[0]).name, plan.nats.command[1])
     assert [flag for flag in nats["command"] if flag in plan.nats.command] == ["-c", "-a", "-p", "-sd"]
     mounted = dict(volume.split(":")[:2] for volume in nats["volumes"])
     # A copy, beside which the tenants of this system are.
@@ -76,7 +76,7 @@ def test_servers_run_the_commands_and_files_that_up_spawns(
 
     assert plan.redis is not None
     redis = services["redis"]
-    assert (redis["command"][0],) == commands.REDIS == (Path(plan.redis.command[0]).name,)
+    assert (redis["command"][0],) == servers.REDIS == (Path(plan.redis.command[0]).name,)
     mounted = dict(volume.split(":")[:2] for volume in redis["volumes"])
     assert redis["command"][1] == f"{mounted['secrets-redis']}/redis.conf"
     made = made_passwords(tmp_path / "made")["redis/redis.conf"]
@@ -102,9 +102,9 @@ def test_files_of_secrets_that_parts_read_are_those_that_are_made(services: dict
 
 def test_nats_gets_every_password_that_its_configuration_asks_for(tmp_path: Path) -> None:
     lines = made_passwords(tmp_path)["nats/passwords"].split()
-    asked = {commands.nats_password_variable(role) for role in commands.NATS_ROLES}
+    asked = {servers.nats_password_variable(role) for role in servers.NATS_ROLES}
     assert asked == {line.partition("=")[0] for line in lines}
-    configuration = "".join(file.read_text() for file in commands.NATS_CONFIG.parent.glob("*.conf"))
+    configuration = "".join(file.read_text() for file in servers.NATS_CONFIG.parent.glob("*.conf"))
     assert all(f"${name}" in configuration for name in asked)
 
 

@@ -43,6 +43,10 @@ def built(overlay: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(done.stdout))
 
 
+def settings_of(config: type[Any]) -> set[str]:
+    return {variable_name(field) for field in config.__dataclass_fields__}
+
+
 def pod_of(resource: dict[str, Any]) -> dict[str, Any]:
     return resource["spec"]["template"]["spec"]
 
@@ -68,18 +72,16 @@ def test_manifests_keep_to_the_published_schemas(overlay: str) -> None:
 def test_every_variable_is_a_setting_of_its_command(base: dict[str, dict[str, Any]]) -> None:
     configs = {"Job/setup": SetupConfig, "Deployment/gateway": GatewayConfig, "Deployment/worker": WorkerConfig}
     for name, config in configs.items():
-        known = {variable_name(field) for field in config.__dataclass_fields__}
         (container,) = pod_of(base[name])["containers"]
-        assert set(_environ(base, name, container)) - known == set()
+        assert set(_environ(base, name, container)) - settings_of(config) == set()
 
 
 def test_group_of_pods_is_told_what_a_worker_takes_and_what_it_needs() -> None:
     found = yaml.safe_load_all((FOLDER / "overlays/group/group.yaml").read_text())
     service, pods = found
     (container,) = pod_of(pods)["containers"]
-    known = {variable_name(field) for field in WorkerConfig.__dataclass_fields__}
     environ = {entry["name"]: entry.get("value") for entry in container["env"]}
-    assert environ.keys() - known == set()
+    assert environ.keys() - settings_of(WorkerConfig) == set()
     assert int(environ["HEADRACE_NNODES"]) == pods["spec"]["replicas"]
     gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
     assert int(environ["HEADRACE_TENSOR_PARALLEL_SIZE"]) == gpus * pods["spec"]["replicas"]
@@ -91,27 +93,20 @@ def test_group_of_pods_is_told_what_a_worker_takes_and_what_it_needs() -> None:
 
 @needs_kubectl
 def test_workers_with_roles_tell_one_another_where_their_kv_is() -> None:
-    found = {
-        resource["metadata"]["name"]: resource
-        for resource in built("overlays/roles")
-        if resource["kind"] == "Deployment"
-    }
+    resources = built("overlays/roles")
+    found = {each["metadata"]["name"]: each for each in resources if each["kind"] == "Deployment"}
     selectors = [found[name]["spec"]["selector"]["matchLabels"] for name in ("worker", "decode")]
     assert selectors[0] != selectors[1]
-    known = {variable_name(field) for field in WorkerConfig.__dataclass_fields__}
     for name, role in (("worker", "prefill"), ("decode", "decode")):
         (container,) = pod_of(found[name])["containers"]
         environ = {entry["name"]: entry.get("value") for entry in container["env"]}
-        assert environ.keys() - known == {"POD_IP"}
+        assert environ.keys() - settings_of(WorkerConfig) == {"POD_IP"}
         assert environ["HEADRACE_ROLE"] == role
         # What a value refers to has to stand before it.
         names = list(environ)
         assert names.index("POD_IP") < names.index("HEADRACE_KV_ADDRESS")
-        host, port = environ["HEADRACE_KV_ADDRESS"].split(":")
-        assert (host, int(port)) == (
-            "$(POD_IP)",
-            next(p["containerPort"] for p in container["ports"] if p["name"] == "kv"),
-        )
+        (port,) = (port["containerPort"] for port in container["ports"] if port["name"] == "kv")
+        assert environ["HEADRACE_KV_ADDRESS"] == f"$(POD_IP):{port}"
         assert "nvidia.com/gpu" in container["resources"]["limits"]
         assert found[name]["spec"]["template"]["metadata"]["labels"] == found[name]["spec"]["selector"]["matchLabels"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.mutation.mutant import EquivalentMutant, SeriousMutant, equivalent_mutants, serious_mutants
+from ops.mutation.mutant import SeriousMutant, equivalent_mutants, serious_mutants
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -15,15 +15,11 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_equivalent_mutants_are_of_lines_that_are_there() -> None:
     entries = equivalent_mutants()
     for entry in entries:
-        entry.check(ROOT)
+        source = ROOT / entry.path
+        lines = " ".join(map(str.strip, source.read_text().splitlines())) if source.exists() else ""
+        assert entry.before in lines, f"equivalent.toml: {entry.path} has no line {entry.before!r}; mend the entry"
         assert entry.why
     assert len(set(entries)) == len(entries)
-
-
-def test_equivalent_mutant_of_a_line_that_is_gone_is_refused() -> None:
-    entry = EquivalentMutant("gateway/config.py", "def no_such_function() -> None:", "", "It is gone.")
-    with pytest.raises(ValueError, match=r"gateway/config\.py has no line 'def no_such_function"):
-        entry.check(ROOT)
 
 
 def test_serious_mutants_are_valid_changes_and_name_tests_that_are_there() -> None:

@@ -13,7 +13,7 @@ import pytest
 from nats.aio.client import Client
 
 from ops.cli.tenant import account_block
-from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
+from ops.stack.servers import NATS_CONFIG, NATS_ROLES, nats_password_variable
 from shared.nats_connection import Role, connect
 from tests.servers import NatsServer
 

@@ -10,7 +10,7 @@ import pytest
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError
 
-from ops.stack.commands import NATS_ROLES
+from ops.stack.servers import NATS_ROLES
 from shared.calls import call_process
 from shared.errors import DependencyError
 from shared.nats_connection import connect, inbox_prefix

@@ -17,7 +17,7 @@ from nats.errors import NoRespondersError
 from nats.js.errors import APIError, NotFoundError
 
 from ops.cli.tenant import account_block
-from ops.stack.commands import NATS_CONFIG
+from ops.stack.servers import NATS_CONFIG
 from shared.batch_streams import batch_stream
 from shared.streams import INTERACTIVE_STREAM, RESULTS_STREAM, StreamLimits, ensure_streams
 from tests.ops.cli.command import headrace

@@ -26,39 +26,37 @@ KINDS = ("normal", "outliers", "tiny", "all positive", "zero groups")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_symmetric", [True, False])
-def test_rounding_errs_by_half_a_level_at_most_inside_the_grid(kind: str, is_symmetric: bool) -> None:
+def test_rounding_errs_by_half_a_level_at_most_inside_the_grid(kind: str) -> None:
     weight = weights(kind)
 
-    matrix = round_to_nearest(weight, 4, 32, is_symmetric=is_symmetric)
+    matrix = round_to_nearest(weight, 4, 32)
 
     scales = matrix.grid.scales.repeat_interleave(32, 1)
-    # A symmetric grid ends half a level before its largest weight, an asymmetric one may shift by half a level, and the
-    # scale is off by half a step of float16, which the outermost level multiplies by 8.
-    limit = scales * (0.51 if is_symmetric else 1.05) + 8 * 2**-25
+    # The grid ends half a level before its largest weight, and the scale is off by half a step of float16, which the
+    # outermost level multiplies by 8.
+    limit = scales * 0.51 + 8 * 2**-25
     assert ((matrix.dequantize() - weight).abs() <= limit).all()
     assert matrix.values.max() <= 15
 
 
-@pytest.mark.parametrize("is_symmetric", [True, False])
-def test_zero_groups_stay_zero(is_symmetric: bool) -> None:
-    matrix = round_to_nearest(weights("zero groups"), 4, 32, is_symmetric=is_symmetric)
+def test_zero_groups_stay_zero() -> None:
+    matrix = round_to_nearest(weights("zero groups"), 4, 32)
 
     assert not matrix.dequantize()[:, 32:64].any()
 
 
 def test_scales_are_exactly_what_a_checkpoint_can_store() -> None:
     for kind in KINDS:
-        scales = fit_grid(weights(kind), 4, 32, is_symmetric=False).scales
+        scales = fit_grid(weights(kind), 4, 32).scales
         assert torch.equal(scales, scales.half().float())
         assert (scales > 0).all()
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 5), st.integers(1, 3), st.sampled_from([4, 8]), st.booleans(), st.integers(0, 2**31))
-def test_levels_of_the_grid_are_kept(rows: int, groups: int, bits: int, is_symmetric: bool, seed: int) -> None:
+@given(st.integers(1, 5), st.integers(1, 3), st.sampled_from([4, 8]), st.integers(0, 2**31))
+def test_levels_of_the_grid_are_kept(rows: int, groups: int, bits: int, seed: int) -> None:
     torch.manual_seed(seed)
-    grid = fit_grid(torch.randn(rows, groups * 32), bits, 32, is_symmetric=is_symmetric)
+    grid = fit_grid(torch.randn(rows, groups * 32), bits, 32)
     values = torch.randint(0, 2**bits, (rows, groups * 32), dtype=torch.uint8)
 
     assert torch.equal(grid.round(grid.level(values)), values)
@@ -87,6 +85,6 @@ def test_int8_rows_err_by_half_a_level_at_most() -> None:
 
 def test_split_parts_are_the_rows_of_the_whole() -> None:
     weight = weights("normal")
-    for whole in (round_to_nearest(weight, 4, 32, is_symmetric=False), int8_rows(weight)):
+    for whole in (round_to_nearest(weight, 4, 32), int8_rows(weight)):
         parts = [part.dequantize() for part in whole.split([5, 3, 4])]
         assert torch.equal(torch.cat(parts), whole.dequantize())

@@ -100,13 +100,11 @@ def test_head_is_read_alike_by_transformers(method: str, untied_model: Path, tmp
     assert_layers_are_read_alike(tmp_path / "out", has_head=True)
     dense = load_file(untied_model / "model.safetensors")["lm_head.weight"]
     assert tensors_of(tmp_path / "out")["lm_head.weight"].itemsize == 1
-    with torch.inference_mode():
-        oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-        oracle(torch.tensor([[1, 2, 3]]))
+    oracle = dequantized(tmp_path / "out")
     assert float((oracle.lm_head.weight.data - dense).norm() / dense.norm()) < 0.03
 
 
-@pytest.mark.parametrize("method", ["int8", "fp8", "rtn-int4", "gptq"])
+@pytest.mark.parametrize("method", METHODS)
 def test_head_of_a_tied_vocabulary_is_a_rounded_copy(method: str, model: Path, tmp_path: Path) -> None:
     job = job_for(model, tmp_path / "plain", method)
     list(quantize(job))
@@ -134,18 +132,21 @@ def test_rounded_copy_of_a_tied_vocabulary_is_read_alike_by_transformers(
 ) -> None:
     list(quantize(replace(job_for(model, tmp_path / "out", method), lm_head=True)))
 
-    with torch.inference_mode():
-        oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-        oracle(torch.tensor([[1, 2, 3]]))
+    oracle = dequantized(tmp_path / "out")
     head, embedding = oracle.lm_head.weight.data, oracle.model.embed_tokens.weight.data
     assert head.data_ptr() != embedding.data_ptr()
     assert 0 < float((head - embedding).norm() / embedding.norm()) < 0.03
 
 
-def assert_layers_are_read_alike(directory: Path, *, has_head: bool) -> None:
+def dequantized(directory: Path) -> Any:
     oracle = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
         oracle(torch.tensor([[1, 2, 3]]))  # it dequantizes its weights when they are first used
+    return oracle
+
+
+def assert_layers_are_read_alike(directory: Path, *, has_head: bool) -> None:
+    oracle = dequantized(directory)
     config = read_model_config(directory)
     assert config.quantization is not None
     with Checkpoint(directory, torch.float32, CPU) as checkpoint:
@@ -276,16 +277,7 @@ def test_command_that_is_interrupted_says_what_it_left(
 
 
 def test_device_that_is_not_there_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    arguments = [
-        "--method",
-        "int8",
-        "--model",
-        str(DEMO_MODEL),
-        "--out",
-        str(tmp_path / "out"),
-        "--device",
-        "cuda:99",
-    ]
+    arguments = ["--method", "int8", "--model", str(DEMO_MODEL), "--out", str(tmp_path / "out")]
     with pytest.raises(ConfigError, match="--device: is 'cuda:99'; this machine has: cpu"):
         command.main([*arguments, "--device", "cuda:99"], standalone_mode=False)
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpu_worker.core.scheduler_config import SchedulerConfig
-from ops.simulation.scenario import Outcome, Scenario, simulate
+from ops.simulation.outcome import Outcome
+from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.step_time import LinearTimes, StepTimes
 from ops.simulation.workload import Arrival, Synthetic
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from ops.simulation.outcome import Outcome
 from ops.simulation.report import figures
-from ops.simulation.scenario import Outcome
 from ops.simulation.step_time import HostTimes, LinearTimes, Spread, StepTimes
 from ops.simulation.workload import Arrival, Synthetic
 from tests.ops.simulation.fleets import CONFIG, PLAIN, STEP_S, served

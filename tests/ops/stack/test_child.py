@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ class Watched:
         spec = ChildSpec("worker", "sample", (sys.executable, "-c", code), dict(os.environ), stop_timeout_s)
         self.child = Child(spec, directory, Console(self.output), started=self._started, ended=self._ended)
 
+    async def run_until(self, condition: Callable[[], object]) -> None:
+        """Run the child until something is so, and stop it."""
+        self.child.start()
+        await until(condition, 30)
+        await self.child.stop()
+
     def _started(self, child: Child) -> None:
         assert child.pid is not None
         self.pids.append(child.pid)
@@ -40,9 +47,7 @@ class Watched:
 
 async def test_stopped_child_ends_by_sigterm_and_is_not_started_again(tmp_path: Path) -> None:
     watched = Watched(tmp_path, SLEEP)
-    watched.child.start()
-    await until(lambda: watched.pids, 30)
-    await watched.child.stop()
+    await watched.run_until(lambda: watched.pids)
     assert not is_alive(watched.pids[0])
     assert (len(watched.pids), watched.exits, watched.child.pid) == (1, [], None)
 
@@ -51,9 +56,7 @@ async def test_crashed_child_is_started_again_and_the_reason_shown(tmp_path: Pat
     code = f"import os, sys\nif os.path.exists({str(tmp_path / 'second')!r}):\n {SLEEP}\n"
     code += f"open({str(tmp_path / 'second')!r}, 'w')\nprint('the disk is on fire', file=sys.stderr)\nsys.exit(7)"
     watched = Watched(tmp_path, code)
-    watched.child.start()
-    await until(lambda: len(watched.pids) == 2, 30)
-    await watched.child.stop()
+    await watched.run_until(lambda: len(watched.pids) == 2)
     assert watched.exits == [Exit(7, ("the disk is on fire",))]
     assert "exited with code 7; starting it again in 0.1 s" in watched.output.getvalue()
     assert "| the disk is on fire" in watched.output.getvalue()
@@ -61,9 +64,7 @@ async def test_crashed_child_is_started_again_and_the_reason_shown(tmp_path: Pat
 
 async def test_worker_that_was_drained_is_started_again_without_its_log(tmp_path: Path) -> None:
     watched = Watched(tmp_path, "print('all is done')")
-    watched.child.start()
-    await until(lambda: len(watched.pids) == 2, 30)
-    await watched.child.stop()
+    await watched.run_until(lambda: len(watched.pids) == 2)
     assert "was drained; starting it again in 0.1 s" in watched.output.getvalue()
     assert "all is done" not in watched.output.getvalue()
 
@@ -81,9 +82,7 @@ async def test_killed_child_is_started_again_with_a_new_pid(tmp_path: Path) -> N
 
 async def test_pauses_between_crashes_grow(tmp_path: Path) -> None:
     watched = Watched(tmp_path, "raise SystemExit(1)")
-    watched.child.start()
-    await until(lambda: len(watched.exits) >= 4, 30)
-    await watched.child.stop()
+    await watched.run_until(lambda: len(watched.exits) >= 4)
     pauses = [line.split()[-2] for line in watched.output.getvalue().splitlines() if "again in" in line]
     assert pauses[:3] == ["0.1", "0.2", "0.4"]
 
@@ -102,9 +101,7 @@ async def test_child_that_ignores_sigterm_is_killed_with_its_group(tmp_path: Pat
 
 async def test_child_stopped_between_two_lives_stays_stopped(tmp_path: Path) -> None:
     watched = Watched(tmp_path, "raise SystemExit(1)")
-    watched.child.start()
-    await until(lambda: len(watched.exits) == 3, 30)
-    await watched.child.stop()
+    await watched.run_until(lambda: len(watched.exits) == 3)
     await asyncio.sleep(0.5)
     assert len(watched.exits) == 3
 
@@ -112,9 +109,7 @@ async def test_child_stopped_between_two_lives_stays_stopped(tmp_path: Path) -> 
 async def test_warnings_reach_the_console_and_everything_the_log(tmp_path: Path) -> None:
     code = "print('t INFO x fine'); print('t WARNING x odd'); print('x' * 200_000, flush=True);" + SLEEP
     watched = Watched(tmp_path, code)
-    watched.child.start()
-    await until(lambda: watched.log.exists() and watched.log.stat().st_size > 200_000, 30)
-    await watched.child.stop()
+    await watched.run_until(lambda: watched.log.exists() and watched.log.stat().st_size > 200_000)
     assert "t WARNING x odd" in watched.output.getvalue()
     assert "fine" not in watched.output.getvalue()
     assert watched.log.read_text().startswith("t INFO x fine\nt WARNING x odd\nxxx")
@@ -163,9 +158,7 @@ asyncio.run(main())
 
 async def test_child_is_kept_running_where_its_log_cannot_be_written(tmp_path: Path) -> None:
     watched = Watched(tmp_path / "gone", "import sys; print('here'); sys.exit(7)")
-    watched.child.start()
-    await until(lambda: len(watched.exits) == 2, 30)
-    await watched.child.stop()
+    await watched.run_until(lambda: len(watched.exits) == 2)
     assert watched.exits == [Exit(7, ("here",))] * 2
 
 
@@ -186,12 +179,6 @@ async def test_log_goes_on_when_its_folder_is_there_again(tmp_path: Path) -> Non
 def test_full_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ops.stack.child.MAX_LOG_BYTES", 100)
     watched = Watched(tmp_path, "for _ in range(5): print('y' * 59, flush=True); import time; time.sleep(0.05)")
-
-    async def run() -> None:
-        watched.child.start()
-        await until(lambda: watched.exits, 30)
-        await watched.child.stop()
-
-    asyncio.run(run())
+    asyncio.run(watched.run_until(lambda: watched.exits))
     assert watched.log.stat().st_size <= 100
     assert (tmp_path / "sample.log.1").stat().st_size <= 100

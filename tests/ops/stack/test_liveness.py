@@ -19,11 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.stack import liveness as liveness_module
-from ops.stack.child import NATS_QUESTION, REDIS_QUESTION, Child, ChildSpec, HealthCheck, answers
+from ops.stack.child import NATS_QUESTION, REDIS_QUESTION, Child, ChildSpec, HealthCheck, answers, is_stopped
 from ops.stack.console import Console
 from ops.stack.liveness import MAX_ROUND_S, ROOM_BYTES, ROUND_S, Liveness, StorageWatch, Watch
 from ops.stack.ports import free_port
-from ops.stack.process_tree import is_stopped
 from ops.stack.roll_call import Beat, RollCall
 from tests.gateway.wire_worker import until
 from tests.integration.system import System, running_system

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -9,24 +11,28 @@ from ops.stack.probe import READY, first_generation
 from shared.errors import DependencyError
 
 
-async def _ask(status: int, told: list[str] | None = None) -> tuple[str | None, str]:
-    """Ask a server that lists a model and answers everything else with a status."""
+@asynccontextmanager
+async def _server(answer: Callable[[str, bytes], tuple[int, object]]) -> AsyncIterator[str]:
+    """Yield the URL of a server that answers a method, with its body, by a status and JSON."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        is_list = head.startswith(b"GET /v1/models ")
-        body = {"data": [{"id": "m"}]} if is_list else {"error": {"message": "no such token"}}
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(head.lower().split("content-length:")[1].split()[0])
+        status, body = answer(head.split()[0], await reader.readexactly(length))
         content = json.dumps(body).encode()
-        head = f"HTTP/1.1 {200 if is_list else status} -\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-        writer.write(head + content)
+        writer.write(f"HTTP/1.1 {status} -\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        tell = ([] if told is None else told).append
-        return await first_generation(f"http://127.0.0.1:{port}", "key", tell, set())
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def _ask(status: int, told: list[str] | None = None) -> tuple[str | None, str]:
+    """Ask a server that lists a model and answers everything else with a status."""
+    listed, refused = {"data": [{"id": "m"}]}, {"error": {"message": "no such token"}}
+    async with _server(lambda method, _: (200, listed) if method == "GET" else (status, refused)) as url:
+        return await first_generation(url, "key", ([] if told is None else told).append, set())
 
 
 def test_a_model_that_is_busy_is_asked_again() -> None:
@@ -47,21 +53,15 @@ def test_the_answer_is_what_is_waited_for_once_the_question_is_asked() -> None:
 async def test_a_model_that_has_answered_is_not_asked_again_while_others_are_waited_for() -> None:
     asked: list[str] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        status, body = 200, {"data": [{"id": "early"}, {"id": "late"}]}
-        if head.startswith("POST"):
-            length = int(head.lower().split("content-length:")[1].split()[0])
-            asked.append(json.loads(await reader.readexactly(length))["model"])
-            status, body = (503, {}) if asked == ["early", "late"] else (200, {})
-        content = json.dumps(body).encode()
-        writer.write(f"HTTP/1.1 {status} -\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
-        await writer.drain()
-        writer.close()
+    answered: set[str] = set()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        url, answered = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", set[str]()
+    def answer(method: str, body: bytes) -> tuple[int, object]:
+        if method == "GET":
+            return 200, {"data": [{"id": "early"}, {"id": "late"}]}
+        asked.append(json.loads(body)["model"])
+        return (503, {}) if asked == ["early", "late"] else (200, {})
+
+    async with _server(answer) as url:
         first = await first_generation(url, "key", lambda _: None, answered)
         assert (first[0], answered) == (None, {"early"})
         assert await first_generation(url, "key", lambda _: None, answered) == ("early", READY)

@@ -128,7 +128,7 @@ async def test_system_is_ready_only_when_the_last_worker_has_joined(
     running = supervise(dataclasses.replace(plan, workers=(shell("worker", "exec sleep 60"),)), state)
     running._start_children(running._plan.workers)
     await until(lambda: running._children[0].pid, 30)
-    first = asyncio.create_task(running._first_generation())
+    first = asyncio.create_task(running._ask_until_answered())
     await asyncio.sleep(0.2)
     assert not first.done()
     running._roll_call.workers.update(running._pids("worker"))

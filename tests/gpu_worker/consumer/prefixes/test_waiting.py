@@ -20,9 +20,8 @@ from gpu_worker.consumer.request_reader import cache_salt
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.load_generator.agents import AgentConversation, AgentLoad, AgentTurn
 from ops.simulation.fleet import VirtualFleet
-from ops.simulation.job import Job
-from ops.simulation.outcome import percentile
-from ops.simulation.step_time import StepTimes, growing_times
+from ops.simulation.outcome import Job, percentile
+from ops.simulation.step_time import LinearTimes, StepTimes
 from ops.simulation.worker import VirtualWorker
 from shared.adapter_calls import pack_residents
 from shared.messages import Request
@@ -31,7 +30,15 @@ from shared.sampling import Sampling
 
 LOAD = AgentLoad(median_turns=6, system_tokens=1000, answered_tokens=10, tool_pause_s=0.3, person_pause_s=1.0)
 STEP_MS, GROWTH = 6.0, 0.02
-TIMES = StepTimes(growing_times(STEP_MS, GROWTH))
+
+
+def growing_times(growth: float) -> StepTimes:
+    """Return steps to which every further token adds the share `growth`."""
+    fixed_s = STEP_MS / 1000
+    return StepTimes(LinearTimes(fixed_s * (1 - growth), fixed_s * growth, fixed_s * growth))
+
+
+TIMES = growing_times(GROWTH)
 # Of a step that is as full as it may be.
 PREFILL_RATE = 512 / (STEP_MS / 1e3 * (1 + GROWTH * 511))
 
@@ -62,13 +69,13 @@ class AgentRun:
         """Hold all conversations, each begun `gap_s` seconds after the one before."""
         for number, agent in enumerate(self._agents):
             self._go_on(agent, len(agent.conversation.turns), number * gap_s)
-        self.fleet.run(lambda: not self._num_busy)
+        self.fleet.clock.run(lambda: not self._num_busy)
 
     def one_by_one(self, left_out: int = 0) -> None:
         """Hold one conversation after another, all but the last turns, as many as are `left_out`."""
         for agent in self._agents:
             self._go_on(agent, len(agent.conversation.turns) - left_out, 0.0)
-            self.fleet.run(lambda: not self._num_busy)
+            self.fleet.clock.run(lambda: not self._num_busy)
 
     def ttft_ms(self, percent: int) -> float:
         """Return a percentile of the times to first token."""
@@ -83,7 +90,7 @@ class AgentRun:
     def _go_on(self, agent: _Agent, end: int, delay_s: float) -> None:
         if agent.place < end:
             self._num_busy += 1
-            self.fleet.call_later(delay_s, lambda: self._ask(agent, end))
+            self.fleet.clock.call_later(delay_s, lambda: self._ask(agent, end))
 
     def _ask(self, agent: _Agent, end: int) -> None:
         turn = agent.conversation.turns[agent.place]
@@ -128,7 +135,7 @@ def watch(watched: VirtualFleet, check: Callable[[], None]) -> None:
 
     def again() -> None:
         check()
-        watched.call_later(0.05, again)
+        watched.clock.call_later(0.05, again)
 
     again()
 
@@ -138,7 +145,7 @@ def watch(watched: VirtualFleet, check: Callable[[], None]) -> None:
 def test_turns_find_their_prefix_as_in_one_worker_with_all_memory(budget: int) -> None:
     conversations = LOAD.conversations(1, 12)
     pull, wait = (AgentRun(fleet(is_affine=each, budget=budget), conversations) for each in (False, True))
-    one = VirtualFleet(1, config(3 * 600, 12, budget), StepTimes(growing_times(STEP_MS, GROWTH / 3)), is_affine=False)
+    one = VirtualFleet(1, config(3 * 600, 12, budget), growing_times(GROWTH / 3), is_affine=False)
     alone = AgentRun(one, conversations)
     for run in (pull, wait, alone):
         run.together(0.5)
@@ -250,8 +257,8 @@ def test_worker_that_announces_falsely_delays_others_no_longer_than_the_prefix_w
 def test_requests_of_a_worker_that_dies_or_drains_are_served_by_others() -> None:
     served = fleet(4)
     run = AgentRun(served, LOAD.conversations(4, 12))
-    served.call_later(2.0, served.workers[0].die)
-    served.call_later(3.0, served.workers[1].drain)
+    served.clock.call_later(2.0, served.workers[0].die)
+    served.clock.call_later(3.0, served.workers[1].drain)
     run.together(0.2)
     assert all(is_done for _, is_done in answers(run))
     assert run.hit_rate() > 0.5
@@ -285,7 +292,7 @@ def test_request_waits_only_if_it_is_new_and_its_deadline_allows(changes: dict[s
     served = fleet(2)
     run = AgentRun(served, LOAD.conversations(7, 1))
     run.together(0.0)
-    served.run(lambda: False, until=served.now + 2.0)
+    served.clock.run(lambda: False, until=served.now + 2.0)
     last = run.jobs[-1]
     (holder,) = set(last.workers)
     (puller,) = (worker for worker in served.workers if worker.name != holder)
@@ -334,7 +341,7 @@ def begin_at(served: VirtualFleet, puller: VirtualWorker, request: Request) -> l
     message = QueuedMessage("s", b"", "$JS.ACK.a.b.1.9.1.0.0", 9, 1, 0, stored_at=started)
     if not puller.waiting.take(message, request, prefix_chain(request, cache_salt(request))):
         begun.append((puller.name, 0.0))
-    served.run(lambda: bool(begun), until=started + 2.0)
+    served.clock.run(lambda: bool(begun), until=started + 2.0)
     return begun
 
 
@@ -378,8 +385,8 @@ def serve(served: VirtualFleet, *jobs: Job) -> VirtualWorker:
     """Serve requests one by one, until all workers know of it; return the worker of the last one."""
     for job in jobs:
         served.submit(job)
-        served.run(lambda job=job: job.is_done)  # type: ignore[misc]
-        served.run(lambda: False, until=served.now + 2.0)
+        served.clock.run(lambda job=job: job.is_done)  # type: ignore[misc]
+        served.clock.run(lambda: False, until=served.now + 2.0)
     return next(worker for worker in served.workers if worker.name in jobs[-1].workers)
 
 

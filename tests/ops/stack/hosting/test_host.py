@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from nats.errors import ConnectionClosedError
 
+from ops.stack.config import HostSettings
 from ops.stack.console import Console
 from ops.stack.hosting import host as host_module
-from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.host import Host
 from ops.stack.plan import NatsAccess
 from shared.errors import DependencyError

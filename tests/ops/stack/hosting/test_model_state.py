@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from ops.stack.hosting.config import HostSettings
+from ops.stack.config import HostSettings
 from ops.stack.hosting.model_state import MAX_FAILURES, RETRY_FAILED_S, UNKNOWN_ROOM_S, KnownModel, is_ahead, told_of
 from ops.stack.hosting.reconcile import Activity, SeenWorker
 from ops.stack.hosting.wishes import Wish

@@ -233,12 +233,9 @@ class Life:
         self.random = random.Random(self.seed)
         for number in range(self.random.randint(1, 5)):
             name = f"m{number}"
-            self.wanted[name] = Wanted(
-                name,
-                on_demand=number > 0 or self.random.random() < 0.5,
-                idle_s=self.random.choice([2.0, 20.0]),
-                need_bytes=self.random.randint(1, 5),
-            )
+            on_demand = number > 0 or self.random.random() < 0.5
+            idle_s, need_bytes = self.random.choice([2.0, 20.0]), self.random.randint(1, 5)
+            self.wanted[name] = Wanted(name, on_demand=on_demand, idle_s=idle_s, need_bytes=need_bytes)
             self.activities[name] = Activity()
             self.waiting[name] = 0
 
@@ -257,14 +254,7 @@ class Life:
         for name, activity in self.activities.items():
             own = [each for each in self.workers.values() if each.model == name]
             activity.note(self.waiting[name], 0, own, self.now)
-        found = decide(
-            self.wanted,
-            list(self.workers.values()),
-            self.activities,
-            budget_bytes=BUDGET,
-            min_awake_s=MIN_AWAKE_S,
-            now=self.now,
-        )
+        found = decide(self.wanted, list(self.workers.values()), self.activities, BUDGET, MIN_AWAKE_S, self.now)
         self._check_stops(found)
         for id_ in found.stops:
             self._set(id_, phase="stopping")

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ops.stack.config import DEMO_MODEL
-from ops.stack.hosting.config import HostSettings
+from ops.stack.config import DEMO_MODEL, HostSettings
 from ops.stack.hosting.wishes import OrderError, Wish, Wishes
 from shared.config import resolve
 from shared.errors import ConfigError
