@@ -33,11 +33,7 @@ from gpu_worker.execution.memory.probe import (
     smaller_step,
 )
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.execution.runner_config import (
-    RunnerConfig,
-    choose_num_threads,
-    num_usable_cores,
-)
+from gpu_worker.execution.runner_config import RunnerConfig, choose_num_threads, num_usable_cores
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.ranks import ALONE, Ranks
@@ -202,11 +198,7 @@ def _prepare_host(plan: BuildPlan, ranks: Ranks) -> None:
 
 
 def _build_host_runner(
-    plan: BuildPlan,
-    start_up: StartUp,
-    constraints: ConstraintSource | None,
-    ranks: Ranks,
-    images: SharedImages | None,
+    plan: BuildPlan, start_up: StartUp, constraints: ConstraintSource | None, ranks: Ranks, images: SharedImages | None
 ) -> TorchModelRunner:
     demand = plan.demand
     _prepare_host(plan, ranks)

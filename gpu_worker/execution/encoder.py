@@ -34,12 +34,7 @@ class ImageEncoder:
     """Not thread safe: the runner's thread calls it."""
 
     def __init__(
-        self,
-        tower: VisionTower,
-        images: SharedImages,
-        image_token: int,
-        rotary_axes: Values[int],
-        device: torch.device,
+        self, tower: VisionTower, images: SharedImages, image_token: int, rotary_axes: Values[int], device: torch.device
     ) -> None:
         self._tower = tower
         self._images = images

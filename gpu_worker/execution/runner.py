@@ -30,14 +30,7 @@ from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, g
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.key_turns import KeyTurns
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.step_table import (
-    DeviceStep,
-    Frame,
-    StagedStep,
-    copy_states,
-    lay_out,
-    step_context,
-)
+from gpu_worker.execution.batch.step_table import DeviceStep, Frame, StagedStep, copy_states, lay_out, step_context
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts

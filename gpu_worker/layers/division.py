@@ -361,7 +361,4 @@ def _(weights: Mamba2Weights, division: Division) -> Mapping[str, Any]:
 @_own.register
 def _(weights: ShortConvWeights, division: Division) -> Mapping[str, Any]:
     bias: torch.Tensor | None = weights.bias
-    return {
-        "conv": division.part(weights.conv, 1),
-        "bias": None if bias is None else division.part(bias),
-    }
+    return {"conv": division.part(weights.conv, 1), "bias": None if bias is None else division.part(bias)}

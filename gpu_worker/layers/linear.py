@@ -214,11 +214,7 @@ class LayerParts:
 
     @classmethod
     def made_by(
-        cls,
-        linears: LinearFactory,
-        rotations: Rotations,
-        ranks: Ranks = ALONE,
-        adapters: AdapterTargets | None = None,
+        cls, linears: LinearFactory, rotations: Rotations, ranks: Ranks = ALONE, adapters: AdapterTargets | None = None
     ) -> LayerParts:
         """Make the fastest forms of matrices and experts, by `linears`."""
 

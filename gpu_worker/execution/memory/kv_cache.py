@@ -13,14 +13,7 @@ from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.models.config import ModelConfig
-from kernels.layer_cache import (
-    EVERY_TOKEN,
-    CachedTokens,
-    CacheShape,
-    LayerCache,
-    StackedCaches,
-    allocate_caches,
-)
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens, CacheShape, LayerCache, StackedCaches, allocate_caches
 from shared.errors import ConfigError
 
 _NOTHING = CacheShape(1, 0, 0)

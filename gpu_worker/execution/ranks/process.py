@@ -75,10 +75,7 @@ class LocalProcess(RankProcess):
     def __init__(self, start: Start, hear: Hear) -> None:
         """Start it. What it says goes to `hear`, on a thread of its own; None is its end."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MEMBER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(start.board_fd,),
+            [sys.executable, "-m", _MEMBER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(start.board_fd,)
         )
         super().__init__(start.rank, self._process.pid, f"rank {start.rank} (process {self._process.pid})")
         self._hear = hear

@@ -37,10 +37,7 @@ class FileIndex:
     """
 
     def __init__(
-        self,
-        tokens_of: Callable[[str], int],
-        retained_bytes: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, tokens_of: Callable[[str], int], retained_bytes: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Index nothing yet.
 

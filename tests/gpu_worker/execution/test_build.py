@@ -192,16 +192,8 @@ def test_set_size_within_the_device_is_taken_whatever_the_share(model: Path) -> 
             "HEADRACE_MAX_NUM_BATCHED_TOKENS: .* in the largest step: .* lower HEADRACE_MAX_NUM_BATCHED_TOKENS to 16, "
             "or lower HEADRACE_MAX_NUM_SEQS to 2",
         ),
-        (
-            "TorchModelRunner.warm_up",
-            {"max_num_seqs": 32},
-            r"To make it fit, lower HEADRACE_MAX_NUM_SEQS to 16$",
-        ),
-        (
-            "allocate_groups",
-            {},
-            "HEADRACE_MAX_NUM_BATCHED_TOKENS: the device ran out of memory in the largest step",
-        ),
+        ("TorchModelRunner.warm_up", {"max_num_seqs": 32}, r"To make it fit, lower HEADRACE_MAX_NUM_SEQS to 16$"),
+        ("allocate_groups", {}, "HEADRACE_MAX_NUM_BATCHED_TOKENS: the device ran out of memory in the largest step"),
     ],
 )
 def test_running_out_of_memory_is_told_in_one_line(

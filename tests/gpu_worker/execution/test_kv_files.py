@@ -39,12 +39,7 @@ SALT = b"tenant"
 
 
 def serve_with(
-    store: FileStore,
-    models: Models,
-    name: str,
-    *,
-    weights: bytes = b"w" * 32,
-    host_bytes: int = 1 << 22,
+    store: FileStore, models: Models, name: str, *, weights: bytes = b"w" * 32, host_bytes: int = 1 << 22
 ) -> Served:
     runner = models.open(name)
     groups = runner.block_contents

@@ -29,9 +29,7 @@ from tests.waiting import wait_for
     ids=["full", "eight-bits", "windows", "latent", "recurrent"],
 )
 def test_a_prefix_that_was_overwritten_comes_back_and_gives_the_same_answer(
-    name: str,
-    settings: dict[str, object],
-    models: Models,
+    name: str, settings: dict[str, object], models: Models
 ) -> None:
     prompt = random_prompt(61, seed=3)
     cold = Served(models.open(name, **settings), host_bytes=None)

@@ -479,10 +479,7 @@ ROW_BYTES = 300
 
 def wrong_block(rng: random.Random, digest: bytes, content: bytes) -> bytes:
     """Return what a worker might send instead of a content."""
-    makers = (
-        replace(MAKER, weights=b"x" * 32),
-        replace(MAKER, layouts=(b"c" * 32, b"b" * 32)),
-    )
+    makers = (replace(MAKER, weights=b"x" * 32), replace(MAKER, layouts=(b"c" * 32, b"b" * 32)))
     whole = MAKER.header(0, digest, SALT, memoryview(content)) + content
     kind = rng.randrange(6)
     if kind == 0:

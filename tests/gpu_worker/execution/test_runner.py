@@ -109,11 +109,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("traffic", TRAFFIC)
 def test_greedy_tokens_equal_transformers(
-    model: CausalLM,
-    prompts: list[list[int]],
-    greedy_tokens: dict[str, list[int]],
-    traffic: str,
-    form: str,
+    model: CausalLM, prompts: list[list[int]], greedy_tokens: dict[str, list[int]], traffic: str, form: str
 ) -> None:
     runner = make_device_runner(model, **FORMS[form])
     outcome = run(runner, greedy(prompts), **TRAFFIC[traffic])

@@ -23,14 +23,7 @@ from gpu_worker.layers.cache_layout import CacheLayout
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner
-from tests.gpu_worker.execution.engine_run import (
-    BLOCK,
-    MAX_LEN,
-    VOCAB,
-    make_sequence,
-    random_prompt,
-    run,
-)
+from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, VOCAB, make_sequence, random_prompt, run
 
 EVERYTHING = Sampling(
     temperature=0.8,

@@ -25,15 +25,7 @@ from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import Embedding
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
-from kernels.linear.forms import (
-    INT4,
-    INT8,
-    DenseWeight,
-    GroupQuantizedWeight,
-    ScaledWeight,
-    WeightForm,
-    concatenate,
-)
+from kernels.linear.forms import INT4, INT8, DenseWeight, GroupQuantizedWeight, ScaledWeight, WeightForm, concatenate
 from kernels.rope_kv_write import HeadNormWeights
 from tests.kernels.layer_caches import EIGHT_BITS, poisoned_cache
 from tests.kernels.poisoned_memory import poisoned_memory

@@ -130,10 +130,7 @@ MIXERS = [
     (Mamba2Shape(SSD, 4), Mamba2Shape(SsdSizes(2, 8, 1, 8), 4), halved_mamba2),
     (ShortConvShape(16, 3, True), ShortConvShape(8, 3, True), halved_conv),
 ]
-BLOCKS = [
-    GatedShape(24, has_bias=True, gate_scale=0.7, down_scale=1.3),
-    PlainShape(24, Activation.GELU, has_bias=True),
-]
+BLOCKS = [GatedShape(24, has_bias=True, gate_scale=0.7, down_scale=1.3), PlainShape(24, Activation.GELU, has_bias=True)]
 
 
 def source() -> LayerSource:

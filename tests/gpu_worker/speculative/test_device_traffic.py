@@ -30,11 +30,7 @@ from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.models.pairs import Pair
 from tests.gpu_worker.models.variants import SIZES
-from tests.gpu_worker.speculative.draft_files import (
-    eagle_config,
-    eagle_tensors,
-    save_draft,
-)
+from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
 
 _READS = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "cpu", "nonzero", "equal"}
 """Functions that hand numbers of a tensor to Python, or whose result has a size that depends on them."""

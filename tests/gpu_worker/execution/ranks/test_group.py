@@ -63,11 +63,7 @@ def assert_same(found: Outcome, expected: Outcome, tolerance: float = 1e-4) -> N
 
 
 def check(
-    directory: Path,
-    size: int,
-    proposer: Proposer | None = None,
-    budget: BlockBudget | None = None,
-    **settings: Any,
+    directory: Path, size: int, proposer: Proposer | None = None, budget: BlockBudget | None = None, **settings: Any
 ) -> None:
     """Answer the same sequences alone and as a group: with room, with preemptions, and with drafts.
 
