@@ -31,7 +31,11 @@ class MissingImageError(HeadraceError):
 
 
 class ImageEncoder:
-    """Not thread safe: the runner's thread calls it."""
+    """Not thread safe: the runner's thread calls it.
+
+    Attributes:
+        has_axes: Positions have several axes.
+    """
 
     def __init__(
         self, tower: VisionTower, images: SharedImages, image_token: int, rotary_axes: Values[int], device: torch.device
@@ -40,14 +44,10 @@ class ImageEncoder:
         self._images = images
         self._image_token = image_token
         self._rotary_axes = torch.tensor(rotary_axes, dtype=torch.int64, device=device) if rotary_axes else None
+        self.has_axes = bool(rotary_axes)
         self._device = device
         self._begun: dict[bytes, Encoding] = {}
         self._encoded: dict[bytes, EncodedImage] = {}
-
-    @property
-    def has_axes(self) -> bool:
-        """Whether positions have several axes."""
-        return self._rotary_axes is not None
 
     def clear(self) -> None:
         """Forget all images."""

@@ -12,7 +12,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import LayerMemory, matrix_memory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.stored_matrix import whole
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
@@ -48,7 +48,7 @@ class GatedDeltaShape:
     def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
         """Declare the projections to queries, keys, values and gates, and from the heads back."""
         return {
-            "output": LinearShape(("linear_attn.out_proj",), (hidden_size,), self._num_values, Partition.ROW),
+            "output": to_stream("linear_attn.out_proj", hidden_size, self._num_values),
             "inputs": self._inputs(hidden_size),
             "gates": self._gates(hidden_size),
         }

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch
 
 from gpu_worker.layers.block_traits import BlockTraits
-from gpu_worker.layers.linear import LinearShape, Projection
+from gpu_worker.layers.linear import LinearShape, Projection, feature_factors
 from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.stored_matrix import MatrixSource, PartSource, StoredMatrix, StoredPiece
 from gpu_worker.quantization.quantization_method import QuantizationMethod, TensorSource
@@ -166,18 +166,6 @@ class Projections:
 
         pieces = tuple(piece(name, count) for name, count in zip(names, rows, strict=True))
         return cast("WeightForm", StoredMatrix(pieces, order, factors))
-
-
-def feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:
-    """Return a factor for each feature, of parts of these widths; None where all are one.
-
-    Shapes:
-        result: `[sum(widths)]` float32
-    """
-    if all(scale == 1 for _, scale in scales):
-        return None
-    widths, factors = zip(*scales, strict=True)
-    return torch.tensor(factors).repeat_interleave(torch.tensor(widths))
 
 
 @dataclass(frozen=True, slots=True)

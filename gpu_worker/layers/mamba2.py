@@ -13,7 +13,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import LayerMemory, matrix_memory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.ranks import VectorNorm
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
@@ -70,13 +70,12 @@ class Mamba2Shape:
                 scales=tuple(zip(widths, self.input_scales, strict=True)),
                 parts=widths,
             ),
-            "output": LinearShape(
-                ("mamba.out_proj",),
-                (hidden_size,),
+            "output": to_stream(
+                "mamba.out_proj",
+                hidden_size,
                 sizes.inner_size,
-                Partition.ROW,
                 has_bias=self.has_output_bias,
-                scales=((hidden_size, self.output_scale),),
+                scale=self.output_scale,
             ),
         }
 

@@ -12,7 +12,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.experts import ExpertSizes, MixtureNames, experts_module, take_experts
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.mlp import GatedMLP, PlainMLP
 from kernels.activation import Activation, times_sigmoid
 from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, GatedActivation
@@ -87,14 +87,8 @@ class MixtureShape:
                 has_bias=self.has_shared_biases,
                 parts=(inner,) * count,
             )
-            found["shared.down"] = LinearShape(
-                (down,),
-                (hidden_size,),
-                inner,
-                Partition.ROW,
-                has_bias=self.has_shared_biases,
-                scales=((hidden_size, self.shared_scale),),
-            )
+            has_biases, scale = self.has_shared_biases, self.shared_scale
+            found["shared.down"] = to_stream(down, hidden_size, inner, has_bias=has_biases, scale=scale)
         if self.shared_size and self.has_shared_gate:
             found["shared.gate"] = LinearShape((own.shared_gate,), (1,), hidden_size, whole, is_rounded=False)
         if self.latent_size:

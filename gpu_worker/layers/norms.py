@@ -66,10 +66,6 @@ class RMSNorm:
         """
         return rms_norm(x, self.weight, self.eps, residual)
 
-    def rounded(self, x: torch.Tensor, residual: torch.Tensor | None, rounding: InputRounding) -> Rows:
-        """Do the same, with or without a residual, and round the result."""
-        return rms_norm_rounded(x, self.weight, self.eps, residual, rounding)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerNorm:
@@ -103,7 +99,7 @@ def normalised(
     if norm is None:
         return x if residual is None else residual.add_(x)
     if rounding is not None and isinstance(norm, RMSNorm):
-        return norm.rounded(x, residual, rounding)
+        return rms_norm_rounded(x, norm.weight, norm.eps, residual, rounding)
     return norm(x) if residual is None else norm.add(x, residual)
 
 

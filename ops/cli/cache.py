@@ -139,7 +139,7 @@ def _open(config: CacheConfig) -> FileStore:
     if "://" not in place and not Path(place).is_dir():
         raise ConfigError("HEADRACE_KV_DISK_PATH", f"{place} is not a directory")
     require("worker", "numpy")
-    from gpu_worker.execution.tiers.bucket import open_store
+    from gpu_worker.execution.tiers.file_store import open_store
 
     return open_store(place)
 

@@ -80,7 +80,7 @@ class _Part:
         return self.begin + self.memory.shape[0] * self.memory.shape[2]
 
 
-class HostBlockBytes:
+class _HostBlockBytes:
     """Blocks in the memory of a CPU."""
 
     def __init__(self, tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str) -> None:
@@ -98,7 +98,6 @@ class HostBlockBytes:
         return memory.reshape(count, self.row_bytes)
 
     def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
-        """Copy blocks to rows."""
         for memory, part in self._parts:
             num_layers, _, num_bytes = memory.shape
             for block, place in zip(blocks, places, strict=True):
@@ -110,13 +109,12 @@ class HostBlockBytes:
         return None
 
     def write(self, block: int, row: Bytes, mark: object) -> None:
-        """Copy a row to a block."""
         for memory, part in self._parts:
             num_layers, _, num_bytes = memory.shape
             np.copyto(memory[:, block], row[part].reshape(num_layers, num_bytes))
 
 
-class DeviceBlockBytes:
+class _DeviceBlockBytes:
     """Blocks in the memory of a GPU."""
 
     def __init__(
@@ -210,8 +208,8 @@ def state_bytes(states: StatePool, device: torch.device) -> BlockBytes:
 
 def _of(tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str, device: torch.device) -> BlockBytes:
     if device.type == "cpu":
-        return HostBlockBytes(tensors, num_blocks, layout)
-    return DeviceBlockBytes(tensors, num_blocks, layout, device)
+        return _HostBlockBytes(tensors, num_blocks, layout)
+    return _DeviceBlockBytes(tensors, num_blocks, layout, device)
 
 
 def _parts(tensors: Values[tuple[torch.Tensor, int]], num_blocks: int) -> tuple[list[_Part], int]:

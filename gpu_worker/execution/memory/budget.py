@@ -79,7 +79,14 @@ class MemoryUse:
     @property
     def total(self) -> int:
         """Everything but the KV cache."""
-        return self.weights + self.rows + self.activations + self.graphs + self.other + self.proposer
+        return sum(self.named.values())
+
+    @property
+    def named(self) -> dict[str, int]:
+        """All of it, by what it is called; of the proposer only where there is one."""
+        sizes = {"weights": self.weights, "activations": self.activations, "rows of the batch": self.rows}
+        sizes |= {"graphs": self.graphs, "other": self.other}
+        return sizes | {"proposer": self.proposer} if self.proposer else sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +171,10 @@ class MemoryBudget:
 
     def lines(self, demand: CacheDemand, num_blocks: int) -> list[str]:
         """Return a table of where the memory goes, one line an item, the sum first."""
-        kv = demand.num_bytes(num_blocks)
-        rows = [
-            ("this process", self.use.total + kv),
-            ("weights", self.use.weights),
-            ("KV cache", kv),
-            ("activations", self.use.activations),
-            ("rows of the batch", self.use.rows),
-            ("graphs", self.use.graphs),
-            ("other", self.use.other),
-            *([("proposer", self.use.proposer)] if self.use.proposer else []),
-            ("used before", self.used_before),
-            ("left free", self.device_bytes - self.used_before - self.use.total - kv),
-        ]
+        kv, (weights, *others) = demand.num_bytes(num_blocks), self.use.named.items()
+        left = self.device_bytes - self.used_before - self.use.total - kv
+        rows = [("this process", self.use.total + kv), weights, ("KV cache", kv), *others]
+        rows += [("used before", self.used_before), ("left free", left)]
         return [f"{name:<18} {shown_bytes(size):>9} {size / self.device_bytes:>6.1%}" for name, size in rows]
 
     def summary(self, demand: CacheDemand, num_blocks: int) -> str:
@@ -190,12 +188,7 @@ class MemoryBudget:
         )
 
     def _parts(self) -> str:
-        use = self.use
-        sizes = {"weights": use.weights, "activations": use.activations, "rows of the batch": use.rows}
-        sizes |= {"graphs": use.graphs, "other": use.other}
-        if use.proposer:
-            sizes["proposer"] = use.proposer
-        return ", ".join(f"{name} {shown_bytes(size)}" for name, size in sizes.items())
+        return ", ".join(f"{name} {shown_bytes(size)}" for name, size in self.use.named.items())
 
     def _shortage(self, demand: CacheDemand) -> str:
         remedies = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import groupby
 
 import torch
@@ -80,7 +80,7 @@ def allocate_groups(
     layers, groups = [nothing] * len(layout.layers), []
     for group, count in zip(layout.groups, num_blocks, strict=True):
         stacks = []
-        by_shape = sorted(group.layers, key=lambda layer: _sort_key(layout.shape_of(layer)))
+        by_shape = sorted(group.layers, key=lambda layer: astuple(layout.shape_of(layer)))
         for shape, alike in groupby(by_shape, key=layout.shape_of):
             members = list(alike)
             stacks.append(allocate_caches(len(members), count, room, shape, dtype, device))
@@ -91,10 +91,6 @@ def allocate_groups(
         if isinstance(memory, ReadsLayer):
             layers[layer] = layers[memory.layer]
     return KVCache(layers, tuple(groups), layout, block_size, device, tokens)
-
-
-def _sort_key(shape: CacheShape) -> tuple[int, int, int, bool]:
-    return (shape.num_kv_heads, shape.key_dim, shape.value_dim, shape.is_latent)
 
 
 def bytes_per_block(block_size: int, model: ModelConfig, dtype: torch.dtype) -> int:

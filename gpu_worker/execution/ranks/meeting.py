@@ -25,7 +25,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import OneStage, Ranks
 from kernels.collectives import Exchange
 from kernels.cpu_library import cpu_library
-from kernels.layer_cache import EVERY_TOKEN, CachedTokens
+from kernels.layer_cache import CachedTokens
 
 # Reading the weights of a large model may take so long; death and standstill are noticed by others, and sooner.
 _TIMEOUT = timedelta(minutes=60)
@@ -52,17 +52,13 @@ class GroupRanks(Ranks, Protocol):
         """Leave the group until `join` is called again."""
 
 
-def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
+def group_ranks(number: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
     """Return a rank that has not met the others yet."""
-    size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
-    redundant, context_size = config.moved_experts, config.decode_context_parallel_size
-    tokens = CachedTokens(rank % context_size, context_size)
     if not is_shared:
-        device, num_stages = torch.device(device_of(config, rank)), config.pipeline_parallel_size
-        return ProcessGroupRanks(rank, size, device, has_whole_experts, num_stages, interface, redundant, tokens)
+        return ProcessGroupRanks(number, config, interface)
     library = cpu_library()
     assert library is not None, "rank 0 has the kernels, and so have all others of its host"
-    return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts, redundant, tokens)
+    return SharedMemoryRanks(number, config, board.exchange(number, library))
 
 
 def device_of(config: RunnerConfig, rank: int) -> str:
@@ -70,23 +66,24 @@ def device_of(config: RunnerConfig, rank: int) -> str:
     return f"cuda:{rank % config.ranks_per_host}" if config.device.startswith("cuda") else config.device
 
 
-class SharedMemoryRanks(OneStage):
+class _ConfiguredRank:
+    """Which part of the model a rank has, by the settings."""
+
+    def __init__(self, number: int, config: RunnerConfig) -> None:
+        self.number = number
+        self.size, self.num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+        self.stage, self.rank = divmod(number, self.size)
+        self.has_whole_experts = config.enable_expert_parallel
+        self.num_redundant_experts = config.moved_experts
+        context_size = config.decode_context_parallel_size
+        self.tokens = CachedTokens(number % context_size, context_size)
+
+
+class SharedMemoryRanks(_ConfiguredRank, OneStage):
     """This process among those that share memory."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        exchange: Exchange,
-        has_whole_experts: bool = False,
-        num_redundant_experts: int | None = None,
-        tokens: CachedTokens = EVERY_TOKEN,
-    ) -> None:
-        self.tokens = tokens
-        self.rank = self.number = rank
-        self.size = size
-        self.has_whole_experts = has_whole_experts
-        self.num_redundant_experts = num_redundant_experts
+    def __init__(self, number: int, config: RunnerConfig, exchange: Exchange) -> None:
+        super().__init__(number, config)
         self.exchange = exchange
 
     def join(self, store: str) -> None:
@@ -120,32 +117,16 @@ class SharedMemoryRanks(OneStage):
         return int(self.gather(torch.tensor([[number]])).min())
 
 
-class ProcessGroupRanks:
+class ProcessGroupRanks(_ConfiguredRank):
     """This process among those of the group; there is one group a process."""
 
-    def __init__(
-        self,
-        number: int,
-        size: int,
-        device: torch.device,
-        has_whole_experts: bool = False,
-        num_stages: int = 1,
-        interface: str = "",
-        num_redundant_experts: int | None = None,
-        tokens: CachedTokens = EVERY_TOKEN,
-    ) -> None:
-        self.tokens = tokens
-        self.stage, self.rank = divmod(number, size)
-        self.num_stages = num_stages
-        self.size = size
-        self.number = number
+    def __init__(self, number: int, config: RunnerConfig, interface: str = "") -> None:
+        super().__init__(number, config)
         self._group: dist.ProcessGroup | None = None
         self._context: dist.ProcessGroup | None = None
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
-        self.has_whole_experts = has_whole_experts
-        self.num_redundant_experts = num_redundant_experts
         self.exchange = None
-        self._device = device
+        self._device = torch.device(device_of(config, number))
         # Ranks on one host talk only to one another.
         self._interface = interface or _LOOPBACK
         self._sockets: list[tuple[int, int]] = []

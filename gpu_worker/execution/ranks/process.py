@@ -9,23 +9,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from gpu_worker.execution.ranks.board import make_board
+from gpu_worker.execution.ranks.board import Life, make_board
 from gpu_worker.execution.ranks.messages import REPLIES, Failure, Reply, Start, encode, receive
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.registry import read_model_config
 from kernels.collectives import SLOT_BYTES
 
 _MEMBER = "gpu_worker.execution.ranks.member"
-
-
-class Life(NamedTuple):
-    """What a rank shows of its life: how often it has, which step it computed last, how often its weights were read."""
-
-    ticks: int
-    step: int
-    loads: int
 
 
 class RankProcess(ABC):
@@ -69,7 +61,7 @@ class RankProcess(ABC):
 Hear = Callable[[RankProcess, Reply | None], None]
 
 
-class LocalProcess(RankProcess):
+class _LocalProcess(RankProcess):
     """The process of a rank on this host."""
 
     def __init__(self, start: Start, hear: Hear) -> None:
@@ -85,7 +77,6 @@ class LocalProcess(RankProcess):
 
     @property
     def is_starved(self) -> bool:
-        """Do what `RankProcess` promises."""
         try:
             tasks = Path(f"/proc/{self.pid}/task").glob("*/stat")
             states = [path.read_text().rpartition(")")[2].split()[0] for path in tasks]
@@ -94,19 +85,16 @@ class LocalProcess(RankProcess):
         return "R" in states
 
     def tell(self, message: bytes) -> None:
-        """Do what `RankProcess` promises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(message)
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """Do what `RankProcess` promises."""
         if self._process.poll() is None:
             self._process.kill()
 
     def close(self, timeout_s: float) -> None:
-        """Do what `RankProcess` promises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -164,13 +152,13 @@ class LocalHost:
         # Ranks put the streams of a step down in float32.
         stream_bytes = 4 * read_model_config(config.model).hidden_size * config.max_num_batched_tokens
         self.board = make_board(config.num_ranks, max(SLOT_BYTES, -(-stream_bytes // 64) * 64))
-        self.processes: dict[int, LocalProcess] = {}
+        self.processes: dict[int, _LocalProcess] = {}
         self._config = config
         self._settings = (is_shared, interface, log_level, log_format)
 
     def start(self, rank: int, hear: Hear) -> RankProcess:
         """Do what `Host` promises."""
-        self.processes[rank] = process = LocalProcess(Start(rank, self._config, self.board.fd, *self._settings), hear)
+        self.processes[rank] = process = _LocalProcess(Start(rank, self._config, self.board.fd, *self._settings), hear)
         return process
 
     def tell(self, message: bytes) -> None:
@@ -180,7 +168,7 @@ class LocalHost:
 
     def life(self, rank: int) -> Life:
         """Do what `Host` promises."""
-        return Life(self.board.ticks(rank), self.board.step(rank), self.board.loads(rank))
+        return self.board.life(rank)
 
     def end(self) -> None:
         """Do what `Host` promises."""

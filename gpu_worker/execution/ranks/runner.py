@@ -19,8 +19,7 @@ from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.meeting import device_of
 from gpu_worker.execution.ranks.messages import PackAdapter, PlaceAdapter, encode
 from gpu_worker.execution.ranks.rebalancing import Rebalancing
-from gpu_worker.execution.ranks.replies import RankLostError
-from gpu_worker.execution.ranks.tasks import RankProblemError
+from gpu_worker.execution.ranks.replies import RankLostError, RankProblemError
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
@@ -106,7 +105,7 @@ class GroupRunner:
     def landed(self, step: int) -> None:
         """Take note that a step was computed."""
         self._num_in_vain = 0
-        self.group.note_step(step)
+        self.group.board.note_step(0, step)
 
     def prepare_adapter(self, adapter: PackedAdapter) -> None:
         """Have the other ranks pack an adapter beside steps, in the thread that read it.
@@ -220,5 +219,5 @@ def build_group_runner(
     """
     with group.building():
         own = build_runner(replace(config, device=device_of(config, 0)), start_up, None, constraints, group.ranks)
-    group.note_load()
+    group.board.note_load(0)
     return GroupRunner(own, group, config.eplb_step_interval)

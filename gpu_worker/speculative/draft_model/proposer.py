@@ -33,16 +33,13 @@ class DraftRunner(Protocol):
     @property
     def block_size(self) -> int:
         """Tokens of a block."""
-        ...
 
     @property
     def num_blocks(self) -> int:
         """Blocks of its cache."""
-        ...
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Compute the plan's tokens and sample where it says so."""
-        ...
 
 
 class _Shadow:

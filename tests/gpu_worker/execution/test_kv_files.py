@@ -22,11 +22,16 @@ import pytest
 
 from gpu_worker.execution.memory.block_bytes import Bytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
-from gpu_worker.execution.tiers.bucket import BucketStore
-from gpu_worker.execution.tiers.directory import ABANDONED_S, DirectoryStore
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.file_index import FileIndex
-from gpu_worker.execution.tiers.file_store import FileStore, Folder, StoredFile
+from gpu_worker.execution.tiers.file_store import (
+    ABANDONED_S,
+    BucketStore,
+    DirectoryStore,
+    FileStore,
+    Folder,
+    StoredFile,
+)
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import BLOCK, Models, Served, sequence
@@ -392,7 +397,7 @@ def test_what_a_process_was_writing_when_it_was_killed_is_never_seen(tmp_path: P
     program = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from gpu_worker.execution.tiers.directory import DirectoryStore
+        from gpu_worker.execution.tiers.file_store import DirectoryStore
         store = DirectoryStore(Path({str(tmp_path)!r}))
         store.write("m/0/ab/before.kv", [b"1" * 100])
         original = {point}

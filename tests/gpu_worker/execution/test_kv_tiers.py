@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.execution.tiers.block_tiers import BlockTiers
+from gpu_worker.execution.tiers.block_tiers import BlockLoad, BlockTiers
 from gpu_worker.execution.tiers.host_tier import HostTier
-from gpu_worker.execution.tiers.loading import BlockLoad
 from shared.cache_hints import CacheHints
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
@@ -91,7 +92,7 @@ def test_a_request_that_is_aborted_while_it_waits_for_its_prefix_leaves_nothing_
     loads, tiers = [], served.tiers
     assert tiers is not None
     run = tiers._load
-    tiers._loader.add = loads.append  # type: ignore[method-assign]
+    tiers._loads = SimpleNamespace(put=loads.append)  # type: ignore[assignment]
     served.engine.add(sequence("again", prompt))
     served.engine.step()
     assert served.engine.stats.waiting == 1
@@ -110,7 +111,7 @@ def test_a_load_that_hangs_costs_a_second_and_no_answer(served: Served) -> None:
     (expected,) = served.serve(sequence("first", prompt))
     served.fill()
     assert served.tiers is not None
-    served.tiers._loader.add = lambda load: None  # type: ignore[method-assign]
+    served.tiers._loads = SimpleNamespace(put=lambda load: None)  # type: ignore[assignment]
     again = sequence("again", prompt)
     assert served.serve(again) == [expected]
     assert again.num_cached_tokens == 0

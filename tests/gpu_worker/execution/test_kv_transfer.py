@@ -22,16 +22,18 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire, shared_memory
 from gpu_worker.execution.tiers.block_server import BlockServer, split_address
-from gpu_worker.execution.tiers.channels import _PLACE, Receiver, SharedReceiver
+from gpu_worker.execution.tiers.block_tiers import BlockLoad
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.leases import GIVE_WAY_S, Lease, Leases
-from gpu_worker.execution.tiers.loading import BlockLoad
 from gpu_worker.execution.tiers.peer_tier import PeerTier
 from gpu_worker.execution.tiers.peer_wire import (
+    _PLACE,
     ITEM,
     MAX_REQUEST_BYTES,
     Kind,
     Opening,
+    Receiver,
+    SharedReceiver,
     receive_frame,
     send_file,
     send_frame,

@@ -228,7 +228,7 @@ def test_padding_leaves_the_cache_alone(model: CausalLM) -> None:
     for is_graphed in (True, False):
         runner = make_device_runner(model, is_graphed=is_graphed)
         run(runner, [make_sequence(str(n), random_prompt(n, n), Sampling(temperature=0.0)) for n in (3, 9, 14, 2, 30)])
-        caches.append([tensor.cpu() for layer in runner._cache.layers for tensor in layer.tensors])
+        caches.append([tensor.cpu() for layer in runner.cache.layers for tensor in layer.tensors])
     for graphed, eager in zip(*caches, strict=True):
         torch.testing.assert_close(graphed, eager, equal_nan=True, rtol=1e-4, atol=1e-4)
         assert graphed.isnan().any()
@@ -282,5 +282,5 @@ def test_host_arrays_may_change_once_a_step_is_submitted(model: CausalLM) -> Non
     other = running("a", 9, Sampling(temperature=0.0), 0)
     step = again.submit(Plans()((other, 0, 9)))
     other.token_ids[:] = [0] * 9
-    again._rows.tables[:] = 77
+    again._rows.whole.host[:] = 77
     assert tokens_of(step) == expected

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -16,10 +17,10 @@ from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.ranks import process as process_module
-from gpu_worker.execution.ranks.adapters import ReceivedAdapter, encoded_pieces
-from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece
+from gpu_worker.execution.ranks.beside import BesideSteps, encoded_pieces
+from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece, Done, PackAdapter, PlaceAdapter
+from gpu_worker.execution.ranks.replies import RankProblemError
 from gpu_worker.execution.ranks.runner import GroupRunner
-from gpu_worker.execution.ranks.tasks import RankProblemError
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.division import Division, divided_layer
 from gpu_worker.layers.ranks import Ranks
@@ -62,13 +63,15 @@ def _scores(directory: Path, adapter: Mapping[str, LowRank], ranks: Ranks | None
     if ranks is not None:
         layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
         model.config = replace(model.config, layers=layers)
-    assert model.adapters is not None
-    received = ReceivedAdapter(model.adapters)
+    done: SimpleQueue[Done] = SimpleQueue()
+    beside = BesideSteps(model, done.put)
     for piece in encoded_pieces(adapter):
         command = COMMANDS.decode(piece[4:])
         assert isinstance(command, AdapterPiece)
-        received.add(command)
-    model.adapters.place(SLOT, received.pack(), max(low_rank.rank for low_rank in adapter.values()))
+        beside.do(command)
+    for task in (PackAdapter(1, max(low_rank.rank for low_rank in adapter.values())), PlaceAdapter(1, SLOT)):
+        beside.do(task)
+        assert done.get(timeout=60) == Done(1, None)
     run = AdaptedRun(model, [TOKENS, TOKENS])
     run.slots = {0: SLOT}
     steps = [run.step(step) for step in ({0: 13, 1: 9}, {0: 14, 1: 18}, *[{0: 1, 1: 1}] * 3)]

@@ -11,8 +11,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
-from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
-from gpu_worker.speculative.hidden_vectors.weights import EntryStep
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer, EntryStep
 from gpu_worker.speculative.registry import recipe_of_weights
 from kernels.layer_cache import LayerCache
 from tests.gpu_worker.models.pairs import Pair

@@ -19,8 +19,8 @@ from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.loader import load_model
+from gpu_worker.speculative.hidden_vectors.layer import EntryStep
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
-from gpu_worker.speculative.hidden_vectors.weights import EntryStep
 from gpu_worker.speculative.mtp.head import load_head
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import with_room_for_proposer
