@@ -16,23 +16,9 @@ from gpu_worker.core.media import SharedImages
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.build_plan import BuildPlan, make_plan
 from gpu_worker.execution.encoder import ImageEncoder
+from gpu_worker.execution.memory import host, probe
 from gpu_worker.execution.memory.budget import MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
-from gpu_worker.execution.memory.host import (
-    ask_for_huge_pages,
-    check_host_cache_fits,
-    check_host_states_fit,
-    check_host_weights_fit,
-    host_num_blocks,
-)
 from gpu_worker.execution.memory.kv_cache import allocate_groups
-from gpu_worker.execution.memory.probe import (
-    DeviceMemory,
-    MemoryProbe,
-    reporting_out_of_memory,
-    smaller_model,
-    smaller_share,
-    smaller_step,
-)
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig, choose_num_threads, num_usable_cores
 from gpu_worker.execution.start_up import Stage, StartUp
@@ -49,7 +35,7 @@ logger = logging.getLogger(__name__)
 def build_runner(
     config: RunnerConfig,
     start_up: StartUp | None = None,
-    memory: DeviceMemory | None = None,
+    memory: probe.DeviceMemory | None = None,
     constraints: ConstraintSource | None = None,
     ranks: Ranks = ALONE,
     images: SharedImages | None = None,
@@ -70,7 +56,7 @@ def build_runner(
     """
     build = _Build(make_plan(config, ranks.stage), ranks, start_up or StartUp(), constraints, images)
     if memory is None and build.plan.device.type == "cuda":
-        memory = DeviceMemory(build.plan.device)
+        memory = probe.DeviceMemory(build.plan.device)
     return build.on_host() if memory is None else build.on_device(memory)
 
 
@@ -183,25 +169,25 @@ class _Build:
             runner.warm_up()
         return runner
 
-    def on_device(self, memory: DeviceMemory) -> TorchModelRunner:
+    def on_device(self, memory: probe.DeviceMemory) -> TorchModelRunner:
         plan, config, demand = self.plan, self.plan.config, self.plan.demand
-        probe = MemoryProbe(memory)
-        check_weights_fit(plan.weights_bytes, plan.dtype_name, _budget(plan, probe, MemoryUse()))
-        remedy = smaller_model(plan.weights_bytes, plan.dtype_name)
-        with reporting_out_of_memory("HEADRACE_MODEL", "while the weights were loaded", memory, remedy):
+        before = probe.MemoryProbe(memory)
+        check_weights_fit(plan.weights_bytes, plan.dtype_name, _budget(plan, before, MemoryUse()))
+        remedy = probe.smaller_model(plan.weights_bytes, plan.dtype_name)
+        with probe.reporting_out_of_memory("HEADRACE_MODEL", "while the weights were loaded", memory, remedy):
             model, encoder = self.load(), self.load_encoder()
         least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
-        variable, remedy = "HEADRACE_MAX_NUM_BATCHED_TOKENS", smaller_step(config)
+        variable, remedy = "HEADRACE_MAX_NUM_BATCHED_TOKENS", probe.smaller_step(config)
         with (
-            reporting_out_of_memory(variable, "in the largest step", memory, remedy),
+            probe.reporting_out_of_memory(variable, "in the largest step", memory, remedy),
             self.start_up.stage(Stage.PROFILE) as progress,
         ):
-            use = probe.measure(lambda: self.runner(model, least, encoder, True), demand.num_bytes(least), progress)
+            use = before.measure(lambda: self.runner(model, least, encoder, True), demand.num_bytes(least), progress)
         use = dataclasses.replace(use, proposer=config.proposer_bytes + plan.media_bytes)
-        num_blocks = self.ranks.least(_device_num_blocks(plan, _budget(plan, probe, use)))
-        variable, remedy = "HEADRACE_GPU_MEMORY_UTILIZATION", smaller_share(config)
+        num_blocks = self.ranks.least(_device_num_blocks(plan, _budget(plan, before, use)))
+        variable, remedy = "HEADRACE_GPU_MEMORY_UTILIZATION", probe.smaller_share(config)
         with (
-            reporting_out_of_memory(variable, "for the KV cache and the graphs", memory, remedy),
+            probe.reporting_out_of_memory(variable, "for the KV cache and the graphs", memory, remedy),
             self.start_up.stage(Stage.CAPTURE) as progress,
         ):
             runner = self.runner(model, num_blocks, encoder, True)
@@ -215,24 +201,24 @@ def _free_bytes(plan: BuildPlan) -> int:
 
 def _check_host(plan: BuildPlan) -> None:
     free_bytes = _free_bytes(plan)
-    check_host_weights_fit(plan.weights_bytes, plan.matrix_dtype_name, free_bytes)
-    check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_bytes - plan.weights_bytes)
+    host.check_host_weights_fit(plan.weights_bytes, plan.matrix_dtype_name, free_bytes)
+    host.check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_bytes - plan.weights_bytes)
     if plan.fixed is not None:
-        check_host_cache_fits(*plan.fixed, plan.demand, free_bytes - plan.weights_bytes)
+        host.check_host_cache_fits(*plan.fixed, plan.demand, free_bytes - plan.weights_bytes)
 
 
 def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
     if plan.fixed is not None:
         return plan.fixed[1]
     room = max(0, free_bytes - plan.config.proposer_bytes - plan.state_bytes - plan.media_bytes)
-    return host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
+    return host.host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
 
 
 def _prepare_host(config: RunnerConfig) -> None:
     num_threads = choose_num_threads(config.num_threads, config.ranks_per_host)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
-    ask_for_huge_pages()
+    host.ask_for_huge_pages()
 
 
 def _device_num_blocks(plan: BuildPlan, budget: MemoryBudget) -> int:
@@ -249,11 +235,11 @@ def _device_num_blocks(plan: BuildPlan, budget: MemoryBudget) -> int:
     return num_blocks
 
 
-def _budget(plan: BuildPlan, probe: MemoryProbe, use: MemoryUse) -> MemoryBudget:
+def _budget(plan: BuildPlan, before: probe.MemoryProbe, use: MemoryUse) -> MemoryBudget:
     config = plan.config
     return MemoryBudget(
-        probe.device_bytes,
-        probe.used_before,
+        before.device_bytes,
+        before.used_before,
         config.gpu_memory_utilization,
         config.max_num_seqs,
         config.max_num_batched_tokens,

@@ -55,11 +55,7 @@ class ImageEncoder:
         self._encoded.clear()
 
     def encode(self, plan: StepPlan) -> None:
-        """Forget and encode what a plan says.
-
-        Raises:
-            MissingImageError: Pixels are not there.
-        """
+        """Forget and encode what a plan says; `MissingImageError` if pixels are not there."""
         for digest in plan.forgotten:
             self._begun.pop(digest, None)
             self._encoded.pop(digest, None)

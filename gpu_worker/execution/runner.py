@@ -172,11 +172,7 @@ class TorchModelRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Launch a step; the plan schedules at least one sequence.
-
-        Raises:
-            StepGivenUpError: `interrupt` asked for it.
-        """
+        """Launch a step of at least one sequence; `StepGivenUpError` if `interrupt` asked for it."""
         if self.interrupt is not None:
             self.interrupt.begin(plan.step)
         if self._device.type != "cuda":
@@ -195,11 +191,7 @@ class TorchModelRunner:
             self._encoder.clear()
 
     def restart(self) -> None:
-        """Forget all sequences, and warm up and capture graphs again: of several ranks one is new.
-
-        Raises:
-            InvalidLogitsError: As `warm_up` does.
-        """
+        """Forget all sequences, and warm up, which may fail, and capture graphs again: of several ranks one is new."""
         self.clear()
         self._unlanded.clear()
         self._graphs = None

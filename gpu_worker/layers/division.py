@@ -62,11 +62,7 @@ class Division:
         return Division(self.rank // self.context_size, self.size // self.context_size)
 
     def count(self, num: int, what: str) -> int:
-        """Return how many of these heads or features a rank has.
-
-        Raises:
-            IndivisibleError: They cannot be divided.
-        """
+        """Return how many of these heads or features a rank has; `IndivisibleError` if they cannot be divided."""
         if num % self.size:
             raise IndivisibleError(f"{num} {what} cannot be divided among {self.size} ranks")
         return num // self.size
@@ -130,11 +126,7 @@ class Division:
         return replace(head, weight=rows_of(head.weight, rows), bias=bias)
 
     def expert_share(self, num_experts: int, inner_size: int, num_projections: int) -> ExpertShare:
-        """Return which experts a rank has, or which features of each.
-
-        Raises:
-            IndivisibleError: They cannot be divided.
-        """
+        """Return which experts a rank has, or which features of each; `IndivisibleError` if they cannot be divided."""
         if not self.has_whole_experts:
             self.count(inner_size, "features of an expert")
             rows, every = self.features((inner_size,) * num_projections), range(num_experts)
@@ -164,11 +156,7 @@ class Division:
 
 
 def divided_layer(layer: LayerTraits, division: Division) -> LayerTraits:
-    """Return a layer as one rank has it: what it keeps of a sequence follows from its shape.
-
-    Raises:
-        IndivisibleError: It cannot be divided so.
-    """
+    """Return a layer as one rank has it, and so what it keeps; `IndivisibleError` if it cannot be divided so."""
     if layer.feed_forward is not None:
         divided_shape(layer.feed_forward, division)
     # The inner features of feed-forward blocks stand in no shape that is asked for after the weights were taken.
@@ -183,11 +171,7 @@ def divided_weights(weights: LayerWeights, division: Division) -> LayerWeights:
 
 @singledispatch
 def divided_shape(shape: Any, division: Division) -> Any:
-    """Return a shape with a rank's heads.
-
-    Raises:
-        IndivisibleError: It cannot be divided so.
-    """
+    """Return a shape with a rank's heads; `IndivisibleError` if it cannot be divided so."""
     raise IndivisibleError(f"layers of kind {type(shape).__name__.removesuffix('Shape')} cannot be divided")
 
 

@@ -192,15 +192,10 @@ class LatentAttention:
     def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the latent vectors of `x` into the cache, and attend from `x` to the cache."""
         query, latent = self._project(x, context)
-        if self._is_expanded(context):
-            values = self._attend_expanded(query, latent, positions, context)
-        else:
-            values = self._attend_latent(query, latent, positions, context)
-        return self._output(values.flatten(1), context)
-
-    def _is_expanded(self, context: AttentionContext) -> bool:
         sizes = len(context.block_tables), context.max_query_len, context.max_context_len
-        return self._expansion is not None and is_expansion_less(*self._expansion, *sizes)
+        is_expanded = self._expansion is not None and is_expansion_less(*self._expansion, *sizes)
+        attend = self._attend_expanded if is_expanded else self._attend_latent
+        return self._output(attend(query, latent, positions, context).flatten(1), context)
 
     def _project(self, x: Rows, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the plain queries, and behind them the row that is kept of each token."""

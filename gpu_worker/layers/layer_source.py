@@ -66,11 +66,7 @@ class QuantizedLayers:
         return concatenate(parts)
 
     def drop_empty_biases(self, names: Sequence[str]) -> None:
-        """Take biases that the model does not have: some tools write zeros for them.
-
-        Raises:
-            Exception: What the source's `error` makes: one is not zero.
-        """
+        """Take biases that the model does not have: zeros, which some tools write, or raise the source's `error`."""
         for name in (f"{name}.bias" for name in names):
             if self.source.has(name) and self.source.take_raw(name).any():
                 raise self.source.error(name, "is not zero, but config.json has no place for it")

@@ -154,11 +154,7 @@ class _ShownPart:
         return self._source.take_part(name, index, self._box(name, self._source.shape(name)[1:]), is_raw=True)
 
     def check(self, form: WeightForm) -> None:
-        """Check that groups are as wide as scales seemed to be for.
-
-        Raises:
-            _WholeNeededError: They are not.
-        """
+        """Raise `_WholeNeededError` unless groups are as wide as scales seemed to be for."""
         if isinstance(form, forms.GroupQuantizedWeight) and len(self._features[1]) < self._piece.shape[1]:
             for width in self._num_columns_of_a_scale:
                 if width != form.group_size or width >= form.shape[1]:

@@ -7,14 +7,13 @@ not move. One more row, the spare one, belongs to padding: its block table is ne
 from __future__ import annotations
 
 from collections.abc import Sequence as Values
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gpu_worker.core.plan import StepPlan, Written
-from gpu_worker.execution.batch.transfers import DTYPES, Int32s, Int64s, StagedArray, Upload
+from gpu_worker.execution.batch.transfers import DTYPES, Int32s, Int64s, Upload
 from gpu_worker.layers.adapters import AdapterTargets
 from kernels.low_rank import AdapterRows
 
@@ -162,8 +161,4 @@ class RowTable:
             self._host[rows] = array
             return
         index, staged = upload.add(np.array(rows, dtype=np.int64)), upload.add(array)
-        upload.on_arrival(partial(_copy, self.values, index, staged))
-
-
-def _copy(values: torch.Tensor, index: StagedArray, staged: StagedArray) -> None:
-    values.index_copy_(0, index.tensor, staged.tensor)
+        upload.on_arrival(lambda: self.values.index_copy_(0, index.tensor, staged.tensor))

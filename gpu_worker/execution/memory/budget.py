@@ -121,22 +121,14 @@ class MemoryBudget:
         return max(0, self.limit - self.use.total)
 
     def num_blocks(self, demand: CacheDemand) -> int:
-        """Return how many blocks fit.
-
-        Raises:
-            ConfigError: Not even one sequence fits; the message says what would.
-        """
+        """Return how many blocks fit; `ConfigError`, which says what would, if not even one sequence does."""
         num_blocks = demand.num_blocks(self.kv_bytes)
         if num_blocks < demand.blocks_per_sequence:
             raise ConfigError("HEADRACE_GPU_MEMORY_UTILIZATION", self._shortage(demand))
         return num_blocks
 
     def check_fixed(self, variable: str, num_blocks: int, demand: CacheDemand) -> None:
-        """Check that a cache of a set size fits the device; the share does not bound it.
-
-        Raises:
-            ConfigError: It does not.
-        """
+        """Check that a cache of a set size fits the device, whatever the share; `ConfigError` if it does not."""
         left = max(0, self.room - self.use.total)
         if demand.num_bytes(num_blocks) > left:
             fitting = demand.num_blocks(left)
@@ -210,11 +202,7 @@ class MemoryBudget:
 
 
 def check_weights_fit(num_bytes: int, dtype: str, budget: MemoryBudget) -> None:
-    """Check, before they are loaded, that a model's weights fit.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Check, before they are loaded, that a model's weights fit; `ConfigError` if they do not."""
     if num_bytes <= budget.limit:
         return
     needs = f"the weights need {shown_bytes(num_bytes)} in {dtype}"

@@ -71,11 +71,7 @@ class RankGroup:
         exits_when_stuck: bool = False,
         remote: Remote | None = None,
     ) -> None:
-        """Start the other ranks, and wait until all have met.
-
-        Raises:
-            ConfigError: A rank does not come, or is not what this one is.
-        """
+        """Start the other ranks, and meet them; `ConfigError` if one does not come, or is not what this one is."""
         self.size = config.num_ranks
         self.on_lost: Callable[[], object] = lambda: None
         self.on_formed: Callable[[], object] = lambda: None
@@ -172,19 +168,11 @@ class RankGroup:
                 host.tell(message)
 
     def landed(self) -> StepResult:
-        """Wait for what the next step gave, from the rank that draws tokens where this one does not.
-
-        Raises:
-            RankLostError: The group is lost.
-        """
+        """Wait for what the rank that draws tokens says of the next step; `RankLostError` if the group is lost."""
         return wait_for_next(self._landed, self.check)
 
     def check(self) -> None:
-        """Fail if the group is lost, or ends.
-
-        Raises:
-            RankLostError: It is.
-        """
+        """Raise `RankLostError` if the group is lost, or ends."""
         if self._lost is not None or self._is_closing:
             raise RankLostError(self._lost or "the worker ends")
 

@@ -59,11 +59,7 @@ class Rebalancing:
         self._thread: threading.Thread | None = None
 
     def before_step(self) -> None:
-        """Let all ranks change to places that they are ready for, and look at the counters now and then.
-
-        Raises:
-            Exception: This rank cannot change.
-        """
+        """Let all ranks change to places that they are ready for, if they can; look at the counters now and then."""
         if self._ready is not None:
             self._change(self._ready)
         self._num_steps += 1

@@ -92,11 +92,7 @@ class RemoteHost:
         return True
 
     def start(self, rank: int, hear: Hear) -> RankProcess:
-        """Do what `Host` promises, when the host has connected.
-
-        Raises:
-            RankLostError: It does not come in time.
-        """
+        """Do what `Host` promises, when the host has connected; `RankLostError` if it does not in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._link is not None or self._is_closed, COMING_S):
                 raise RankLostError(f"host {self.node} did not connect within {COMING_S:g} s")
@@ -197,11 +193,7 @@ class Remote:
     """
 
     def __init__(self, address: str, port: int, token: str, nnodes: int) -> None:
-        """Listen at an address of this host, and at no other.
-
-        Raises:
-            OSError: It cannot be used.
-        """
+        """Listen at an address of this host, and at no other; `OSError` if it cannot be used."""
         self.hosts = {node: RemoteHost(node) for node in range(1, nnodes)}
         self.address = address
         self._store: TCPStore | None = None

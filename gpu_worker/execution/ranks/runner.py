@@ -61,11 +61,7 @@ class GroupRunner:
         group.begin()
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Do what `ModelRunner` promises.
-
-        Raises:
-            InterruptedRunnerError: The group is lost.
-        """
+        """Do what `ModelRunner` promises; `InterruptedRunnerError` if the group is lost."""
         self.check()
         self._was_told = True
         try:
@@ -79,11 +75,7 @@ class GroupRunner:
             raise self.interruption(error) from None
 
     def check(self) -> None:
-        """Fail if the group is lost.
-
-        Raises:
-            InterruptedRunnerError: It is.
-        """
+        """Raise `InterruptedRunnerError` if the group is lost."""
         if self.group.lost is not None:
             raise InterruptedRunnerError(RankLostError(self.group.lost), self._recover)
 
@@ -194,11 +186,7 @@ class _GroupStep:
     runner: GroupRunner
 
     def result(self) -> StepResult:
-        """Do what `PendingStep` promises.
-
-        Raises:
-            InterruptedRunnerError: The group is lost.
-        """
+        """Do what `PendingStep` promises; `InterruptedRunnerError` if the group is lost."""
         try:
             result = self.pending.result()
             if not is_last(self.runner.group.ranks):
@@ -212,11 +200,7 @@ class _GroupStep:
 def build_group_runner(
     config: RunnerConfig, group: RankGroup, start_up: StartUp, constraints: ConstraintSource | None = None
 ) -> GroupRunner:
-    """Build rank 0's runner while the other ranks build theirs.
-
-    Raises:
-        HeadraceError: One of them cannot.
-    """
+    """Build rank 0's runner while the other ranks build theirs; `HeadraceError` if one of them cannot."""
     with group.building():
         own = build_runner(replace(config, device=device_of(config, 0)), start_up, None, constraints, group.ranks)
     group.board.note_load(0)

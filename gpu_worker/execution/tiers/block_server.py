@@ -45,11 +45,7 @@ class BlockServer:
     """
 
     def __init__(self, address: str, leases: Leases, maker: Callable[[], Maker | None]) -> None:
-        """Listen; `maker` returns None before the weights' digest is known.
-
-        Raises:
-            ConfigError: The address cannot be used.
-        """
+        """Listen; `maker` is None before the weights' digest is known. `ConfigError` if the address cannot be used."""
         host, port = split_address(address)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -81,11 +81,7 @@ class DirectoryStore:
     refresh_s = 2.0
 
     def __init__(self, root: Path) -> None:
-        """Use a directory, which is made if it is missing.
-
-        Raises:
-            ConfigError: It cannot be written.
-        """
+        """Use a directory, which is made if it is missing; `ConfigError` if it cannot be written."""
         self.place = f"the directory {root}"
         self._root = root
         try:
@@ -178,11 +174,7 @@ class BucketStore:
     refresh_s = 15.0
 
     def __init__(self, url: str) -> None:
-        """Use `s3://bucket/prefix`.
-
-        Raises:
-            ConfigError: It is none, or the package is not installed.
-        """
+        """Use `s3://bucket/prefix`; `ConfigError` if it is none, or the package is not installed."""
         self.place = f"the bucket {url}"
         self._client, self._bucket = open_bucket(url, "HEADRACE_KV_DISK_PATH", timeout=_BUCKET_TIMEOUT)
         self._listed: dict[str, dict[str, StoredFile]] = {}

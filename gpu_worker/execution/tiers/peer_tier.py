@@ -61,11 +61,7 @@ class PeerSession:
         self._expected.extend(names)
 
     def forget(self, names: Iterable[Name]) -> None:
-        """Let go of contents that are not wanted any more, and take off the wire what was asked for.
-
-        Raises:
-            OSError: The connection is of no more use.
-        """
+        """Let go of unwanted contents, and take what was asked for off the wire; `OSError` if that is broken."""
         dropped = set(names)
         try:
             with self._lock:
@@ -82,11 +78,7 @@ class PeerSession:
             raise
 
     def get(self, name: Name) -> bytearray | None:
-        """Return a content with its header, not verified; None where the other side has none.
-
-        Raises:
-            OSError: The connection is of no more use.
-        """
+        """Return a content with its header, unverified; None if there is none, `OSError` if the wire is broken."""
         try:
             with self._lock:
                 while name not in self._received:

@@ -77,11 +77,7 @@ class PeerError(OSError):
 
 
 def send_frame(connection: socket.socket, kind: Kind, *parts: bytes | memoryview) -> None:
-    """Send a frame within the time for one.
-
-    Raises:
-        OSError: It cannot be sent.
-    """
+    """Send a frame within the time for one; `OSError` if it cannot be sent."""
     connection.settimeout(FRAME_S)
     num_bytes = 1 + sum(map(len, parts))
     if num_bytes <= _CHUNK_BYTES:
@@ -105,11 +101,7 @@ def receive_frame(connection: socket.socket, most_bytes: int, wait_s: float | No
 
 
 def send_file(connection: socket.socket, kind: Kind, file: int) -> None:
-    """Send a frame without a body that brings a file, over a Unix socket.
-
-    Raises:
-        OSError: It cannot be sent.
-    """
+    """Send a frame without a body that brings a file, over a Unix socket; `OSError` if it cannot be sent."""
     connection.settimeout(FRAME_S)
     socket.send_fds(connection, [_HEAD.pack(1, kind)], [file])
 

@@ -109,6 +109,13 @@ class Outcome:
             self.errors[name] = event.error
 
 
+def scheduler_config(runner: TorchModelRunner, max_num_seqs: int, token_budget: int, **changes: Any) -> SchedulerConfig:
+    """Return what schedules all that a runner has, but for `changes`."""
+    sizes = {"block_size": runner.block_size, "num_blocks": runner.num_blocks, "windows": runner.windows}
+    limits = {"max_num_batched_tokens": token_budget, "max_model_len": runner.max_model_len}
+    return SchedulerConfig(max_num_seqs=max_num_seqs, **{**sizes, **limits, **changes})
+
+
 def run(
     runner: TorchModelRunner,
     sequences: list[Sequence],
@@ -126,21 +133,17 @@ def run(
     """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
     constraints = SharedConstraints()
     runner._sequences = BatchSequences(constraints)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            block_size=runner.block_size,
-            num_blocks=num_blocks or runner.num_blocks,
-            windows=runner.windows if windows is None else windows,
-            max_num_seqs=min(max_num_seqs, token_budget),
-            max_num_batched_tokens=token_budget,
-            max_model_len=runner.max_model_len,
-            headroom_tokens=headroom_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-            state=state,
-        ),
-        None if policy is None else Speculation(policy),
-        constraints,
+    config = scheduler_config(
+        runner,
+        min(max_num_seqs, token_budget),
+        token_budget,
+        num_blocks=num_blocks or runner.num_blocks,
+        windows=runner.windows if windows is None else windows,
+        headroom_tokens=headroom_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        state=state,
     )
+    scheduler = Scheduler(config, None if policy is None else Speculation(policy), constraints)
     engine, outcome, coming = Engine(scheduler, runner), Outcome(), list(sequences)
     while coming or engine.has_work():
         for sequence in coming[:arrivals_per_step]:

@@ -241,12 +241,3 @@ def test_summary_has_the_parts_and_the_rate_of_loading() -> None:
     with start_up.stage(Stage.CAPTURE):
         pass
     assert start_up.summary() == "ready in 6.5 s: load 2.0 s (8.00 GB at 4.0 GB/s), profile 0.5 s, capture 2.0 s"
-
-
-def test_progress_is_passed_on_with_its_stage() -> None:
-    seen: list[tuple[Stage, int, int]] = []
-    start_up = StartUp(lambda *call: seen.append(call))
-    with start_up.stage(Stage.CAPTURE) as progress:
-        progress(1, 2)
-    assert seen == [(Stage.CAPTURE, 1, 2)]
-    assert start_up.loaded_bytes == 0

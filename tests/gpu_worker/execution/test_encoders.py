@@ -74,6 +74,16 @@ def vectors_of(model: Any, prompt: list[int], rows: Rows) -> Any:
     return hidden.sum(0) if rows == "mean" else hidden[0 if rows == "first" else -1]
 
 
+def assert_vectors(model: Any, sequences: list[Sequence]) -> None:
+    """Assert that answers are what `transformers` computes; of means they are sums."""
+    for sequence in sequences:
+        assert sequence.pooling is not None
+        rows = sequence.pooling.rows
+        count = sequence.num_prompt_tokens if rows == "mean" else 1
+        expected = vectors_of(model, sequence.token_ids, rows)
+        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("token_budget", [64, 300])
 def test_prompts_side_by_side_give_the_vectors_of_transformers(tmp_path: Path, family: str, token_budget: int) -> None:
@@ -83,11 +93,7 @@ def test_prompts_side_by_side_give_the_vectors_of_transformers(tmp_path: Path, f
     sequences += [sequence_of(f"batch{n}", prompt_of(n), plans[1], "batch") for n in LENGTHS]
     outcome = run(make_runner(tmp_path), sequences, token_budget=token_budget)
     assert outcome.num_prefix_hits == 0
-    for sequence in sequences:
-        assert sequence.pooling is not None
-        count = sequence.num_prompt_tokens if sequence.pooling.rows == "mean" else 1
-        expected = vectors_of(model, sequence.token_ids, sequence.pooling.rows)
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert_vectors(model, sequences)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -134,9 +140,7 @@ def test_steps_on_padded_buffers_give_the_same_vectors(tmp_path: Path) -> None:
     assert sum(layer.block_bytes for layer in device.cache.layers) == 0
     sequences = [sequence_of(str(n), prompt_of(n), PoolingPlan("mean", is_whole=True)) for n in LENGTHS]
     run(device, sequences, token_budget=64, max_num_seqs=16)
-    for sequence in sequences:
-        count, expected = sequence.num_prompt_tokens, vectors_of(model, sequence.token_ids, "mean")
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert_vectors(model, sequences)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

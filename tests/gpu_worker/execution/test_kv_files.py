@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,14 +205,10 @@ def inject(directory: Path, count: int) -> None:
     assert files.num_refused == num_refused > 0.99 * count
 
 
-def test_no_file_is_loaded_that_is_not_whole_and_the_one_that_is_wanted(tmp_path: Path) -> None:
-    inject(tmp_path, 300)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_none_of_10000_wrong_files_is_loaded(tmp_path: Path) -> None:
-    inject(tmp_path, 10_000)
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_no_file_is_loaded_that_is_not_whole_and_the_one_that_is_wanted(tmp_path: Path, count: int) -> None:
+    inject(tmp_path, count)
 
 
 def test_files_that_were_damaged_are_computed_again_and_answers_stay(models: Models, tmp_path: Path) -> None:
@@ -373,8 +370,6 @@ def test_what_is_not_a_file_of_the_right_length_is_neither_read_nor_waited_for(
 
 
 def test_a_file_that_grew_counts_with_its_bytes() -> None:
-    from gpu_worker.execution.tiers.file_index import FileIndex
-
     index = FileIndex(lambda kind: 16)
     index.renew("m/0/00", {"m/0/00/a.kv": StoredFile(1000, 0.0)}, time.monotonic())
     index.renew("m/0/00", {"m/0/00/a.kv": StoredFile(5000, 0.0)}, time.monotonic())
@@ -426,8 +421,6 @@ class OneRow(Rows):
         self.during: Callable[[], None] = lambda: None
 
     def pinned(self, group: int, digest: bytes) -> object:
-        from contextlib import nullcontext
-
         self.during()
         return nullcontext(np.frombuffer(content(digest), dtype=np.uint8).copy())
 
@@ -452,9 +445,7 @@ def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
     assert files.reading(0, 0).used_bytes == 10 * size
 
 
-def test_content_that_costs_more_to_compute_for_its_bytes_stays_longer(tmp_path: Path) -> None:
-    from gpu_worker.execution.tiers.file_index import FileIndex
-
+def test_content_that_costs_more_to_compute_for_its_bytes_stays_longer() -> None:
     index = FileIndex(lambda kind: {"m/0": 16, "m/1": 1024}[kind])
     for number in range(4):
         index.add(f"m/1/00/{number}.kv", 1000)

@@ -14,21 +14,11 @@ from gpu_worker.execution.tiers.host_tier import HostTier
 from shared.cache_hints import CacheHints
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import Models, PatientTiers, Served, greedy, sequence
+from tests.gpu_worker.execution.tiered_engine import OF_ALL_KINDS, Models, PatientTiers, Served, greedy, sequence
 from tests.waiting import wait_for
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("llama", {}),
-        ("llama", {"kv_cache_dtype": "int8"}),
-        ("gemma3", {"dtype": "float32"}),
-        ("deepseek-v3", {}),
-        ("qwen3_5", {}),
-    ],
-    ids=["full", "eight-bits", "windows", "latent", "recurrent"],
-)
+@OF_ALL_KINDS
 def test_a_prefix_that_was_overwritten_comes_back_and_gives_the_same_answer(
     name: str, settings: dict[str, object], models: Models
 ) -> None:

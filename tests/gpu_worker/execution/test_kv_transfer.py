@@ -43,7 +43,7 @@ from shared.errors import ConfigError
 from shared.messages import encode
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import Answer, Models, PatientTiers, Served, sequence
+from tests.gpu_worker.execution.tiered_engine import OF_ALL_KINDS, Answer, Models, PatientTiers, Served, sequence
 from tests.waiting import wait_for
 
 WEIGHTS = b"w" * 32
@@ -136,17 +136,7 @@ def alone(models: Models, name: str = "llama", sampling: Sampling = GREEDY, **se
 
 
 @pytest.mark.parametrize(("sampling", "is_near"), [(GREEDY, False), (SEEDED, True)], ids=["stream", "shared"])
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("llama", {}),
-        ("llama", {"kv_cache_dtype": "int8"}),
-        ("gemma3", {"dtype": "float32"}),
-        ("deepseek-v3", {}),
-        ("qwen3_5", {}),
-    ],
-    ids=["full", "eight-bits", "windows", "latent", "recurrent"],
-)
+@OF_ALL_KINDS
 def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
     name: str,
     settings: dict[str, object],
@@ -499,6 +489,13 @@ def wrong_block(rng: random.Random, digest: bytes, content: bytes) -> bytes:
     return makers[rng.randrange(2)].header(0, digest, SALT, memoryview(content)) + content
 
 
+def peers_of(*row_bytes: int) -> PeerTier:
+    """Make a tier of groups whose contents have so many bytes."""
+    peers = PeerTier(list(row_bytes), 4)
+    peers.maker = MAKER
+    return peers
+
+
 def count_loaded(count: int, *, is_near: bool) -> tuple[int, int]:
     """Ask for contents of which only wrong ones come; return how many were taken, and how many refused or failed."""
     rng = random.Random(5)
@@ -525,8 +522,7 @@ def count_loaded(count: int, *, is_near: bool) -> tuple[int, int]:
         with contextlib.suppress(OSError):
             receive_frame(connection, 64, 5)
 
-    peers, num_loaded = PeerTier([ROW_BYTES, ROW_BYTES], 4), 0
-    peers.maker = MAKER
+    peers, num_loaded = peers_of(ROW_BYTES, ROW_BYTES), 0
     with lying(act, is_near=is_near) as address:
         for number in range(count):
             assert peers.open(address, "0" * 32, str(number), 1, 4)
@@ -536,12 +532,10 @@ def count_loaded(count: int, *, is_near: bool) -> tuple[int, int]:
     return num_loaded, peers.num_refused + peers.num_failed
 
 
-NEAR_OR_FAR = pytest.mark.parametrize("is_near", [False, True], ids=["stream", "shared"])
-
-
-@NEAR_OR_FAR
-def test_nothing_wrong_is_loaded(is_near: bool) -> None:
-    assert count_loaded(300, is_near=is_near) == (0, 300)
+@pytest.mark.parametrize("is_near", [False, True], ids=["stream", "shared"])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_nothing_wrong_is_loaded(count: int, is_near: bool) -> None:
+    assert count_loaded(count, is_near=is_near) == (0, count)
 
 
 def test_memory_is_shared_to_be_read_and_only_with_processes_of_the_same_user(
@@ -685,8 +679,7 @@ def test_sender_of_an_earlier_version_is_asked_for_one_content_at_a_time() -> No
             _, digest = ITEM.unpack(body)
             send_frame(connection, Kind.BLOCK, MAKER.header(0, digest, SALT, memoryview(digest)) + digest)
 
-    peers = PeerTier([32], 4)
-    peers.maker = MAKER
+    peers = peers_of(32)
     with lying(act) as address:
         assert peers.open(address, "0" * 32, "r", 1, 61)
         peers.expect(names)
@@ -719,8 +712,7 @@ def test_no_longer_list_of_contents_is_read_than_the_request_can_need(
             receive_frame(connection, 64, 60)
         hangs_up.set()
 
-    peers = PeerTier([ROW_BYTES, ROW_BYTES], 4)
-    peers.maker = MAKER
+    peers = peers_of(ROW_BYTES, ROW_BYTES)
     with lying(act) as address:
         started = time.monotonic()
         # Two groups of 16 blocks.
@@ -728,12 +720,6 @@ def test_no_longer_list_of_contents_is_read_than_the_request_can_need(
         assert is_open or time.monotonic() - started < 20, "it waits for the rest"
         peers.close("r")
         assert hangs_up.wait(10)
-
-
-@pytest.mark.slow
-@NEAR_OR_FAR
-def test_none_of_10000_wrong_contents_is_loaded(is_near: bool) -> None:
-    assert count_loaded(10_000, is_near=is_near) == (0, 10_000)
 
 
 def test_a_right_content_is_loaded_from_the_same_server() -> None:
@@ -745,8 +731,7 @@ def test_a_right_content_is_loaded_from_the_same_server() -> None:
         receive_frame(connection, 64, 5)
         send_frame(connection, Kind.BLOCK, MAKER.header(0, bytes(32), SALT, memoryview(content)) + content)
 
-    peers = PeerTier([ROW_BYTES], 4)
-    peers.maker = MAKER
+    peers = peers_of(ROW_BYTES)
     with lying(act) as address:
         assert peers.open(address, "0" * 32, "r", 1, 61)
         read = peers.read(0, bytes(32), SALT)
@@ -756,8 +741,7 @@ def test_a_right_content_is_loaded_from_the_same_server() -> None:
 
 
 def test_a_worker_that_did_not_answer_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = PeerTier([ROW_BYTES], 4)
-    peers.maker = MAKER
+    peers = peers_of(ROW_BYTES)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     assert not peers.open(address, "0" * 32, "r", 1, 61)
