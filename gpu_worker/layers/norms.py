@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -32,16 +31,6 @@ class NormWeights:
     def is_plain(self) -> bool:
         """Whether it is RMS normalisation, which every kernel computes."""
         return self.bias is None and not self.is_centered
-
-
-class Norm(Protocol):
-    """A normalisation of rows."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise `x: [num_tokens, size]`."""
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add `x` to `residual` in place, and return the normalised sum."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +79,10 @@ class LayerNorm:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add `x` to `residual` in place, and return the normalised sum."""
         return self(residual.add_(x))
+
+
+Norm = RMSNorm | LayerNorm
+"""A normalisation of rows."""
 
 
 def normalised(

@@ -53,5 +53,5 @@ def replay_accepted(model: CausalLM, states: StatePool, layout: HostStep, accept
     # As contexts, more tokens than there are drafts: no sequence is new.
     staged = [upload.add(array) for array in (kept, slots, starts, lengths + np.int32(1))]
     upload.send()
-    of_drafts, *of_sequences = (array.tensor for array in staged)
-    model.replay_drafts(of_drafts, states.layers, StateRows(*of_sequences, int(lengths.max())))
+    of_drafts, own_slots, own_starts, contexts = (array.tensor for array in staged)
+    model.replay_drafts(of_drafts, states.layers, StateRows(own_slots, own_starts, contexts, int(lengths.max())))

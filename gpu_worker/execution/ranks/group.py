@@ -26,8 +26,8 @@ from gpu_worker.execution.ranks.board import Life
 from gpu_worker.execution.ranks.meeting import GroupRanks, group_ranks
 from gpu_worker.execution.ranks.member import TICK_S, identity
 from gpu_worker.execution.ranks.node import interface_of
-from gpu_worker.execution.ranks.process import Host, LocalHost, RankProcess
-from gpu_worker.execution.ranks.remote import Remote
+from gpu_worker.execution.ranks.process import LocalHost, RankProcess
+from gpu_worker.execution.ranks.remote import Remote, RemoteHost
 from gpu_worker.execution.ranks.replies import RankLostError, RankTasks, Replies, wait_for_next
 from gpu_worker.execution.ranks.watch import FREEZE_S, Watch, exit_within
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -83,7 +83,7 @@ class RankGroup:
         is_shared = is_alone and config.device == "cpu" and cpu_library() is not None
         interface = "" if remote is None else interface_of(remote.address)
         own = LocalHost(config, is_shared=is_shared, log_level=log_level, log_format=log_format, interface=interface)
-        self._hosts: list[Host] = [own, *([] if remote is None else remote.hosts.values())]
+        self._hosts: list[LocalHost | RemoteHost] = [own, *([] if remote is None else remote.hosts.values())]
         self.board = own.board
         self.ranks: GroupRanks = group_ranks(0, own.board, config, is_shared=is_shared, interface=interface)
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-ranks-")

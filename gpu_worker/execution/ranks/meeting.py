@@ -13,7 +13,6 @@ import stat
 import sys
 from collections import deque
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import OneStage, Ranks
+from gpu_worker.layers.ranks import OneStage
 from kernels.collectives import Exchange
 from kernels.cpu_library import cpu_library
 from kernels.layer_cache import CachedTokens
@@ -33,23 +32,6 @@ _TIMEOUT = timedelta(minutes=60)
 _SHARED = 1
 _STORE_TIMEOUT = timedelta(seconds=60)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
-
-class GroupRanks(Ranks, Protocol):
-    """A rank that can leave the others, and meet them again."""
-
-    @property
-    def number(self) -> int:
-        """Its number among those of all stages."""
-
-    def join(self, store: str) -> None:
-        """Meet the other ranks; the file `store` is new, and the same for all of them."""
-
-    def abort(self) -> None:
-        """Let whoever waits for another rank fail. Any thread may call it."""
-
-    def leave(self) -> None:
-        """Leave the group until `join` is called again."""
 
 
 def group_ranks(number: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
@@ -132,7 +114,7 @@ class ProcessGroupRanks(_ConfiguredRank):
         self._sockets: list[tuple[int, int]] = []
 
     def join(self, store: str) -> None:
-        """Do what `GroupRanks` promises."""
+        """Meet the other ranks by `store`, which is new, and the same for all of them."""
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", self._interface)
         is_on_gpu = self._device.type == "cuda"
@@ -152,7 +134,7 @@ class ProcessGroupRanks(_ConfiguredRank):
         self._sockets = [] if is_on_gpu else sorted(_open_sockets() - before)
 
     def abort(self) -> None:
-        """Do what `GroupRanks` promises."""
+        """Let whoever waits for another rank fail. Any thread may call it."""
         sockets, self._sockets = self._sockets, []
         # Gloo's own `abort` does not release a rank that waits for a stopped process.
         for fd, _ in _open_sockets().intersection(sockets):
@@ -166,7 +148,7 @@ class ProcessGroupRanks(_ConfiguredRank):
                 _abort_process_group()
 
     def leave(self) -> None:
-        """Do what `GroupRanks` promises."""
+        """Leave the group until `join` is called again."""
         self.abort()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -235,6 +217,10 @@ class ProcessGroupRanks(_ConfiguredRank):
         self._sent.append((work, x))
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
+
+
+GroupRanks = SharedMemoryRanks | ProcessGroupRanks
+"""A rank that can leave the others, and meet them again; `number` is its own among those of all stages."""
 
 
 def serve_store(address: str) -> tuple[str, TCPStore]:

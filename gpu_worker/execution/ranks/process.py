@@ -9,7 +9,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from gpu_worker.execution.ranks.board import Life, make_board
 from gpu_worker.execution.ranks.messages import REPLIES, Failure, Reply, Start, encode, receive
@@ -119,27 +118,8 @@ class _LocalProcess(RankProcess):
         self._hear(self, None)
 
 
-class Host(Protocol):
-    """Where some ranks of a group run."""
-
-    def start(self, rank: int, hear: Hear) -> RankProcess:
-        """Start the process of a rank."""
-
-    def tell(self, message: bytes) -> None:
-        """Send an encoded message to all ranks that were started there."""
-
-    def life(self, rank: int) -> Life:
-        """Return what a rank shows of its life."""
-
-    def end(self) -> None:
-        """Tell ranks that wait for others that these do not come."""
-
-    def begin_again(self) -> None:
-        """Prepare for ranks that meet anew. No rank may be in a sum or a gather."""
-
-
 class LocalHost:
-    """Does what `Host` promises, here.
+    """Where some ranks of a group run: here.
 
     Attributes:
         processes: Those that were started last, by rank.
@@ -157,23 +137,23 @@ class LocalHost:
         self._settings = (is_shared, interface, log_level, log_format)
 
     def start(self, rank: int, hear: Hear) -> RankProcess:
-        """Do what `Host` promises."""
+        """Start the process of a rank."""
         self.processes[rank] = process = _LocalProcess(Start(rank, self._config, self.board.fd, *self._settings), hear)
         return process
 
     def tell(self, message: bytes) -> None:
-        """Do what `Host` promises."""
+        """Send an encoded message to all ranks that were started here."""
         for process in self.processes.values():
             process.tell(message)
 
     def life(self, rank: int) -> Life:
-        """Do what `Host` promises."""
+        """Return what a rank shows of its life."""
         return self.board.life(rank)
 
     def end(self) -> None:
-        """Do what `Host` promises."""
+        """Tell ranks that wait for others that these do not come."""
         self.board.end()
 
     def begin_again(self) -> None:
-        """Do what `Host` promises."""
+        """Prepare for ranks that meet anew. No rank may be in a sum or a gather."""
         self.board.begin_again()

@@ -65,7 +65,7 @@ class _RemoteProcess(RankProcess):
 
 
 class RemoteHost:
-    """Does what `Host` promises on another host, for as long as that is connected.
+    """Does what `LocalHost` does, on another host, for as long as that is connected.
 
     Attributes:
         pulse: By rank, what each showed of its life last, and whether it wanted a core.
@@ -92,7 +92,7 @@ class RemoteHost:
         return True
 
     def start(self, rank: int, hear: Hear) -> RankProcess:
-        """Do what `Host` promises, when the host has connected; `RankLostError` if it does not in time."""
+        """Do what `LocalHost` does, when the host has connected; `RankLostError` if it does not in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._link is not None or self._is_closed, COMING_S):
                 raise RankLostError(f"host {self.node} did not connect within {COMING_S:g} s")
@@ -110,19 +110,19 @@ class RemoteHost:
         return process
 
     def tell(self, message: bytes) -> None:
-        """Do what `Host` promises."""
+        """Do what `LocalHost` does."""
         self.send(messages.TellRank(None, message))
 
     def life(self, rank: int) -> Life:
-        """Do what `Host` promises."""
+        """Do what `LocalHost` does."""
         return self.pulse.get(rank, _NO_LIFE)[0]
 
     def end(self) -> None:
-        """Do what `Host` promises."""
+        """Do what `LocalHost` does."""
         self.send(messages.EndEpoch())
 
     def begin_again(self) -> None:
-        """Do what `Host` promises."""
+        """Do what `LocalHost` does."""
         self.send(messages.BeginEpoch())
 
     def send(self, message: messages.ToNode) -> None:

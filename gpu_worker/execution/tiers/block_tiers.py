@@ -199,13 +199,13 @@ class BlockTiers:
         """Copy a block to the host's memory with the next `flush`."""
         if group == FULL:
             self._salts[digest] = salt
-        if self._groups[group].row_bytes and not self._host.knows(group, digest):
+        if self._groups[group].row_bytes > 0 and not self._host.knows(group, digest):
             self._pending[group][digest] = (block, salt)
 
     def evicted(self, block: int, digest: bytes) -> None:
         """Copy a block that is not kept any more."""
         salt = self._salts.pop(digest, None)
-        if salt is not None and self._groups[FULL].row_bytes and not self._host.knows(FULL, digest):
+        if salt is not None and self._groups[FULL].row_bytes > 0 and not self._host.knows(FULL, digest):
             self._pending[FULL][digest] = (block, salt)
 
     def flush(self) -> None:

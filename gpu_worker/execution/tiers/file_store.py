@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from shared.atomic_file import WRITING, AtomicFile, temporary_beside
 from shared.bucket import bucket_errors, open_bucket
@@ -43,39 +43,15 @@ class Folder(NamedTuple):
     stamp: int | None
 
 
-class FileStore(Protocol):
-    """Where files of blocks are. All calls may take as long as a disk or a network takes, and raise `OSError`.
+class DirectoryStore:
+    """A directory, with `maker/group/first two digits` as folders.
+
+    All calls may take as long as a disk or a network takes, and raise `OSError`.
 
     Attributes:
         place: How messages name it.
         refresh_s: How often to look for what others have added.
     """
-
-    name: str
-    place: str
-    refresh_s: float
-
-    def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
-        """Write a file; it becomes visible once it is complete and synced."""
-
-    def read(self, key: str, most_bytes: int) -> bytes:
-        """Return a file; `FileNotFoundError` where there is none. What is longer, or not a file, is not read: b""."""
-
-    def delete(self, key: str) -> None:
-        """Delete a file; one that is not there is deleted already."""
-
-    def folders(self) -> Iterable[Folder]:
-        """List the folders that have files."""
-
-    def files(self, folder: str) -> dict[str, StoredFile]:
-        """List the files of a folder by key, and sweep what was left behind there."""
-
-    def prune(self, folder: str) -> None:
-        """Remove a folder, and those above it, as far as nothing is in them."""
-
-
-class DirectoryStore:
-    """A directory, with `maker/group/first two digits` as folders."""
 
     name = "disk"
     refresh_s = 2.0
@@ -93,7 +69,7 @@ class DirectoryStore:
             raise ConfigError("HEADRACE_KV_DISK_PATH", f"{root} cannot be written: {error.strerror}") from None
 
     def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
-        """Write beside the place, sync, and rename."""
+        """Write a file beside its place, sync, and rename: it becomes visible once it is complete."""
         target = self._root / key
         try:
             file = AtomicFile(target)
@@ -109,7 +85,10 @@ class DirectoryStore:
                 file.abort()
 
     def read(self, key: str, most_bytes: int) -> bytes:
-        """Read all of a file, and make it the most recently used. Links are not followed, pipes not waited for."""
+        """Return a file, which is then the most recently used; `FileNotFoundError` where there is none.
+
+        What is longer, or not a file, is neither read nor waited for: b"".
+        """
         path = self._root / key
         try:
             opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -129,11 +108,11 @@ class DirectoryStore:
         return data
 
     def delete(self, key: str) -> None:
-        """Delete a file."""
+        """Delete a file; one that is not there is deleted already."""
         (self._root / key).unlink(missing_ok=True)
 
     def folders(self) -> Iterable[Folder]:
-        """Walk down to the folders of files."""
+        """Return the folders that have files."""
         for maker in _subfolders(self._root):
             for group in _subfolders(maker):
                 for folder in _subfolders(group):
@@ -168,7 +147,7 @@ class DirectoryStore:
 
 
 class BucketStore:
-    """A bucket, or what begins with a prefix in it."""
+    """A bucket, or what begins with a prefix in it; it promises what `DirectoryStore` does."""
 
     name = "bucket"
     refresh_s = 15.0
@@ -215,6 +194,9 @@ class BucketStore:
 
     def prune(self, folder: str) -> None:
         """Do nothing: a bucket has no folders."""
+
+
+FileStore = DirectoryStore | BucketStore
 
 
 def open_store(place: str) -> FileStore:

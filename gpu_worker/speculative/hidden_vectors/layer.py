@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from msgspec import structs
@@ -126,13 +125,9 @@ def _aligned(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(rows, (0, -width % _ALIGNED_ITEMS))[:, :width]
 
 
-class _Inputs(Protocol):
+class _JoinedInputs:
     """From embeddings and hidden vectors, `[num_tokens, hidden_size]`, to what attention reads and the stream."""
 
-    def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-class _JoinedInputs:
     def __init__(self, join: Linear, norm: Norm | None) -> None:
         self._join = join
         self._norm = norm
@@ -250,7 +245,7 @@ class DraftLayer:
         return token_ids, scores - logits.logsumexp(dim=-1)
 
 
-def _make_inputs(weights: DraftLayerWeights, parts: LayerParts) -> _Inputs:
+def _make_inputs(weights: DraftLayerWeights, parts: LayerParts) -> _JoinedInputs | _NormedJoinedInputs | _PairedInputs:
     inputs, before = weights.inputs, weights.layer.norms.before_mixer
     norm = None if before is None else make_norm(before)
     if isinstance(inputs, PairNorms):
