@@ -219,7 +219,6 @@ class AttentionWeights:
     Attributes:
         qkv: Yields the query heads, then the key heads, then the value heads; only queries where the layer reads
             another's cache. The dimensions of query and key heads are in the order of `rotary_order.head_order`.
-        output: From the heads back to the residual stream.
         head_norm: Of query and key heads: `[head_dim]` each, or `[num_heads * head_dim]` and
             `[num_kv_heads * head_dim]` (`WHOLE`, `APART`). Where there are no keys their weights mean nothing.
         sinks: `[num_heads]` float32, where the shape says so.

@@ -40,7 +40,6 @@ class Division:
 
     Attributes:
         has_whole_experts: A rank has some experts, not some features of each.
-        num_redundant_experts: As of `Ranks`.
         context_size: Ranks in a row that have the same key and value heads, each of some tokens.
     """
 

@@ -27,7 +27,6 @@ class GatedDeltaShape:
     """A gated delta net.
 
     Attributes:
-        sizes: Its heads.
         conv_width: Tokens that the convolution before it sees, each itself included.
         by_key_head: The checkpoint has the features of a key head beside those of its value heads, not all queries
             before all keys.
@@ -136,14 +135,10 @@ class GatedDeltaWeights:
     """A gated delta net.
 
     Attributes:
-        shape: Its sizes.
         inputs: Yields queries, keys, values, then the gates of the output.
         gates: Yields the strengths of the value heads, then their steps.
         conv: `[conv_width, num_features]`, of queries, keys and values.
-        delta: Of the decays.
         norm: `[value_dim]`, of what is read.
-        eps: Of that normalisation.
-        output: From the heads back to the residual stream.
     """
 
     shape: GatedDeltaShape

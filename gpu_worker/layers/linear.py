@@ -51,9 +51,6 @@ class LinearShape:
     Attributes:
         modules: Below the layer, `self_attn.q_proj`. Their features stand one after another.
         rows: Output features of each module.
-        columns: Input features.
-        partition: How it is divided.
-        has_bias: Each module has a bias.
         order: `[sum(rows)]` int64, which of the modules' features each feature is; None is in order.
         scales: The widths of parts of the modules' features, and what each part is multiplied by; empty is by one.
         is_transposed: Dense matrices are stored `[in_features, out_features]`.

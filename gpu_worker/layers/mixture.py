@@ -30,17 +30,13 @@ class MixtureShape:
         expert_size: Features between the matrices of an expert.
         rule: Of routing; a bias for the choice is not in it yet.
         activation: Of the experts. The shared expert has SiLU, or squared ReLU without a gate where they have it.
-        has_router_bias: Logits of the router have a bias.
         has_choice_bias: The checkpoint has a bias for the choice alone.
-        has_expert_biases: The projections of experts have biases.
         weighs_inputs: A token's weight multiplies what its expert is given, not what it gives. One expert a token.
         shared_size: Features between the matrices of the shared expert; 0 where there is none.
         shared_scale: What it gives is multiplied by.
-        has_shared_biases: Its projections have biases.
         has_shared_gate: The shared expert's result is multiplied by the sigmoid of a score.
         scales: The tensor of numbers, one an expert, that the weights of tokens are multiplied by; None is none.
         latent_size: Features of what experts are given and give back; 0 is the size of the stream, as it is.
-        has_latent_biases: The projections to those features and back have biases.
     """
 
     num_experts: int
@@ -174,7 +170,6 @@ class MixtureWeights:
     Attributes:
         router: `[num_experts, hidden_size]`.
         rule: From the router's logits to experts and their weights.
-        gate_up, down: Of all experts.
         activation: Of all experts; without gates, the shared one has none either.
         weighs_inputs: A token's weight multiplies what its expert is given.
         scales: `[num_experts]` float32, what the weights of tokens are multiplied by, if anything.

@@ -22,9 +22,7 @@ class ExpertShare:
     """What a rank has of a layer's experts.
 
     Attributes:
-        num_experts: Experts of the layer.
         places: The expert in each place of all ranks, in the beginning.
-        own: This rank's places.
         rows: `[num_features]` int64, which features of an expert's first projection it has; None is all.
         columns: Which inputs of the last projection; None is all.
         stored: Both projections of all experts in the checkpoint, where experts move; else None.

@@ -62,8 +62,6 @@ class ShortConvWeights:
     Attributes:
         inputs: Yields the gate of the input, that of the output, then the input.
         conv: `[conv_width, num_channels]`.
-        bias: `[num_channels]`, if it has one.
-        output: Back to the residual stream.
     """
 
     inputs: Projection

@@ -56,11 +56,8 @@ class StoredPiece:
     """A matrix of a checkpoint: a module, or one of a stack.
 
     Attributes:
-        source: The checkpoint.
-        name: Of the module or stack.
         shape: `(out_features, in_features)`.
         read: Takes the matrix from a source that shows it, of a shape.
-        item: Number in the stack.
         is_transposed: A plain matrix, stored `[in_features, out_features]`.
         is_quantized: It may be.
     """

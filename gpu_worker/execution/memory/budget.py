@@ -64,7 +64,6 @@ class MemoryUse:
         weights: Of the model, as the allocator holds them.
         rows: What is kept for each sequence of the batch besides its KV.
         activations: Of the largest step, beyond the rows.
-        graphs: Of all captured graphs.
         other: Libraries, compiled kernels and whatever else grew while we measured.
         proposer: Kept free for the proposer of drafts, which comes later, besides its share of every block.
     """

@@ -34,7 +34,6 @@ class KVCache:
     Attributes:
         layers: In order; a layer that reads another's has the same, one that keeps no tokens has one of no bytes.
         groups: Those of the layout, in its order.
-        layout: What the layers keep.
         block_size: Tokens of sequences that a block stands for; it has room for the `tokens` among them.
     """
 

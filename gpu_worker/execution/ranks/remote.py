@@ -185,12 +185,7 @@ class RemoteHost:
 
 
 class Remote:
-    """All other hosts, and what ranks meet by.
-
-    Attributes:
-        address: Where they find this one.
-        port: Where they connect.
-    """
+    """All other hosts, and what ranks meet by."""
 
     def __init__(self, address: str, port: int, token: str, nnodes: int) -> None:
         """Listen at an address of this host, and at no other; `OSError` if it cannot be used."""

@@ -30,11 +30,7 @@ class _Entry:
 
 
 class FileIndex:
-    """Several threads use it.
-
-    Attributes:
-        num_bytes: Of all files.
-    """
+    """Several threads use it."""
 
     def __init__(
         self, tokens_of: Callable[[str], int], retained_bytes: float = 0.0, clock: Callable[[], float] = time.monotonic
