@@ -19,7 +19,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.bounds import MAX_TOKEN_ID
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
+from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import VOCAB, random_prompt, scheduler_config
 
 NUM_BLOCKS = 400
@@ -84,12 +84,8 @@ def model(directory: Path) -> CausalLM:
 
 @pytest.fixture(scope="module", params=["host", "device"])
 def make_runner(request: pytest.FixtureRequest, model: CausalLM) -> MakeRunner:
-    if request.param == "device":
-        return lambda: make_device_runner(model, is_graphed=False, num_blocks=NUM_BLOCKS, max_num_seqs=MAX_NUM_SEQS)
-    length = model.config.max_model_len
-    return lambda: TorchModelRunner(
-        model, poisoned_cache(model, NUM_BLOCKS, torch.float32), MAX_NUM_SEQS, length, TOKEN_BUDGET
-    )
+    settings = {"num_blocks": NUM_BLOCKS, "max_num_seqs": MAX_NUM_SEQS, "is_asynchronous": request.param == "device"}
+    return lambda: make_device_runner(model, is_graphed=False, **settings)
 
 
 @pytest.fixture(scope="module")

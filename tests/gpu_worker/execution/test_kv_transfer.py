@@ -68,9 +68,9 @@ class Pair:
     def fetching(self) -> Transfer:
         return transfer_of(self.decode)
 
-    def begin(self, sampling: Sampling = GREEDY, prompt: list[int] = PROMPT) -> tuple[Answer, Sequence]:
-        """Compute a prompt and what comes with it, and hand the rest over; return that, and the sequence that left."""
-        begun = sequence("begun", prompt, SALT, sampling)
+    def begin(self, sampling: Sampling = GREEDY) -> tuple[Answer, Sequence]:
+        """Compute the prompt and what comes with it; return that, and the sequence when it has been handed over."""
+        begun = sequence("begun", PROMPT, SALT, sampling)
         gone: list[Sequence] = []
         answer: Answer = ([], [])
         self.prefill.engine.add(begun)
@@ -83,20 +83,23 @@ class Pair:
         self.prefill.scheduler.check_integrity()
         return answer, gone[0]
 
-    def grant(self, gone: Sequence, epoch: int = 1) -> Lease:
-        lease = self.giving.leases.grant("r", epoch, gone.salt, gone.block_digests)
+    def grant(self, gone: Sequence) -> Lease:
+        lease = self.giving.leases.grant("r", 1, gone.salt, gone.block_digests)
         assert lease is not None
         return lease
 
-    def open(self, lease: Lease, epoch: int = 1) -> bool:
-        return self.fetching.peers.open(self.giving.server.address, lease.token, "r", epoch, len(PROMPT))
+    def open(self, lease: Lease) -> bool:
+        return self.fetching.peers.open(self.giving.server.address, lease.token, "r", 1, len(PROMPT))
 
-    def go_on(self, begun: Answer, sampling: Sampling = GREEDY, prompt: list[int] = PROMPT) -> tuple[Answer, Sequence]:
-        """Go on where the other worker has stopped; return the whole answer."""
-        resumed = sequence("resumed", [*prompt, *begun[0]], SALT, sampling)
-        resumed.num_prompt_tokens = len(prompt)
+    def connect(self) -> socket.socket:
+        return socket.create_connection(split_address(self.giving.server.address), timeout=10)
+
+    def go_on(self, begun: Answer, sampling: Sampling = GREEDY) -> tuple[Answer, int]:
+        """Go on where the other worker has stopped; return the whole answer, and of how many tokens there was KV."""
+        resumed = sequence("resumed", [*PROMPT, *begun[0]], SALT, sampling)
+        resumed.num_prompt_tokens = len(PROMPT)
         ((tokens, logprobs),) = self.decode.serve(resumed)
-        return ([*begun[0], *tokens], [*begun[1], *logprobs]), resumed
+        return ([*begun[0], *tokens], [*begun[1], *logprobs]), resumed.num_cached_tokens
 
 
 def transfer_of(served: Served) -> Transfer:
@@ -154,9 +157,7 @@ def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
     assert pair.open(lease)
     (session,) = pair.fetching.peers._sessions.values()
     assert isinstance(session._receiver, SharedReceiver) is is_near
-    answer, resumed = pair.go_on(begun, sampling)
-    assert answer == alone(models, name, sampling, **settings)
-    assert resumed.num_cached_tokens == 60
+    assert pair.go_on(begun, sampling) == (alone(models, name, sampling, **settings), 60)
     assert pair.decode.hit_tokens("peer") == 60
     pair.fetching.peers.close("r", is_done=True)
     wait_for(lambda: not len(pair.giving.leases))
@@ -173,8 +174,7 @@ def assert_rows_are_free(pair: Pair) -> None:
 
 def test_without_a_lease_the_prompt_is_computed(pair: Pair, expected: Answer) -> None:
     begun, _ = pair.begin()
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.go_on(begun) == (expected, 0)
 
 
 @pytest.mark.parametrize("what", ["token", "request", "epoch", "twice", "over"])
@@ -191,8 +191,7 @@ def test_a_lease_is_opened_once_in_time_by_the_attempt_that_it_is_for(pair: Pair
         pair.giving.leases.sweep(lease.ends_at + 1)
     token = "0" * 32 if what == "token" else lease.token
     assert not peers.open(address, token, "q" if what == "request" else "r", 2 if what == "epoch" else 1, 61)
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.go_on(begun) == (expected, 0)
 
 
 @pytest.mark.parametrize("what", ["weights", "salt"])
@@ -203,8 +202,7 @@ def test_kv_of_other_weights_or_another_tenant_is_not_used(
     begun, gone = pair.begin()
     gone.salt = SALT if what == "weights" else b"another"
     assert pair.open(pair.grant(gone))
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.go_on(begun) == (expected, 0)
     assert pair.fetching.peers.num_refused > 0
     assert pair.decode.hit_tokens("peer") == 0
 
@@ -251,8 +249,7 @@ def test_a_lease_that_ends_while_it_is_read_ends_the_connection(pair: Pair, expe
     lease = pair.grant(gone)
     assert pair.open(lease)
     pair.giving.leases.cancel("r", None)
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.go_on(begun) == (expected, 0)
     assert_rows_are_free(pair)
 
 
@@ -377,11 +374,11 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
     with lying(act) as address:
         started = time.monotonic()
         pair.fetching.peers.open(address, "0" * 32, "r", 1, 61)
-        answer, resumed = pair.go_on(begun)
+        answer, num_cached = pair.go_on(begun)
         is_over.set()
         pair.fetching.peers.close("r")
     assert answer == expected
-    assert resumed.num_cached_tokens <= (60 if point == "one-block" else 0)
+    assert num_cached <= (60 if point == "one-block" else 0)
     assert time.monotonic() - started < 15
 
 
@@ -389,7 +386,7 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
 def test_a_reader_that_dies_at_any_point_frees_the_lease(pair: Pair, point: str) -> None:
     _, gone = pair.begin()
     lease = pair.grant(gone)
-    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+    with pair.connect() as reader:
         opening = encode(Opening(1, lease.token, "r", 1))
         if point == "amid":
             reader.sendall(peer_wire._HEAD.pack(1 + len(opening), Kind.OPEN) + opening[:-1])
@@ -414,7 +411,7 @@ def test_only_what_the_lease_names_is_sent(pair: Pair) -> None:
     pair.prefill.serve(other)
     assert pair.giving.leases.host.has(0, other.block_digests[0])
     lease = pair.grant(gone)
-    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+    with pair.connect() as reader:
         send_frame(reader, Kind.OPEN, encode(Opening(1, lease.token, "r", 1)))
         _, names = receive_frame(reader, 1 << 20, 5)
         assert other.block_digests[0] not in {digest for _, digest in ITEM.iter_unpack(names)}
@@ -430,10 +427,7 @@ def test_strangers_are_not_waited_for_and_keep_nobody_out(
     monkeypatch.setattr(block_server, "OPEN_S", 0.3)
     _, gone = pair.begin()
     lease = pair.grant(gone)
-    strangers = [
-        socket.create_connection(split_address(pair.giving.server.address), timeout=10)
-        for _ in range(block_server.MAX_CONNECTIONS)
-    ]
+    strangers = [pair.connect() for _ in range(block_server.MAX_CONNECTIONS)]
     try:
         for each in strangers:
             each.sendall(sent)
@@ -454,15 +448,13 @@ def test_strangers_give_their_places_to_workers_and_readers_keep_theirs(
     monkeypatch.setattr(block_server, "OPEN_S", 60.0)
     pair = make_pair()
     begun, gone = pair.begin()
-    address = split_address(pair.giving.server.address)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(6)]
+        strangers = [stack.enter_context(pair.connect()) for _ in range(6)]
         assert pair.open(pair.grant(gone))
-        strangers += [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(6)]
+        strangers += [stack.enter_context(pair.connect()) for _ in range(6)]
         # The oldest were cut off.
         assert [each.recv(64) for each in strangers[:9]] == [b""] * 9
-        answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 60)
+        assert pair.go_on(begun) == (expected, 60)
 
 
 MAKER = Maker(WEIGHTS, (b"a" * 32, b"b" * 32))
@@ -592,8 +584,7 @@ def test_a_prefix_is_asked_for_at_once(pair: Pair, expected: Answer, monkeypatch
         send(connection, kind, *parts)
 
     monkeypatch.setattr(peer_tier, "send_frame", count)
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 60)
+    assert pair.go_on(begun) == (expected, 60)
     assert sent == [Kind.GET]
 
 
@@ -621,8 +612,12 @@ def session_with(names: list[tuple[int, bytes]], asked: list[int]) -> Iterator[p
         sender.close()
 
 
+def numbered(count: int) -> list[tuple[int, bytes]]:
+    return [(0, bytes([number]) * 32) for number in range(count)]
+
+
 def test_contents_that_two_loads_want_are_asked_for_once() -> None:
-    names, asked = [(0, bytes([number]) * 32) for number in range(40)], list[int]()
+    names, asked = numbered(40), list[int]()
     with session_with(names, asked) as session:
         session.expect(names)
         session.expect(names)
@@ -631,7 +626,7 @@ def test_contents_that_two_loads_want_are_asked_for_once() -> None:
 
 
 def test_what_a_load_has_asked_for_and_not_read_is_taken_off_the_wire_and_let_go() -> None:
-    names, asked = [(0, bytes([number]) * 32) for number in range(100)], list[int]()
+    names, asked = numbered(100), list[int]()
     peers = PeerTier([32], 4)
     with session_with(names, asked) as session:
         peers._sessions["r"] = session
@@ -665,8 +660,7 @@ def test_of_a_load_that_ends_early_nothing_is_left(pair: Pair) -> None:
 
 
 def test_sender_of_an_earlier_version_is_asked_for_one_content_at_a_time() -> None:
-    names = [(0, bytes([number]) * 32) for number in range(3)]
-    asked: list[int] = []
+    names, asked = numbered(3), list[int]()
 
     def act(connection: socket.socket) -> None:
         receive_frame(connection, 512, 5)
@@ -691,7 +685,7 @@ def test_sender_of_an_earlier_version_is_asked_for_one_content_at_a_time() -> No
 
 def test_reader_of_an_earlier_version_gets_the_list_that_it_knows(pair: Pair) -> None:
     lease = pair.grant(pair.begin()[1])
-    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+    with pair.connect() as reader:
         # Without what was added to the frame since.
         send_frame(reader, Kind.OPEN, msgspec.msgpack.encode([1, lease.token, "r", 1]))
         assert receive_frame(reader, 1 << 20, 5)[0] is Kind.CONTENTS

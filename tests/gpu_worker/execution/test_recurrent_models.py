@@ -148,12 +148,6 @@ def test_hits_equal_cold_starts_for_every_split_of_prefix_and_suffix(
         # Another worker computed the first tokens; they continue differently there.
         first = one("first", [*prompt[:length], 96 - prompt[length - 1]])
         sequences = [first, one("again", prompt)]
-        outcome = run(
-            runner,
-            sequences,
-            state=StateConfig(num_slots=9, interval_blocks=2),
-            token_budget=token_budget,
-            max_num_seqs=1,
-        )
+        outcome = run(runner, sequences, state=StateConfig(9, 2), token_budget=token_budget, max_num_seqs=1)
         assert outcome.tokens["again"] == cold
         assert outcome.num_prefix_hits == (length // 4 * 4 if length < 27 else 24)

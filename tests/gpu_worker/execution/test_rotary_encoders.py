@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,8 @@ from gpu_worker.models.registry import FAMILIES, read_model_config
 from gpu_worker.models.support_page import SAMPLE
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.fake_memory import FakeMemory
-from tests.gpu_worker.execution.test_encoders import LENGTHS, answer, assert_vectors, prompt_of, sequence_of
+from tests.gpu_worker.execution.pooled_sequences import assert_logits, assert_vectors, sequence_of
+from tests.gpu_worker.execution.test_encoders import LENGTHS, prompt_of
 from tests.gpu_worker.models.families.random_models import SIZES, randomize_all
 
 # Windows of five tokens to either side, in all but every third layer.
@@ -119,9 +119,7 @@ def test_a_pair_gets_the_logit_of_transformers(tmp_path: Path, rows: str) -> Non
     sequences = [sequence_of(str(length), prompt_of(length), plan) for length in LENGTHS]
     run(make_runner(tmp_path), sequences, token_budget=64)
     for sequence in sequences:
-        with torch.no_grad():
-            logit = model(torch.tensor([sequence.token_ids])).logits[0].numpy()
-        np.testing.assert_allclose(answer(sequence), logit, atol=1e-4, rtol=0)
+        assert_logits(model, sequence)
 
 
 def read(architecture: str, fields: dict[str, Any]) -> ModelConfig:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.hidden_vectors.layer import EntryStep
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
@@ -24,6 +23,7 @@ from ops.bench.spec.fixed_depth import FixedDepth
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
+from tests.gpu_worker.layers.contexts import context_of_one
 from tests.gpu_worker.models.pairs import CPU
 from tests.gpu_worker.quantization.packers import fp8_blocks
 from tests.gpu_worker.speculative.mtp.headed_models import FAMILIES, HeadedModel, save_headed
@@ -173,15 +173,7 @@ def yielded(directory: Path, hidden: torch.Tensor) -> torch.Tensor:
     head = load_head(directory, load_model(directory, torch.float32, CPU))
     cache = allocate_kv_cache(LENGTH // BLOCK, BLOCK, head.config, head.dtype, CPU)
     positions = torch.arange(LENGTH)
-    context = AttentionContext(
-        caches=cache.layers,
-        slot_mapping=positions,
-        block_tables=torch.arange(LENGTH // BLOCK, dtype=torch.int32)[None],
-        query_starts=torch.tensor([0, LENGTH], dtype=torch.int32),
-        context_lens=torch.tensor([LENGTH], dtype=torch.int32),
-        max_query_len=LENGTH,
-        max_context_len=LENGTH,
-    )
+    context = context_of_one(cache.layers, LENGTH, num_blocks=LENGTH // BLOCK)
     with torch.inference_mode():
         return head.forward(EntryStep(positions + 7, hidden, positions, context))
 
