@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,29 +16,11 @@ from gpu_worker.core.media import SharedImages
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.build_plan import BuildPlan, make_plan
 from gpu_worker.execution.encoder import ImageEncoder
+from gpu_worker.execution.memory import host, probe
 from gpu_worker.execution.memory.budget import MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
-from gpu_worker.execution.memory.host import (
-    ask_for_huge_pages,
-    check_host_cache_fits,
-    check_host_states_fit,
-    check_host_weights_fit,
-    host_num_blocks,
-)
-from gpu_worker.execution.memory.kv_cache import KVCache, allocate_groups
-from gpu_worker.execution.memory.probe import (
-    DeviceMemory,
-    MemoryProbe,
-    reporting_out_of_memory,
-    smaller_model,
-    smaller_share,
-    smaller_step,
-)
+from gpu_worker.execution.memory.kv_cache import allocate_groups
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.execution.runner_config import (
-    RunnerConfig,
-    choose_num_threads,
-    num_usable_cores,
-)
+from gpu_worker.execution.runner_config import RunnerConfig, choose_num_threads, num_usable_cores
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.ranks import ALONE, Ranks
@@ -52,7 +35,7 @@ logger = logging.getLogger(__name__)
 def build_runner(
     config: RunnerConfig,
     start_up: StartUp | None = None,
-    memory: DeviceMemory | None = None,
+    memory: probe.DeviceMemory | None = None,
     constraints: ConstraintSource | None = None,
     ranks: Ranks = ALONE,
     images: SharedImages | None = None,
@@ -71,13 +54,10 @@ def build_runner(
         HeadraceError: The model cannot be loaded.
         ConfigError: A setting cannot be used, or the memory is not enough.
     """
-    start_up = start_up or StartUp()
-    plan = make_plan(config, ranks.stage)
-    if memory is None and plan.device.type == "cuda":
-        memory = DeviceMemory(plan.device)
-    if memory is not None:
-        return _build_device_runner(plan, memory, start_up, constraints, ranks, images)
-    return _build_host_runner(plan, start_up, constraints, ranks, images)
+    build = _Build(make_plan(config, ranks.stage), ranks, start_up or StartUp(), constraints, images)
+    if memory is None and build.plan.device.type == "cuda":
+        memory = probe.DeviceMemory(build.plan.device)
+    return build.on_host() if memory is None else build.on_device(memory)
 
 
 def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> TorchModelRunner:
@@ -87,13 +67,10 @@ def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> To
         HeadraceError: The model cannot be loaded.
         ConfigError: A setting cannot be used.
     """
-    plan, is_cpu = make_plan(config, ranks.stage), config.device == "cpu"
+    build, is_cpu = _Build(make_plan(config, ranks.stage), ranks), config.device == "cpu"
     if is_cpu:
-        _prepare_host(plan, ranks)
-    model = _load(plan, StartUp(), ranks)
-    return _make_runner(
-        plan, model, _allocate(plan, num_blocks, ranks), None, ranks, is_asynchronous=None if is_cpu else True
-    )
+        _prepare_host(config)
+    return build.runner(build.load(), num_blocks, is_asynchronous=None if is_cpu else True)
 
 
 def check_fits(config: RunnerConfig) -> int | None:
@@ -115,154 +92,133 @@ def check_fits(config: RunnerConfig) -> int | None:
     return _host_num_blocks(plan, _free_bytes(plan) - plan.weights_bytes) * config.block_size
 
 
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What a runner is built from."""
+
+    plan: BuildPlan
+    ranks: Ranks
+    start_up: StartUp = field(default_factory=StartUp)
+    constraints: ConstraintSource | None = None
+    images: SharedImages | None = None
+
+    def load(self) -> CausalLM:
+        plan = self.plan
+        with self.start_up.stage(Stage.LOAD) as progress:
+            model = load_model(
+                plan.config.model,
+                plan.dtype,
+                plan.device,
+                max_model_len=plan.demand.max_model_len,
+                tapped_layers=plan.config.tapped_layers,
+                progress=progress,
+                linears=LinearFactory(free_host_bytes),
+                ranks=self.ranks,
+                num_adapters=plan.config.max_loras,
+            )
+            if plan.device.type == "cuda":
+                torch.cuda.synchronize(plan.device)
+        logger.info("loaded %s in %s on %s", plan.config.model, plan.dtype_name, plan.device)
+        return model
+
+    def load_encoder(self) -> ImageEncoder | None:
+        plan, vision = self.plan, self.plan.vision
+        if vision is None:
+            return None
+        assert self.images is not None, "a runner that takes images needs their pixels"
+        tower = load_tower(plan.config.model, vision, plan.dtype, plan.device)
+        logger.info("loaded the vision tower, %d layers, %s", vision.num_layers, shown_bytes(plan.tower_bytes))
+        return ImageEncoder(tower, self.images, vision.form.token, vision.rotary_axes, plan.device)
+
+    def runner(
+        self,
+        model: CausalLM,
+        num_blocks: int,
+        encoder: ImageEncoder | None = None,
+        is_asynchronous: bool | None = None,
+    ) -> TorchModelRunner:
+        plan, config, shares = self.plan, self.plan.config, self.plan.shares
+        blocks, where = shares.num_blocks(num_blocks), (plan.kv_cache_dtype, plan.device)
+        return TorchModelRunner(
+            model,
+            allocate_groups(shares.layout, blocks, config.block_size, *where, self.ranks.tokens),
+            config.max_num_seqs,
+            plan.demand.max_model_len,
+            config.max_num_batched_tokens,
+            config.max_draft_tokens,
+            is_asynchronous=is_asynchronous,
+            captured=CapturedSteps(config.cuda_graphs),
+            num_state_slots=plan.num_state_slots(num_blocks),
+            constraints=self.constraints,
+            ranks=self.ranks,
+            encoder=encoder,
+        )
+
+    def on_host(self) -> TorchModelRunner:
+        plan, demand = self.plan, self.plan.demand
+        _prepare_host(plan.config)
+        if plan.config.num_ranks == 1:
+            # Of several, who comes late would count what the others have taken: that was checked before they started.
+            _check_host(plan)
+        model, encoder = self.load(), self.load_encoder()
+        num_blocks = self.ranks.least(_host_num_blocks(plan, _free_bytes(plan)))
+        runner = self.runner(model, num_blocks, encoder)
+        size = shown_bytes(demand.num_bytes(num_blocks))
+        logger.info("KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, size)
+        with self.start_up.stage(Stage.PROFILE):
+            runner.warm_up()
+        return runner
+
+    def on_device(self, memory: probe.DeviceMemory) -> TorchModelRunner:
+        plan, config, demand = self.plan, self.plan.config, self.plan.demand
+        before = probe.MemoryProbe(memory)
+        check_weights_fit(plan.weights_bytes, plan.dtype_name, _budget(plan, before, MemoryUse()))
+        remedy = probe.smaller_model(plan.weights_bytes, plan.dtype_name)
+        with probe.reporting_out_of_memory("HEADRACE_MODEL", "while the weights were loaded", memory, remedy):
+            model, encoder = self.load(), self.load_encoder()
+        least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
+        variable, remedy = "HEADRACE_MAX_NUM_BATCHED_TOKENS", probe.smaller_step(config)
+        with (
+            probe.reporting_out_of_memory(variable, "in the largest step", memory, remedy),
+            self.start_up.stage(Stage.PROFILE) as progress,
+        ):
+            use = before.measure(lambda: self.runner(model, least, encoder, True), demand.num_bytes(least), progress)
+        use = dataclasses.replace(use, proposer=config.proposer_bytes + plan.media_bytes)
+        num_blocks = self.ranks.least(_device_num_blocks(plan, _budget(plan, before, use)))
+        variable, remedy = "HEADRACE_GPU_MEMORY_UTILIZATION", probe.smaller_share(config)
+        with (
+            probe.reporting_out_of_memory(variable, "for the KV cache and the graphs", memory, remedy),
+            self.start_up.stage(Stage.CAPTURE) as progress,
+        ):
+            runner = self.runner(model, num_blocks, encoder, True)
+            runner.capture_graphs(progress)
+        return runner
+
+
 def _free_bytes(plan: BuildPlan) -> int:
     return free_host_bytes() // plan.config.ranks_per_host
 
 
-def _load(plan: BuildPlan, start_up: StartUp, ranks: Ranks) -> CausalLM:
-    with start_up.stage(Stage.LOAD) as progress:
-        model = load_model(
-            plan.config.model,
-            plan.dtype,
-            plan.device,
-            max_model_len=plan.demand.max_model_len,
-            tapped_layers=plan.config.tapped_layers,
-            progress=progress,
-            linears=LinearFactory(free_host_bytes),
-            ranks=ranks,
-            num_adapters=plan.config.max_loras,
-        )
-        if plan.device.type == "cuda":
-            torch.cuda.synchronize(plan.device)
-    logger.info("loaded %s in %s on %s", plan.config.model, plan.dtype_name, plan.device)
-    return model
-
-
-def _allocate(plan: BuildPlan, num_blocks: int, ranks: Ranks) -> KVCache:
-    blocks, where = plan.shares.num_blocks(num_blocks), (plan.kv_cache_dtype, plan.device)
-    return allocate_groups(plan.shares.layout, blocks, plan.config.block_size, *where, ranks.tokens)
-
-
-def _make_runner(
-    plan: BuildPlan,
-    model: CausalLM,
-    cache: KVCache,
-    constraints: ConstraintSource | None,
-    ranks: Ranks,
-    is_asynchronous: bool | None = None,
-    encoder: ImageEncoder | None = None,
-) -> TorchModelRunner:
-    config = plan.config
-    return TorchModelRunner(
-        model,
-        cache,
-        config.max_num_seqs,
-        plan.demand.max_model_len,
-        config.max_num_batched_tokens,
-        config.max_draft_tokens,
-        is_asynchronous=is_asynchronous,
-        captured=CapturedSteps(config.cuda_graphs),
-        num_state_slots=plan.num_state_slots(cache.num_blocks),
-        constraints=constraints,
-        ranks=ranks,
-        encoder=encoder,
-    )
-
-
-def _load_encoder(plan: BuildPlan, images: SharedImages | None) -> ImageEncoder | None:
-    vision = plan.vision
-    if vision is None:
-        return None
-    assert images is not None, "a runner that takes images needs their pixels"
-    tower = load_tower(plan.config.model, vision, plan.dtype, plan.device)
-    logger.info("loaded the vision tower, %d layers, %s", vision.num_layers, shown_bytes(plan.tower_bytes))
-    return ImageEncoder(tower, images, vision.form.token, vision.rotary_axes, plan.device)
-
-
 def _check_host(plan: BuildPlan) -> None:
     free_bytes = _free_bytes(plan)
-    check_host_weights_fit(plan.weights_bytes, plan.matrix_dtype_name, free_bytes)
-    check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_bytes - plan.weights_bytes)
+    host.check_host_weights_fit(plan.weights_bytes, plan.matrix_dtype_name, free_bytes)
+    host.check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_bytes - plan.weights_bytes)
     if plan.fixed is not None:
-        check_host_cache_fits(*plan.fixed, plan.demand, free_bytes - plan.weights_bytes)
+        host.check_host_cache_fits(*plan.fixed, plan.demand, free_bytes - plan.weights_bytes)
 
 
 def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
     if plan.fixed is not None:
         return plan.fixed[1]
     room = max(0, free_bytes - plan.config.proposer_bytes - plan.state_bytes - plan.media_bytes)
-    return host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
+    return host.host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
 
 
-def _prepare_host(plan: BuildPlan, ranks: Ranks) -> None:
-    num_threads = choose_num_threads(plan.config.num_threads, plan.config.ranks_per_host)
+def _prepare_host(config: RunnerConfig) -> None:
+    num_threads = choose_num_threads(config.num_threads, config.ranks_per_host)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
-    ask_for_huge_pages()
-
-
-def _build_host_runner(
-    plan: BuildPlan,
-    start_up: StartUp,
-    constraints: ConstraintSource | None,
-    ranks: Ranks,
-    images: SharedImages | None,
-) -> TorchModelRunner:
-    demand = plan.demand
-    _prepare_host(plan, ranks)
-    if plan.config.num_ranks == 1:
-        # Of several, who comes late would count what the others have taken: that was checked before they were started.
-        _check_host(plan)
-    model = _load(plan, start_up, ranks)
-    encoder = _load_encoder(plan, images)
-    num_blocks = ranks.least(_host_num_blocks(plan, _free_bytes(plan)))
-    cache = _allocate(plan, num_blocks, ranks)
-    logger.info(
-        "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))
-    )
-    runner = _make_runner(plan, model, cache, constraints, ranks, encoder=encoder)
-    with start_up.stage(Stage.PROFILE):
-        runner.warm_up()
-    return runner
-
-
-def _build_device_runner(
-    plan: BuildPlan,
-    memory: DeviceMemory,
-    start_up: StartUp,
-    constraints: ConstraintSource | None,
-    ranks: Ranks,
-    images: SharedImages | None,
-) -> TorchModelRunner:
-    config, demand = plan.config, plan.demand
-    probe = MemoryProbe(memory)
-    check_weights_fit(plan.weights_bytes, plan.dtype_name, _budget(plan, probe, MemoryUse()))
-    remedy = smaller_model(plan.weights_bytes, plan.dtype_name)
-    with reporting_out_of_memory("HEADRACE_MODEL", "while the weights were loaded", memory, remedy):
-        model = _load(plan, start_up, ranks)
-        encoder = _load_encoder(plan, images)
-
-    def make_runner(num_blocks: int) -> TorchModelRunner:
-        cache = _allocate(plan, num_blocks, ranks)
-        return _make_runner(plan, model, cache, constraints, ranks, is_asynchronous=True, encoder=encoder)
-
-    least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
-    with (
-        reporting_out_of_memory("HEADRACE_MAX_NUM_BATCHED_TOKENS", "in the largest step", memory, smaller_step(config)),
-        start_up.stage(Stage.PROFILE) as progress,
-    ):
-        use = probe.measure(lambda: make_runner(least), demand.num_bytes(least), progress)
-    use = dataclasses.replace(use, proposer=config.proposer_bytes + plan.media_bytes)
-    num_blocks = ranks.least(_device_num_blocks(plan, _budget(plan, probe, use)))
-    with (
-        reporting_out_of_memory(
-            "HEADRACE_GPU_MEMORY_UTILIZATION", "for the KV cache and the graphs", memory, smaller_share(config)
-        ),
-        start_up.stage(Stage.CAPTURE) as progress,
-    ):
-        runner = make_runner(num_blocks)
-        runner.capture_graphs(progress)
-    return runner
+    host.ask_for_huge_pages()
 
 
 def _device_num_blocks(plan: BuildPlan, budget: MemoryBudget) -> int:
@@ -279,11 +235,11 @@ def _device_num_blocks(plan: BuildPlan, budget: MemoryBudget) -> int:
     return num_blocks
 
 
-def _budget(plan: BuildPlan, probe: MemoryProbe, use: MemoryUse) -> MemoryBudget:
+def _budget(plan: BuildPlan, before: probe.MemoryProbe, use: MemoryUse) -> MemoryBudget:
     config = plan.config
     return MemoryBudget(
-        probe.device_bytes,
-        probe.used_before,
+        before.device_bytes,
+        before.used_before,
         config.gpu_memory_utilization,
         config.max_num_seqs,
         config.max_num_batched_tokens,

@@ -31,28 +31,23 @@ class MissingImageError(HeadraceError):
 
 
 class ImageEncoder:
-    """Not thread safe: the runner's thread calls it."""
+    """Not thread safe: the runner's thread calls it.
+
+    Attributes:
+        has_axes: Positions have several axes.
+    """
 
     def __init__(
-        self,
-        tower: VisionTower,
-        images: SharedImages,
-        image_token: int,
-        rotary_axes: Values[int],
-        device: torch.device,
+        self, tower: VisionTower, images: SharedImages, image_token: int, rotary_axes: Values[int], device: torch.device
     ) -> None:
         self._tower = tower
         self._images = images
         self._image_token = image_token
         self._rotary_axes = torch.tensor(rotary_axes, dtype=torch.int64, device=device) if rotary_axes else None
+        self.has_axes = bool(rotary_axes)
         self._device = device
         self._begun: dict[bytes, Encoding] = {}
         self._encoded: dict[bytes, EncodedImage] = {}
-
-    @property
-    def has_axes(self) -> bool:
-        """Whether positions have several axes."""
-        return self._rotary_axes is not None
 
     def clear(self) -> None:
         """Forget all images."""
@@ -60,11 +55,7 @@ class ImageEncoder:
         self._encoded.clear()
 
     def encode(self, plan: StepPlan) -> None:
-        """Forget and encode what a plan says.
-
-        Raises:
-            MissingImageError: Pixels are not there.
-        """
+        """Forget and encode what a plan says; `MissingImageError` if pixels are not there."""
         for digest in plan.forgotten:
             self._begun.pop(digest, None)
             self._encoded.pop(digest, None)

@@ -30,14 +30,7 @@ from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, g
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.key_turns import KeyTurns
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.step_table import (
-    DeviceStep,
-    Frame,
-    StagedStep,
-    copy_states,
-    lay_out,
-    step_context,
-)
+from gpu_worker.execution.batch.step_table import DeviceStep, Frame, StagedStep, copy_states, lay_out, step_context
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
@@ -67,6 +60,7 @@ class TorchModelRunner:
     """Runs one model on one device. Not thread safe: one thread submits steps.
 
     Attributes:
+        cache: The blocks; proposers may read them, and write where the tokens of a plan are about to be written.
         max_steps_in_flight: Steps that may be submitted before the first of them has a result.
         num_state_slots: Slots of recurrent layers to schedule with.
         share_drafts: Called with each plan and the drafts that were made for it, one a share; the step verifies what
@@ -94,8 +88,8 @@ class TorchModelRunner:
         self._encoder = encoder
         self._captured = captured
         self._ranks = ranks
-        self._model = model
-        self._cache = cache
+        self.model = model
+        self.cache = cache
         self._device = model.device
         self.is_asynchronous = model.device.type != "cpu" if is_asynchronous is None else is_asynchronous
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -124,43 +118,33 @@ class TorchModelRunner:
     @property
     def model_config(self) -> ModelConfig:
         """The model's configuration."""
-        return self._model.config
-
-    @property
-    def model(self) -> CausalLM:
-        """The model."""
-        return self._model
-
-    @property
-    def cache(self) -> KVCache:
-        """The blocks; proposers may read them, and write where the tokens of a plan are about to be written."""
-        return self._cache
+        return self.model.config
 
     @property
     def dtype(self) -> torch.dtype:
         """What the model computes in."""
-        return self._model.dtype
+        return self.model.dtype
 
     @property
     def num_blocks(self) -> int:
         """KV blocks to schedule with."""
-        return self._cache.num_blocks
+        return self.cache.num_blocks
 
     @property
     def windows(self) -> tuple[WindowConfig, ...]:
         """Blocks of the layers that keep the last tokens, to schedule with."""
-        return self._cache.windows
+        return self.cache.windows
 
     @property
     def block_contents(self) -> list[BlockBytes]:
         """The contents of the blocks of each group, then those of the slots of states."""
         states = [] if self._states is None else [state_bytes(self._states, self._device)]
-        return [*cache_bytes(self._cache), *states]
+        return [*cache_bytes(self.cache), *states]
 
     @property
     def block_size(self) -> int:
         """Tokens of a block."""
-        return self._cache.block_size
+        return self.cache.block_size
 
     @property
     def step_limits(self) -> StepLimits:
@@ -169,9 +153,9 @@ class TorchModelRunner:
             self._rows.spare,
             self.max_model_len,
             self._max_num_batched_tokens,
-            self._cache.block_size,
+            self.cache.block_size,
             self._max_draft_tokens,
-            tuple(group.num_blocks for group in self._cache.groups[1:]),
+            tuple(group.num_blocks for group in self.cache.groups[1:]),
             None if self._states is None else self.num_state_slots,
         )
 
@@ -184,15 +168,11 @@ class TorchModelRunner:
         if proposer is None:
             self._drafting = None
             return
-        self._drafting = Drafting(proposer, self._model.config.vocab_size)
+        self._drafting = Drafting(proposer, self.model.config.vocab_size)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Launch a step; the plan schedules at least one sequence.
-
-        Raises:
-            StepGivenUpError: `interrupt` asked for it.
-        """
+        """Launch a step of at least one sequence; `StepGivenUpError` if `interrupt` asked for it."""
         if self.interrupt is not None:
             self.interrupt.begin(plan.step)
         if self._device.type != "cuda":
@@ -211,11 +191,7 @@ class TorchModelRunner:
             self._encoder.clear()
 
     def restart(self) -> None:
-        """Forget all sequences, and warm up and capture graphs again: of several ranks one is new.
-
-        Raises:
-            InvalidLogitsError: As `warm_up` does.
-        """
+        """Forget all sequences, and warm up, which may fail, and capture graphs again: of several ranks one is new."""
         self.clear()
         self._unlanded.clear()
         self._graphs = None
@@ -249,7 +225,7 @@ class TorchModelRunner:
     def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture steps, which are replayed from then on; call it before the first step, and after `warm_up()`."""
         limits = (self._rows.spare, self._max_num_batched_tokens, self._max_draft_tokens)
-        shapes = graph_shapes(self._captured, *limits, has_many_launches=self._model.config.has_many_launches)
+        shapes = graph_shapes(self._captured, *limits, has_many_launches=self.model.config.has_many_launches)
         if not shapes:
             return
         started = time.monotonic()
@@ -315,15 +291,15 @@ class TorchModelRunner:
         windows = [tables.host for tables in self._rows.windows]
         has_axes = self._encoder is not None and self._encoder.has_axes
         evicted = self._rows.evicted if self._rows.has_evicted else None
-        cache = self._cache
-        frame = Frame(self._rows.tables, cache.block_size, self._states is not None, has_axes, evicted, cache.tokens)
+        tables, cache = self._rows.whole.host, self.cache
+        frame = Frame(tables, cache.block_size, self._states is not None, has_axes, evicted, cache.tokens)
         layout = lay_out(plan, sequences, frame, drafts, windows, knows_tokens=not self.is_asynchronous)
         if self._states is not None:
             copy_states(self._states, sequences, plan.states, upload)
         step = AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts, sequences)
-        step.adapters = self._rows.adapted(layout.token_rows, self._model.adapters)
+        step.adapters = self._rows.adapted(layout.token_rows, self.model.adapters)
         if self._rows.has_scored and is_asked(layout, scored_from := self._rows.scored_from[layout.rows]):
-            step.scores = StagedScores(layout, scored_from, self._cache.block_size, upload)
+            step.scores = StagedScores(layout, scored_from, self.cache.block_size, upload)
         return step
 
     def _depart(self, departed: list[BatchSequence]) -> None:
@@ -357,13 +333,13 @@ class TorchModelRunner:
         if step.drafts is not None and self._states is not None:
             accepted = {place: tokens.num_accepted for place, tokens in enumerate(sampled)}
             with self._on_device(), torch.inference_mode():
-                replay_accepted(self._model, self._states, step.layout, accepted)
+                replay_accepted(self.model, self._states, step.layout, accepted)
         if drafting is not None and drafting.wants_hidden:
             drafting.observe(ComputedStep(step.shares, step.layout, hidden, sampled, step.departed))
 
     def _compute(self, step: DeviceStep, shape: GraphShape) -> ComputedRows:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)
-        return ComputedRows(hidden, self._model.logits(hidden) if shape.has_logits and is_last(self._ranks) else None)
+        return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and is_last(self._ranks) else None)
 
     def _forward(
         self, step: DeviceStep, max_context_len: int, inputs: StepInputs = (None, None, None), *, knows_tokens: bool
@@ -373,8 +349,8 @@ class TorchModelRunner:
             sampled_last = self._head.last_tokens.index_select(0, step.token_rows)
             # A row without a valid last token has failed, which the host does not know yet: any token will do.
             token_ids = torch.where(token_ids < 0, sampled_last, token_ids).clamp_(min=0)
-        context = step_context(step, self._rows, self._cache, self._states, max_context_len, *inputs)
-        return self._model.forward(token_ids, step.positions, context)
+        context = step_context(step, self._rows, self.cache, self._states, max_context_len, *inputs)
+        return self.model.forward(token_ids, step.positions, context)
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()

@@ -73,11 +73,7 @@ class SimulatedRunner:
         self._logprob = -math.log(len(token_ids))
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Make one token for each sampling sequence; the result is there when the step is due.
-
-        Raises:
-            StepGivenUpError: `interrupt` asked for it.
-        """
+        """Make a token for each sampling sequence, there when due; `StepGivenUpError` if `interrupt` asked for it."""
         if self._interrupt is not None:
             self._interrupt.begin(plan.step)
         self._sequences.apply(plan)

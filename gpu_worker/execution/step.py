@@ -105,7 +105,7 @@ class SubmittedStep:
         attention = []
         if (asked := self._step.scores) is not None:
             attention = attention_of(asked.groups, tensors, sampled, self._step.drafts)
-        return StepResult(self._step.step, sampled, attention)
+        return StepResult(self._step.plan.step, sampled, attention)
 
 
 def _unpack_drawn(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tuple[list[int], Entries]:

@@ -119,7 +119,8 @@ class WarmedRunner(Protocol):
 def warm_up_proposer(runner: WarmedRunner) -> None:
     """Let the runner's own proposer draft behind prompts and for batches of all kinds, before the first step."""
     limits = runner.step_limits
-    num_drafts = _most_drafts(limits)
+    room = min(limits.max_model_len - 2, limits.max_num_batched_tokens - 1)
+    num_drafts = min(limits.max_draft_tokens, MAX_DRAFT_TOKENS, room)
     if num_drafts < 1:
         return
     most = min(limits.max_num_seqs, limits.max_num_batched_tokens // (1 + num_drafts))
@@ -141,11 +142,6 @@ def warm_up_proposer(runner: WarmedRunner) -> None:
         runner.clear()
 
 
-def _most_drafts(limits: StepLimits) -> int:
-    """Return how many drafts a sequence may have, less than one where there is no room for any."""
-    return min(limits.max_draft_tokens, MAX_DRAFT_TOKENS, limits.max_model_len - 2, limits.max_num_batched_tokens - 1)
-
-
 def _plans(shapes: Iterable[_Shape], limits: StepLimits) -> Iterator[StepPlan]:
     writer = PlanWriter()
     departed: list[Sequence] = []
@@ -156,11 +152,9 @@ def _plans(shapes: Iterable[_Shape], limits: StepLimits) -> Iterator[StepPlan]:
         ]
         plan = writer.write_any(scheduled, departed)
         departed = [item.sequence for item in scheduled]
-        yield plan if shape.save_to is None else structs.replace(plan, states=_saves(shape.save_to))
-
-
-def _saves(slot: int) -> list[tuple[int, StateWork]]:
-    return [(0, StateWork(is_first=False, saves=((1, slot),)))]
+        if shape.save_to is not None:
+            plan = structs.replace(plan, states=[(0, StateWork(is_first=False, saves=((1, shape.save_to),)))])
+        yield plan
 
 
 def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
@@ -180,9 +174,8 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
 
 
 def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
-    most_drafts = min(
-        limits.max_draft_tokens, MAX_DRAFT_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens - 1
-    )
+    room = min(limits.max_model_len, limits.max_num_batched_tokens) - 1
+    most_drafts = min(limits.max_draft_tokens, MAX_DRAFT_TOKENS, room)
     if most_drafts < 1:
         return
     most = min(limits.max_num_seqs, limits.max_num_batched_tokens // (1 + most_drafts))

@@ -28,7 +28,6 @@ class AdaptedMatrix:
     Attributes:
         modules: Of the checkpoint, by their whole names, whose features stand one after another.
         rows: Output features of each.
-        columns: Input features.
         order: `[sum(rows)]` int64, which of the modules' features each feature is; None is in order.
         scales: `[sum(rows)]` float32, what the modules' features are multiplied by; None is by one.
         tables: What multiplies by it in parts: of which features each part is, and its adapters.

@@ -12,7 +12,7 @@ from gpu_worker.layers.bidirectional_attention import BidirectionalAttention
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory, ReadsLayer
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.media_inputs import attend_bidirectional, rotations_of
 from gpu_worker.layers.rotations import GrowthTable, QueryGrowth, gated_rows, head_order, head_rows, rows_by_head
 from kernels.activation import times_sigmoid
@@ -123,13 +123,12 @@ class AttentionShape:
                 is_transposed=names.is_transposed,
                 parts=(queries, *(keys_and_values if self.reads_layer is None else ())),
             ),
-            "output": LinearShape(
-                (f"self_attn.{names.output}",),
-                (hidden_size,),
+            "output": to_stream(
+                f"self_attn.{names.output}",
+                hidden_size,
                 self.num_heads * self.value_size,
-                Partition.ROW,
                 has_bias=self.output_bias,
-                scales=((hidden_size, self.output_scale),),
+                scale=self.output_scale,
                 is_transposed=names.is_transposed,
             ),
         }
@@ -220,7 +219,6 @@ class AttentionWeights:
     Attributes:
         qkv: Yields the query heads, then the key heads, then the value heads; only queries where the layer reads
             another's cache. The dimensions of query and key heads are in the order of `rotary_order.head_order`.
-        output: From the heads back to the residual stream.
         head_norm: Of query and key heads: `[head_dim]` each, or `[num_heads * head_dim]` and
             `[num_kv_heads * head_dim]` (`WHOLE`, `APART`). Where there are no keys their weights mean nothing.
         sinks: `[num_heads]` float32, where the shape says so.
@@ -278,18 +276,18 @@ class Attention:
         self._normalise(qkv)
         cache = context.caches[self._index]
         slot_mapping, block_tables = context.blocks_of(self._index)
-        written = cache if shape.reads_layer is None else None
+        reads_other = shape.reads_layer is not None
         cos_sin, places = rotations_of(context.media, self._cos_sin, positions)
         qkv, values = self._split_values(qkv)
         query = rope_kv_write(
             qkv.view(num_tokens, -1, shape.head_dim),
             places,
             cos_sin,
-            None if written is None else written.keys,
-            None if written is None else written.values,
+            None if reads_other else cache.keys,
+            None if reads_other else cache.values,
             slot_mapping,
             None if shape.head_norm in (HeadNorm.WHOLE, HeadNorm.APART) else weights.head_norm,
-            None if written is None else written.scales,
+            None if reads_other else cache.scales,
             values,
         )
         query, limits = self._scaled(query, positions), (self._scale, shape.sliding_window, shape.soft_cap)
@@ -315,13 +313,22 @@ class Attention:
         return self._output(attended if gate is None else times_sigmoid(attended, gate), context)
 
     def _normalise(self, qkv: torch.Tensor) -> None:
-        shape = self._shape
+        shape, norm, dim = self._shape, self._weights.head_norm, self._shape.head_dim
         if shape.head_norm is HeadNorm.WHOLE:
-            self._normalise_whole(qkv)
+            assert norm is not None
+            num_query, num_key = shape.num_heads * dim, shape.num_kv_heads * dim
+            query, key = qkv[:, :num_query], qkv[:, num_query : num_query + num_key]
+            query.copy_(self._norm(query, norm.query, norm.eps))
+            key.copy_(self._norm(key, norm.key, norm.eps))
         elif shape.head_norm is HeadNorm.APART:
-            self._normalise_apart(qkv)
+            assert norm is not None
+            weights = torch.cat((norm.query, norm.key)).view(-1, dim)
+            heads = qkv[:, : weights.numel()].view(len(qkv), -1, dim)
+            heads.copy_(torch.layer_norm(heads.float(), (dim,), eps=norm.eps) * weights)
         if shape.value_norm:
-            self._normalise_values(qkv)
+            assert norm is not None
+            values = qkv[:, -shape.num_kv_heads * dim :].view(qkv.shape[0], -1, dim)
+            values.copy_(torch.rms_norm(values.float(), (dim,), None, norm.eps))
         if shape.qkv_clip is not None:
             qkv.clamp_(-shape.qkv_clip, shape.qkv_clip)
 
@@ -345,24 +352,3 @@ class Attention:
             return qkv, None
         num_values = shape.num_kv_heads * shape.value_dim
         return qkv[:, :-num_values], qkv[:, -num_values:].view(len(qkv), -1, shape.value_dim)
-
-    def _normalise_values(self, qkv: torch.Tensor) -> None:
-        norm, dim = self._weights.head_norm, self._shape.head_dim
-        assert norm is not None
-        values = qkv[:, -self._shape.num_kv_heads * dim :].view(qkv.shape[0], -1, dim)
-        values.copy_(torch.rms_norm(values.float(), (dim,), None, norm.eps))
-
-    def _normalise_whole(self, qkv: torch.Tensor) -> None:
-        norm, dim = self._weights.head_norm, self._shape.head_dim
-        assert norm is not None
-        num_query, num_key = self._shape.num_heads * dim, self._shape.num_kv_heads * dim
-        query, key = qkv[:, :num_query], qkv[:, num_query : num_query + num_key]
-        query.copy_(self._norm(query, norm.query, norm.eps))
-        key.copy_(self._norm(key, norm.key, norm.eps))
-
-    def _normalise_apart(self, qkv: torch.Tensor) -> None:
-        norm, dim = self._weights.head_norm, self._shape.head_dim
-        assert norm is not None
-        weights = torch.cat((norm.query, norm.key)).view(-1, dim)
-        heads = qkv[:, : weights.numel()].view(len(qkv), -1, dim)
-        heads.copy_(torch.layer_norm(heads.float(), (dim,), eps=norm.eps) * weights)

@@ -14,7 +14,6 @@ class NormKind:
 
     Attributes:
         is_centered: The mean is subtracted (LayerNorm).
-        has_bias: A bias is added.
         is_offset: The checkpoint stores weights less one.
     """
 
@@ -28,7 +27,6 @@ class PositionTable:
     """Learned vectors of positions, which are added to the tokens' embeddings.
 
     Attributes:
-        num_positions: That tokens may have.
         first_row: Of the table, that of a sequence's first token.
     """
 
@@ -52,7 +50,6 @@ class LayerInputShape:
     """A small vector of each token for each layer, which the layer adds to the stream behind its blocks.
 
     Attributes:
-        size: Numbers of a vector.
         vocab_size: Rows of the table that has the vectors of all layers.
         activation: Of the gate that the stream yields.
         image_token: Stands for the tokens of images.

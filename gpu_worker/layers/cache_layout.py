@@ -26,7 +26,6 @@ class KeepsTokens:
     """A layer with a row of keys and values for each token.
 
     Attributes:
-        shape: Of a token.
         window: How many of the last tokens are ever read, the token itself included; None is all.
     """
 
@@ -59,7 +58,6 @@ class KeepsState:
     """A recurrent layer: a few tensors for a sequence, which each token changes.
 
     Attributes:
-        parts: The tensors.
         num_inputs: Numbers that the layer computes of a token before it comes to the state. They are kept of drafts
             until it is known which of them stand.
     """

@@ -11,18 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from gpu_worker.layers.ranks import Ranks
-from kernels.sampling import (
-    INVALID_TOKEN,
-    SamplingParameters,
-    TokenScores,
-    marked_scores,
-    part_draw,
-    part_highest,
-    part_masses,
-    sample_tokens,
-    score_tokens,
-    uniforms,
-)
+from kernels import sampling
 
 _MAX_LISTED = 512
 """Logits of a row that a rank tells where `top_k` or `top_p` cut it off; if these are too few, the row is gathered."""
@@ -66,16 +55,16 @@ class Vocabulary:
         logits: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
-        parameters: SamplingParameters,
+        parameters: sampling.SamplingParameters,
         *,
         may_truncate: bool,
         marks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Do what `sample_tokens` does, with a rank's logits, widened or not."""
         if not self.is_divided:
-            return sample_tokens(logits, slots, positions, parameters, may_truncate=may_truncate, marks=marks)
+            return sampling.sample_tokens(logits, slots, positions, parameters, may_truncate=may_truncate, marks=marks)
         own = self._own(logits)
-        highest, columns = part_highest(own)
+        highest, columns = sampling.part_highest(own)
         told = self._told(torch.stack((highest.double(), (columns + self._first).double()), 1))
         highests = told[..., 0]
         highest = highests.amax(0)
@@ -85,39 +74,39 @@ class Vocabulary:
         is_valid = highest.isfinite() & scales.isfinite()
         is_greedy = scales == 0
         if own.is_cpu and bool(is_greedy.all()):
-            return likeliest.masked_fill_(~is_valid, INVALID_TOKEN)
+            return likeliest.masked_fill_(~is_valid, sampling.INVALID_TOKEN)
         scales = scales.masked_fill(is_greedy, 1.0)
         highest = highest.float()
         least = torch.full_like(highest, -torch.inf)
         is_cut_off: torch.Tensor | None = None
         if may_truncate:
             least, is_cut_off = self._least(own, scales, highest, slots, parameters)
-        masses = self._told(part_masses(own, scales, highest, least))
+        masses = self._told(sampling.part_masses(own, scales, highest, least))
         behind = masses.cumsum(0)
-        target = uniforms(parameters.seed[slots], positions) * behind[-1]
+        target = sampling.uniforms(parameters.seed[slots], positions) * behind[-1]
         # Where sums were rounded otherwise, the last token with any weight is meant.
         has_any = (masses > 0).int()
         last = self._ranks.size - 1 - has_any.flip(0).argmax(0)
         owner = (behind <= target).sum(0).minimum(last)
         before = (behind - masses)[self._ranks.rank]
-        drawn = part_draw(own, scales, highest, least, (target - before).contiguous()) + self._first
+        drawn = sampling.part_draw(own, scales, highest, least, (target - before).contiguous()) + self._first
         drawn = self._told(drawn).gather(0, owner[None])[0].clamp_(max=self._size - 1)
         if marks is not None:
             drawn = self._marked(drawn, (own - highest[:, None]) * scales[:, None], least, marks)
         is_valid = is_valid & (behind[-1].isfinite() | is_greedy)
-        token_ids = torch.where(is_greedy, likeliest, drawn).masked_fill_(~is_valid, INVALID_TOKEN)
+        token_ids = torch.where(is_greedy, likeliest, drawn).masked_fill_(~is_valid, sampling.INVALID_TOKEN)
         if is_cut_off is not None and bool((is_cut_off & ~is_greedy).any()):
             rows = (is_cut_off & ~is_greedy).nonzero()[:, 0]
             whole = self._ranks.gather(self._padded(own).index_select(0, rows))[:, : self._size].contiguous()
             marks = None if marks is None else marks[rows]
-            token_ids[rows] = sample_tokens(whole, slots[rows], positions[rows], parameters, marks=marks)
+            token_ids[rows] = sampling.sample_tokens(whole, slots[rows], positions[rows], parameters, marks=marks)
         return token_ids
 
     def _marked(
         self, drawn: torch.Tensor, scaled: torch.Tensor, least: torch.Tensor, marks: torch.Tensor
     ) -> torch.Tensor:
         """Return what each row draws under its mark, and `drawn` where it has none, `[num_rows]` int64."""
-        scores = marked_scores(scaled, least, marks, self._first)
+        scores = sampling.marked_scores(scaled, least, marks, self._first)
         best, columns = scores.max(dim=1)
         told = self._told(torch.stack((best, (columns + self._first).double()), 1))
         # The first rank that has it has the first token.
@@ -130,7 +119,7 @@ class Vocabulary:
         scales: torch.Tensor,
         highest: torch.Tensor,
         slots: torch.Tensor,
-        parameters: SamplingParameters,
+        parameters: sampling.SamplingParameters,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the smallest scaled logit that each row keeps, and which rows hide it below what ranks list."""
         log_min_p = parameters.log_min_p[slots].nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0)
@@ -148,7 +137,7 @@ class Vocabulary:
         weights = merged.double().exp().masked_fill_(merged < least[:, None], 0.0)
         cumulative = weights.cumsum(1)
         total = torch.where(
-            has_top_k, cumulative[:, -1], self._told(part_masses(own, scales, highest, log_min_p)).sum(0)
+            has_top_k, cumulative[:, -1], self._told(sampling.part_masses(own, scales, highest, log_min_p)).sum(0)
         )
         is_enough = cumulative >= (top_p * total)[:, None]
         nucleus = merged.gather(1, is_enough.int().argmax(1, keepdim=True))[:, 0]
@@ -156,23 +145,23 @@ class Vocabulary:
         is_hidden |= has_top_p & (~is_enough.any(1) | (nucleus < lowest))
         return least.maximum(torch.where(has_top_p, nucleus, -torch.inf)), is_hidden
 
-    def score(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TokenScores:
+    def score(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> sampling.TokenScores:
         """Do what `score_tokens` does, with a rank's logits as the model computed them."""
         if not self.is_divided:
-            return score_tokens(logits, token_ids, num_top)
+            return sampling.score_tokens(logits, token_ids, num_top)
         highest = self.highest(logits)
         ones = torch.ones_like(highest)
-        totals = self._told(part_masses(logits, ones, highest, -torch.inf * ones)).sum(0)
+        totals = self._told(sampling.part_masses(logits, ones, highest, -torch.inf * ones)).sum(0)
         log_total = totals.float().log()
         chosen = self.values(logits, token_ids[:, None])[:, 0] - highest - log_total
         num_listed, num_top = min(num_top, self._count), min(num_top, self._size)
         # In the order of ids among equals, as in that of ranks.
-        ids = score_tokens(logits, torch.zeros_like(token_ids), num_listed).top_ids
+        ids = sampling.score_tokens(logits, torch.zeros_like(token_ids), num_listed).top_ids
         values = self._told(logits.gather(1, ids)).transpose(0, 1).flatten(1)
         every = self._told(ids + self._first).transpose(0, 1).flatten(1)
         order = values.argsort(dim=1, descending=True, stable=True)[:, :num_top]
         top_values = values.gather(1, order) - highest[:, None] - log_total[:, None]
-        return TokenScores(chosen, every.gather(1, order).clamp_(max=self._size - 1), top_values)
+        return sampling.TokenScores(chosen, every.gather(1, order).clamp_(max=self._size - 1), top_values)
 
     def values(self, logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Return logits of some tokens of each row, both of that shape: `[num_rows, num_tokens]`."""

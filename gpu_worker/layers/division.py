@@ -40,7 +40,6 @@ class Division:
 
     Attributes:
         has_whole_experts: A rank has some experts, not some features of each.
-        num_redundant_experts: As of `Ranks`.
         context_size: Ranks in a row that have the same key and value heads, each of some tokens.
     """
 
@@ -62,11 +61,7 @@ class Division:
         return Division(self.rank // self.context_size, self.size // self.context_size)
 
     def count(self, num: int, what: str) -> int:
-        """Return how many of these heads or features a rank has.
-
-        Raises:
-            IndivisibleError: They cannot be divided.
-        """
+        """Return how many of these heads or features a rank has; `IndivisibleError` if they cannot be divided."""
         if num % self.size:
             raise IndivisibleError(f"{num} {what} cannot be divided among {self.size} ranks")
         return num // self.size
@@ -130,11 +125,7 @@ class Division:
         return replace(head, weight=rows_of(head.weight, rows), bias=bias)
 
     def expert_share(self, num_experts: int, inner_size: int, num_projections: int) -> ExpertShare:
-        """Return which experts a rank has, or which features of each.
-
-        Raises:
-            IndivisibleError: They cannot be divided.
-        """
+        """Return which experts a rank has, or which features of each; `IndivisibleError` if they cannot be divided."""
         if not self.has_whole_experts:
             self.count(inner_size, "features of an expert")
             rows, every = self.features((inner_size,) * num_projections), range(num_experts)
@@ -164,11 +155,7 @@ class Division:
 
 
 def divided_layer(layer: LayerTraits, division: Division) -> LayerTraits:
-    """Return a layer as one rank has it: what it keeps of a sequence follows from its shape.
-
-    Raises:
-        IndivisibleError: It cannot be divided so.
-    """
+    """Return a layer as one rank has it, and so what it keeps; `IndivisibleError` if it cannot be divided so."""
     if layer.feed_forward is not None:
         divided_shape(layer.feed_forward, division)
     # The inner features of feed-forward blocks stand in no shape that is asked for after the weights were taken.
@@ -183,11 +170,7 @@ def divided_weights(weights: LayerWeights, division: Division) -> LayerWeights:
 
 @singledispatch
 def divided_shape(shape: Any, division: Division) -> Any:
-    """Return a shape with a rank's heads.
-
-    Raises:
-        IndivisibleError: It cannot be divided so.
-    """
+    """Return a shape with a rank's heads; `IndivisibleError` if it cannot be divided so."""
     raise IndivisibleError(f"layers of kind {type(shape).__name__.removesuffix('Shape')} cannot be divided")
 
 
@@ -361,7 +344,4 @@ def _(weights: Mamba2Weights, division: Division) -> Mapping[str, Any]:
 @_own.register
 def _(weights: ShortConvWeights, division: Division) -> Mapping[str, Any]:
     bias: torch.Tensor | None = weights.bias
-    return {
-        "conv": division.part(weights.conv, 1),
-        "bias": None if bias is None else division.part(bias),
-    }
+    return {"conv": division.part(weights.conv, 1), "bias": None if bias is None else division.part(bias)}

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 
 from gpu_worker.layers.layer_source import Projections
-from gpu_worker.layers.linear import Projection
 from gpu_worker.layers.stored_matrix import MatrixSource, PartSource, StoredMatrix, StoredPiece
 from gpu_worker.quantization.quantization_method import StackMethod
 from kernels.linear.forms import DenseWeight, WeightForm
@@ -127,17 +126,13 @@ class _OwnTensors:
             )
             for expert in self.experts
         ]
-        return ExpertWeights(tuple(expert.weight for expert in taken), _stacked_biases(taken))
+        biases = [expert.bias for expert in taken if expert.bias is not None]
+        return ExpertWeights(tuple(expert.weight for expert in taken), torch.stack(biases) if biases else None)
 
     def _dense(self, parts: Sequence[str], rows: int, columns: int) -> ExpertWeights:
         tensors = [f"{expert}.{part}.weight" for expert in self.experts for part in parts]
         whole = self.projections.source.take_rows(tensors, [(rows, columns)] * len(tensors))
         return ExpertWeights.dense(whole.view(len(self.experts), len(parts) * rows, columns))
-
-
-def _stacked_biases(experts: Sequence[Projection]) -> torch.Tensor | None:
-    biases = [expert.bias for expert in experts if expert.bias is not None]
-    return torch.stack(biases) if biases else None
 
 
 class _ExpertStacks:

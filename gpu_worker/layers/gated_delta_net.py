@@ -12,7 +12,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import LayerMemory, matrix_memory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.stored_matrix import whole
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
@@ -27,7 +27,6 @@ class GatedDeltaShape:
     """A gated delta net.
 
     Attributes:
-        sizes: Its heads.
         conv_width: Tokens that the convolution before it sees, each itself included.
         by_key_head: The checkpoint has the features of a key head beside those of its value heads, not all queries
             before all keys.
@@ -48,7 +47,7 @@ class GatedDeltaShape:
     def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
         """Declare the projections to queries, keys, values and gates, and from the heads back."""
         return {
-            "output": LinearShape(("linear_attn.out_proj",), (hidden_size,), self._num_values, Partition.ROW),
+            "output": to_stream("linear_attn.out_proj", hidden_size, self._num_values),
             "inputs": self._inputs(hidden_size),
             "gates": self._gates(hidden_size),
         }
@@ -136,14 +135,10 @@ class GatedDeltaWeights:
     """A gated delta net.
 
     Attributes:
-        shape: Its sizes.
         inputs: Yields queries, keys, values, then the gates of the output.
         gates: Yields the strengths of the value heads, then their steps.
         conv: `[conv_width, num_features]`, of queries, keys and values.
-        delta: Of the decays.
         norm: `[value_dim]`, of what is read.
-        eps: Of that normalisation.
-        output: From the heads back to the residual stream.
     """
 
     shape: GatedDeltaShape

@@ -39,11 +39,8 @@ class LatentShape:
     Attributes:
         num_heads: Of queries, and of the keys and values that the latent vector stands for.
         query_rank: Features between the two matrices of the queries; None where one matrix makes them.
-        latent_dim: Numbers of a latent vector.
         plain_dim: Dimensions of a key head that do not turn.
         rotary_dim: Dimensions that do, behind them; all heads have the same numbers there.
-        value_dim: Of a value head.
-        scale: What scores are multiplied by.
         interleaved: Dimensions are paired with the next, not with the one half of `rotary_dim` further on.
         has_bias: Projections from and to the stream have a bias, but for that of the queries where it is one matrix.
         query_growth: By how much queries grow with their position, if they do.
@@ -134,13 +131,10 @@ class LatentWeights:
     Attributes:
         query_down: To `query_rank` features, which `query_norm` normalises; None where there is one matrix.
         query_norm: `[query_rank]`.
-        query: Yields the query heads.
         latent: Yields the latent vector, which `latent_norm` normalises, and the dimensions that turn.
         latent_norm: `[latent_dim]`.
-        eps: Of both normalisations.
         key_up: `[num_heads, plain_dim, latent_dim]`, from a latent vector to the keys.
         value_up: `[num_heads, latent_dim, value_dim]`, to the values.
-        output: From the heads back to the residual stream.
     """
 
     shape: LatentShape
@@ -192,15 +186,10 @@ class LatentAttention:
     def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the latent vectors of `x` into the cache, and attend from `x` to the cache."""
         query, latent = self._project(x, context)
-        if self._is_expanded(context):
-            values = self._attend_expanded(query, latent, positions, context)
-        else:
-            values = self._attend_latent(query, latent, positions, context)
-        return self._output(values.flatten(1), context)
-
-    def _is_expanded(self, context: AttentionContext) -> bool:
         sizes = len(context.block_tables), context.max_query_len, context.max_context_len
-        return self._expansion is not None and is_expansion_less(*self._expansion, *sizes)
+        is_expanded = self._expansion is not None and is_expansion_less(*self._expansion, *sizes)
+        attend = self._attend_expanded if is_expanded else self._attend_latent
+        return self._output(attend(query, latent, positions, context).flatten(1), context)
 
     def _project(self, x: Rows, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the plain queries, and behind them the row that is kept of each token."""

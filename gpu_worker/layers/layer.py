@@ -164,9 +164,6 @@ class LayerWeights:
     """Everything that distinguishes a layer.
 
     Attributes:
-        mixer: None where the layer has none.
-        feed_forward: None where the layer has none.
-        norms: Around both.
         is_parallel: The feed-forward block reads what the mixer reads, rather than what the mixer has added to.
         residual_scale: What both blocks add is multiplied by this.
         stream_scale: The residual stream behind the layer is multiplied by this.

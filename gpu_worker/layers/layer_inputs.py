@@ -90,8 +90,6 @@ class LayerInputWeights:
     Attributes:
         gate: `[size, hidden_size]`, from the stream to what the input is multiplied by.
         projection: `[hidden_size, size]`, of the product.
-        norm: Of what is added.
-        activation: Of the gate.
     """
 
     gate: Projection

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch
 
 from gpu_worker.layers.block_traits import BlockTraits
-from gpu_worker.layers.linear import LinearShape, Projection
+from gpu_worker.layers.linear import LinearShape, Projection, feature_factors
 from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.stored_matrix import MatrixSource, PartSource, StoredMatrix, StoredPiece
 from gpu_worker.quantization.quantization_method import QuantizationMethod, TensorSource
@@ -66,11 +66,7 @@ class QuantizedLayers:
         return concatenate(parts)
 
     def drop_empty_biases(self, names: Sequence[str]) -> None:
-        """Take biases that the model does not have: some tools write zeros for them.
-
-        Raises:
-            Exception: What the source's `error` makes: one is not zero.
-        """
+        """Take biases that the model does not have: zeros, which some tools write, or raise the source's `error`."""
         for name in (f"{name}.bias" for name in names):
             if self.source.has(name) and self.source.take_raw(name).any():
                 raise self.source.error(name, "is not zero, but config.json has no place for it")
@@ -166,18 +162,6 @@ class Projections:
 
         pieces = tuple(piece(name, count) for name, count in zip(names, rows, strict=True))
         return cast("WeightForm", StoredMatrix(pieces, order, factors))
-
-
-def feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:
-    """Return a factor for each feature, of parts of these widths; None where all are one.
-
-    Shapes:
-        result: `[sum(widths)]` float32
-    """
-    if all(scale == 1 for _, scale in scales):
-        return None
-    widths, factors = zip(*scales, strict=True)
-    return torch.tensor(factors).repeat_interleave(torch.tensor(widths))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class PostNormLayer:
     Source: Vaswani et al., arXiv 1706.03762, section 3.1.
     """
 
+    tokens_per_expert: torch.Tensor | None = None
+
     def __init__(self, index: int, weights: LayerWeights, parts: LayerParts) -> None:
         norms = weights.norms
         assert weights.mixer is not None
@@ -69,11 +71,6 @@ class PostNormLayer:
     def replay(self, places: torch.Tensor, state: LayerState | None, rows: StateRows) -> None:
         """Do nothing: such layers have no states."""
         assert state is None
-
-    @property
-    def tokens_per_expert(self) -> torch.Tensor | None:
-        """None: such layers have no mixtures."""
-        return None
 
 
 def _layer(index: int, weights: LayerWeights, parts: LayerParts) -> DecoderLayer | PostNormLayer:

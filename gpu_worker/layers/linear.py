@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 
 from gpu_worker.layers.adapters import AdapterTargets, ExpertModules
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.context_attention import Attend, ContextAttention
 from gpu_worker.layers.placed_experts import PlacedExperts
 from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
@@ -27,7 +27,10 @@ from kernels.linear.forms import WeightForm
 from kernels.linear.rounding import InputRounding, RoundedRows, Rows
 from kernels.low_rank import AdapterTable
 from kernels.moe import AdaptableExperts, Experts, ExpertWeights, ReplaceableExperts, make_experts
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import Partial, merge_partials, paged_attention
+
+Attend = Callable[..., torch.Tensor]
+"""Attention to cached tokens, which is called as `paged_attention` is."""
 
 
 class Partition(Enum):
@@ -48,9 +51,6 @@ class LinearShape:
     Attributes:
         modules: Below the layer, `self_attn.q_proj`. Their features stand one after another.
         rows: Output features of each module.
-        columns: Input features.
-        partition: How it is divided.
-        has_bias: Each module has a bias.
         order: `[sum(rows)]` int64, which of the modules' features each feature is; None is in order.
         scales: The widths of parts of the modules' features, and what each part is multiplied by; empty is by one.
         is_transposed: Dense matrices are stored `[in_features, out_features]`.
@@ -74,6 +74,26 @@ class LinearShape:
     def divided_parts(self) -> tuple[int, ...]:
         """The widths of the parts of its features of which each is divided by itself."""
         return self.parts or self.rows
+
+
+def to_stream(
+    module: str, size: int, columns: int, *, has_bias: bool = False, scale: float = 1.0, is_transposed: bool = False
+) -> LinearShape:
+    """Declare the layer of a block that yields what is added to the stream, of `size` features."""
+    scales = ((size, scale),)
+    return LinearShape((module,), (size,), columns, Partition.ROW, has_bias, None, scales, is_transposed)
+
+
+def feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:
+    """Return a factor for each feature, of parts of these widths; None where all are one.
+
+    Shapes:
+        result: `[sum(widths)]` float32
+    """
+    if all(scale == 1 for _, scale in scales):
+        return None
+    widths, factors = zip(*scales, strict=True)
+    return torch.tensor(factors).repeat_interleave(torch.tensor(widths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +129,6 @@ def adapter_tables(
     shape = projection.shape
     if targets is None or shape is None or not projection.layer:
         return ()
-    factors = None
-    if any(scale != 1 for _, scale in shape.scales):
-        widths, scales = zip(*shape.scales, strict=True)
-        factors = torch.tensor(scales).repeat_interleave(torch.tensor(widths))
     modules = tuple(f"{projection.layer}.{module}" for module in shape.modules)
     own_columns = projection.inputs
     if own_columns is None and ranks.size > 1 and shape.partition is Partition.ROW:
@@ -122,7 +138,7 @@ def adapter_tables(
         shape.rows,
         shape.columns,
         order=shape.order,
-        scales=factors,
+        scales=feature_factors(shape.scales),
         parts=parts,
         is_gated=is_gated,
         own_rows=projection.rows,
@@ -202,6 +218,31 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextAttention:
+    """Attention from a rank's heads to all tokens, of which its cache has some: each rank has some of each sequence.
+
+    Each attends to its own for the heads of all of them. What they come to is exchanged with the logs of the sums of
+    exponentials, and each rank merges its own heads.
+    Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
+    """
+
+    ranks: Ranks
+
+    def __call__(
+        self, query: torch.Tensor, *cached: Any, sinks: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """Do what `paged_attention` promises; the KV heads are those of all ranks that share the tokens."""
+        tokens, (num_tokens, num_heads, _) = self.ranks.tokens, query.shape
+        heads = self.ranks.swap(query.expand(tokens.step, *query.shape)).transpose(0, 1).flatten(1, 2)
+        lse = torch.empty(heads.shape[:2], dtype=torch.float32, device=query.device)
+        attend: Attend = paged_attention
+        values = attend(heads, *cached, **options, partial=Partial(tokens, lse))
+        attended = torch.cat((values, lse[..., None]), 2).view(num_tokens, tokens.step, num_heads, -1)
+        parts = self.ranks.swap(attended.transpose(0, 1))
+        return merge_partials(parts[..., :-1], parts[..., -1], sinks).to(query.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerParts:
     """What the blocks of layers are made with; `placed` are the experts made so far that move between ranks."""
 
@@ -214,11 +255,7 @@ class LayerParts:
 
     @classmethod
     def made_by(
-        cls,
-        linears: LinearFactory,
-        rotations: Rotations,
-        ranks: Ranks = ALONE,
-        adapters: AdapterTargets | None = None,
+        cls, linears: LinearFactory, rotations: Rotations, ranks: Ranks = ALONE, adapters: AdapterTargets | None = None
     ) -> LayerParts:
         """Make the fastest forms of matrices and experts, by `linears`."""
 

@@ -13,7 +13,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import LayerMemory, matrix_memory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.ranks import VectorNorm
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
@@ -35,12 +35,7 @@ class Mamba2Shape:
     """A Mamba-2 mixer.
 
     Attributes:
-        sizes: Its heads and groups.
         conv_width: Tokens that the convolution before it sees, each itself included.
-        norm: How its results are normalised.
-        step_limits: Bounds of steps.
-        has_conv_bias: The convolution has a bias.
-        has_input_bias, has_output_bias: The projections have.
         input_scales: What the input projection yields is multiplied by: gates, values, input vectors, output vectors,
             steps.
         output_scale: What the mixer yields is multiplied by.
@@ -70,13 +65,12 @@ class Mamba2Shape:
                 scales=tuple(zip(widths, self.input_scales, strict=True)),
                 parts=widths,
             ),
-            "output": LinearShape(
-                ("mamba.out_proj",),
-                (hidden_size,),
+            "output": to_stream(
+                "mamba.out_proj",
+                hidden_size,
                 sizes.inner_size,
-                Partition.ROW,
                 has_bias=self.has_output_bias,
-                scales=((hidden_size, self.output_scale),),
+                scale=self.output_scale,
             ),
         }
 
@@ -109,15 +103,12 @@ class Mamba2Weights:
     """A Mamba-2 mixer.
 
     Attributes:
-        shape: Its sizes.
         inputs: Yields the gates of the output, then values, input vectors and output vectors, then the steps.
         conv: `[conv_width, num_features]`, of values, input vectors and output vectors.
         conv_bias: `[num_features]`, if it has one.
         ssd: Of decays, and of what passes the state by.
         norm: `[inner_size]`, of what is read; None where it is not normalised.
         is_norm_spread: What is normalised as one vector is not all here.
-        eps: Of that normalisation.
-        output: From the heads back to the residual stream.
     """
 
     shape: Mamba2Shape

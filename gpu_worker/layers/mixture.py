@@ -12,7 +12,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.experts import ExpertSizes, MixtureNames, experts_module, take_experts
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.mlp import GatedMLP, PlainMLP
 from kernels.activation import Activation, times_sigmoid
 from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, GatedActivation
@@ -30,17 +30,13 @@ class MixtureShape:
         expert_size: Features between the matrices of an expert.
         rule: Of routing; a bias for the choice is not in it yet.
         activation: Of the experts. The shared expert has SiLU, or squared ReLU without a gate where they have it.
-        has_router_bias: Logits of the router have a bias.
         has_choice_bias: The checkpoint has a bias for the choice alone.
-        has_expert_biases: The projections of experts have biases.
         weighs_inputs: A token's weight multiplies what its expert is given, not what it gives. One expert a token.
         shared_size: Features between the matrices of the shared expert; 0 where there is none.
         shared_scale: What it gives is multiplied by.
-        has_shared_biases: Its projections have biases.
         has_shared_gate: The shared expert's result is multiplied by the sigmoid of a score.
         scales: The tensor of numbers, one an expert, that the weights of tokens are multiplied by; None is none.
         latent_size: Features of what experts are given and give back; 0 is the size of the stream, as it is.
-        has_latent_biases: The projections to those features and back have biases.
     """
 
     num_experts: int
@@ -87,14 +83,8 @@ class MixtureShape:
                 has_bias=self.has_shared_biases,
                 parts=(inner,) * count,
             )
-            found["shared.down"] = LinearShape(
-                (down,),
-                (hidden_size,),
-                inner,
-                Partition.ROW,
-                has_bias=self.has_shared_biases,
-                scales=((hidden_size, self.shared_scale),),
-            )
+            has_biases, scale = self.has_shared_biases, self.shared_scale
+            found["shared.down"] = to_stream(down, hidden_size, inner, has_bias=has_biases, scale=scale)
         if self.shared_size and self.has_shared_gate:
             found["shared.gate"] = LinearShape((own.shared_gate,), (1,), hidden_size, whole, is_rounded=False)
         if self.latent_size:
@@ -180,7 +170,6 @@ class MixtureWeights:
     Attributes:
         router: `[num_experts, hidden_size]`.
         rule: From the router's logits to experts and their weights.
-        gate_up, down: Of all experts.
         activation: Of all experts; without gates, the shared one has none either.
         weighs_inputs: A token's weight multiplies what its expert is given.
         scales: `[num_experts]` float32, what the weights of tokens are multiplied by, if anything.

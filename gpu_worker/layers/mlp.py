@@ -9,7 +9,7 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.layer_source import LayerSource, WeightSource
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from kernels.activation import Activation, Xielu, activate, gated, gated_rounded
 from kernels.linear.rounding import InputRounding, Rows
 
@@ -41,14 +41,7 @@ class GatedShape:
                 scales=((inner, self.gate_scale), (inner, 1.0)),
                 parts=(inner, inner),
             ),
-            "down": LinearShape(
-                (f"mlp.{names.down}",),
-                (hidden_size,),
-                inner,
-                Partition.ROW,
-                has_bias=self.has_bias,
-                scales=((hidden_size, self.down_scale),),
-            ),
+            "down": to_stream(f"mlp.{names.down}", hidden_size, inner, has_bias=self.has_bias, scale=self.down_scale),
         }
 
     def take(self, source: LayerSource, prefix: str) -> GatedWeights:
@@ -107,14 +100,11 @@ class PlainShape:
 
     def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
         """Declare the projections to the inner features and back."""
-
-        def linear(module: str, rows: int, columns: int, partition: Partition) -> LinearShape:
-            modules, is_transposed = (f"mlp.{module}",), names.is_transposed
-            return LinearShape(modules, (rows,), columns, partition, self.has_bias, is_transposed=is_transposed)
-
+        inner, has_bias, is_turned = self.inner_size, self.has_bias, names.is_transposed
+        up, down = f"mlp.{names.up}", f"mlp.{names.down}"
         return {
-            "up": linear(names.up, self.inner_size, hidden_size, Partition.COLUMN),
-            "down": linear(names.down, hidden_size, self.inner_size, Partition.ROW),
+            "up": LinearShape((up,), (inner,), hidden_size, Partition.COLUMN, has_bias, is_transposed=is_turned),
+            "down": to_stream(down, hidden_size, inner, has_bias=has_bias, is_transposed=is_turned),
         }
 
     def take(self, source: LayerSource, prefix: str) -> PlainWeights:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -34,16 +33,6 @@ class NormWeights:
         return self.bias is None and not self.is_centered
 
 
-class Norm(Protocol):
-    """A normalisation of rows."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise `x: [num_tokens, size]`."""
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add `x` to `residual` in place, and return the normalised sum."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RMSNorm:
     """Scales rows to a root mean square of one, then by a learned weight.
@@ -65,10 +54,6 @@ class RMSNorm:
             x, residual, result: `[num_tokens, size]`
         """
         return rms_norm(x, self.weight, self.eps, residual)
-
-    def rounded(self, x: torch.Tensor, residual: torch.Tensor | None, rounding: InputRounding) -> Rows:
-        """Do the same, with or without a residual, and round the result."""
-        return rms_norm_rounded(x, self.weight, self.eps, residual, rounding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +81,10 @@ class LayerNorm:
         return self(residual.add_(x))
 
 
+Norm = RMSNorm | LayerNorm
+"""A normalisation of rows."""
+
+
 def normalised(
     norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None, rounding: InputRounding | None
 ) -> Rows:
@@ -103,7 +92,7 @@ def normalised(
     if norm is None:
         return x if residual is None else residual.add_(x)
     if rounding is not None and isinstance(norm, RMSNorm):
-        return norm.rounded(x, residual, rounding)
+        return rms_norm_rounded(x, norm.weight, norm.eps, residual, rounding)
     return norm(x) if residual is None else norm.add(x, residual)
 
 

@@ -22,9 +22,7 @@ class ExpertShare:
     """What a rank has of a layer's experts.
 
     Attributes:
-        num_experts: Experts of the layer.
         places: The expert in each place of all ranks, in the beginning.
-        own: This rank's places.
         rows: `[num_features]` int64, which features of an expert's first projection it has; None is all.
         columns: Which inputs of the last projection; None is all.
         stored: Both projections of all experts in the checkpoint, where experts move; else None.
@@ -101,11 +99,7 @@ class PlacedExperts(SummedExperts):
         self._torn -= prepared.keys()
 
     def restore(self, places: Sequence[int]) -> None:
-        """Read what is new at this rank, or was written in part, one after another, while nothing is computed.
-
-        Raises:
-            Exception: One cannot be read.
-        """
+        """Read what is new here, or was written in part, while nothing is computed; raise what reading does."""
         self._torn |= {place - self._own.start for place in self._own if places[place] != self.places[place]}
         with torch.inference_mode():
             for place in sorted(self._torn):

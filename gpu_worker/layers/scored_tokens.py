@@ -61,12 +61,5 @@ class ScoredTokens(Struct, frozen=True):
             size = max(1, _MAX_KEYS // (num_blocks * cache.keys[0].numel()))
             for part in map(slice, range(0, num_seqs, size), range(size, num_seqs + size, size)):
                 group.attention[part] += block_attention(
-                    queries[part],
-                    cache.keys,
-                    tables[part],
-                    group.contexts[part],
-                    scale,
-                    soft_cap,
-                    cache.scales,
-                    sinks,
+                    queries[part], cache.keys, tables[part], group.contexts[part], scale, soft_cap, cache.scales, sinks
                 )

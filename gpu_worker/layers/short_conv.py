@@ -11,7 +11,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsState, LayerMemory, StatePart
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from kernels.causal_conv import causal_conv
 from kernels.state_rows import StateRows
 
@@ -35,7 +35,7 @@ class ShortConvShape:
             "inputs": LinearShape(
                 ("conv.in_proj",), (3 * channels,), hidden_size, Partition.COLUMN, self.has_bias, parts=parts
             ),
-            "output": LinearShape(("conv.out_proj",), (hidden_size,), channels, Partition.ROW, self.has_bias),
+            "output": to_stream("conv.out_proj", hidden_size, channels, has_bias=self.has_bias),
         }
 
     def memory(self) -> LayerMemory:
@@ -62,8 +62,6 @@ class ShortConvWeights:
     Attributes:
         inputs: Yields the gate of the input, that of the output, then the input.
         conv: `[conv_width, num_channels]`.
-        bias: `[num_channels]`, if it has one.
-        output: Back to the residual stream.
     """
 
     inputs: Projection

@@ -15,16 +15,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from gpu_worker.quantization.quantization_method import TensorSource
-from kernels.linear.forms import (
-    SCALE_BLOCK,
-    GroupQuantizedWeight,
-    WeightForm,
-    concatenate,
-    reorder_rows,
-    scale_rows,
-    select_columns,
-    select_rows,
-)
+from kernels.linear import forms
+from kernels.linear.forms import WeightForm
 
 # Rows and columns are read in stretches that begin and end at multiples of these: no form takes them apart.
 _UNITS = (128, 256)
@@ -64,11 +56,8 @@ class StoredPiece:
     """A matrix of a checkpoint: a module, or one of a stack.
 
     Attributes:
-        source: The checkpoint.
-        name: Of the module or stack.
         shape: `(out_features, in_features)`.
         read: Takes the matrix from a source that shows it, of a shape.
-        item: Number in the stack.
         is_transposed: A plain matrix, stored `[in_features, out_features]`.
         is_quantized: It may be.
     """
@@ -97,9 +86,9 @@ class StoredPiece:
         except _WholeNeededError:
             form = self.read(self.source, self.shape)
             if len(rows) < self.shape[0]:
-                form = select_rows(form, torch.arange(rows.start, rows.stop))
+                form = forms.select_rows(form, torch.arange(rows.start, rows.stop))
             if len(columns) < self.shape[1]:
-                form, inputs = select_columns(form, columns)
+                form, inputs = forms.select_columns(form, columns)
                 assert inputs is None, "such columns are not asked for"
         return form
 
@@ -162,12 +151,8 @@ class _ShownPart:
         return self._source.take_part(name, index, self._box(name, self._source.shape(name)[1:]), is_raw=True)
 
     def check(self, form: WeightForm) -> None:
-        """Check that groups are as wide as scales seemed to be for.
-
-        Raises:
-            _WholeNeededError: They are not.
-        """
-        if isinstance(form, GroupQuantizedWeight) and len(self._features[1]) < self._piece.shape[1]:
+        """Raise `_WholeNeededError` unless groups are as wide as scales seemed to be for."""
+        if isinstance(form, forms.GroupQuantizedWeight) and len(self._features[1]) < self._piece.shape[1]:
             for width in self._num_columns_of_a_scale:
                 if width != form.group_size or width >= form.shape[1]:
                     raise _WholeNeededError
@@ -200,8 +185,8 @@ def _features_of_an_entry(count: int, num_features: int) -> int:
     width, rest = divmod(num_features, count)
     if width and not rest and width & (width - 1) == 0:
         return width
-    if -(-num_features // SCALE_BLOCK) == count:
-        return SCALE_BLOCK
+    if -(-num_features // forms.SCALE_BLOCK) == count:
+        return forms.SCALE_BLOCK
     raise _WholeNeededError
 
 
@@ -232,10 +217,10 @@ class StoredMatrix:
 
     def whole(self) -> WeightForm:
         """Read all."""
-        form = concatenate([piece.part(*map(range, piece.shape)) for piece in self.pieces])
+        form = forms.concatenate([piece.part(*map(range, piece.shape)) for piece in self.pieces])
         if self.factors is not None:
-            form = scale_rows(form, self.factors)
-        return form if self.order is None else reorder_rows(form, self.order)
+            form = forms.scale_rows(form, self.factors)
+        return form if self.order is None else forms.reorder_rows(form, self.order)
 
     def dequantize(self) -> torch.Tensor:
         """Read all, as plain numbers."""
@@ -250,23 +235,23 @@ class StoredMatrix:
             found.append(self.pieces[number].part(stretch, range(self.shape[1])))
             places[start + stretch.start : start + stretch.stop] = torch.arange(first, first + len(stretch))
             first += len(stretch)
-        form = concatenate(found)
+        form = forms.concatenate(found)
         chosen = places[rows]
         if len(chosen) != first or not torch.equal(chosen, torch.arange(first)):
-            form = select_rows(form, chosen)
-        return form if self.factors is None else scale_rows(form, self.factors[rows])
+            form = forms.select_rows(form, chosen)
+        return form if self.factors is None else forms.scale_rows(form, self.factors[rows])
 
     def columns(self, columns: range) -> tuple[WeightForm, torch.Tensor | None]:
         """Read columns; see `select_columns`."""
         if any(has_input_order(piece.source, piece.name) for piece in self.pieces):
-            return select_columns(self.whole(), columns)
+            return forms.select_columns(self.whole(), columns)
         stretch = self.pieces[0].stretch(columns, 1)
-        form = concatenate([piece.part(range(piece.shape[0]), stretch) for piece in self.pieces])
+        form = forms.concatenate([piece.part(range(piece.shape[0]), stretch) for piece in self.pieces])
         if len(stretch) != len(columns):
-            form, _ = select_columns(form, range(columns.start - stretch.start, columns.stop - stretch.start))
+            form, _ = forms.select_columns(form, range(columns.start - stretch.start, columns.stop - stretch.start))
         if self.factors is not None:
-            form = scale_rows(form, self.factors)
-        return form if self.order is None else reorder_rows(form, self.order), None
+            form = forms.scale_rows(form, self.factors)
+        return form if self.order is None else forms.reorder_rows(form, self.order), None
 
     def _stretches(self, rows: torch.Tensor) -> Iterator[tuple[int, range]]:
         wanted = torch.unique(rows)
@@ -300,9 +285,9 @@ def whole(form: WeightForm | StoredMatrix) -> WeightForm:
 
 def rows_of(form: WeightForm | StoredMatrix, rows: torch.Tensor) -> WeightForm:
     """Do what `select_rows` does, of a stored matrix by reading no others."""
-    return form.rows(rows) if isinstance(form, StoredMatrix) else select_rows(form, rows)
+    return form.rows(rows) if isinstance(form, StoredMatrix) else forms.select_rows(form, rows)
 
 
 def columns_of(form: WeightForm | StoredMatrix, columns: range) -> tuple[WeightForm, torch.Tensor | None]:
     """Do what `select_columns` does, of a stored matrix by reading no others."""
-    return form.columns(columns) if isinstance(form, StoredMatrix) else select_columns(form, columns)
+    return form.columns(columns) if isinstance(form, StoredMatrix) else forms.select_columns(form, columns)

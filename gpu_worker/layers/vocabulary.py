@@ -18,7 +18,6 @@ class Embedding:
 
     Attributes:
         weight: `[vocab_size, size]`; of a vocabulary that is divided, the rows of this rank's tokens.
-        dtype: Of the result.
         scale: What the rows are multiplied by; checkpoints were trained with the nearest number of their type.
         ranks: Among which the vocabulary is divided.
     """
@@ -47,8 +46,6 @@ class NormedEmbedding:
     """From tokens to a normalised stream.
 
     Attributes:
-        words: Rows of the tokens.
-        norm: Of each row.
         segment: `[size]`, which is added to each row before; None where nothing is.
     """
 

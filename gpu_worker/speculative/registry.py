@@ -7,11 +7,12 @@ used.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from gpu_worker.speculative.recipe import DRAFT_MODEL, Needs, Recipe, Settings
 from shared.config import variable_name
 from shared.errors import ConfigError
 
@@ -25,7 +26,66 @@ if TYPE_CHECKING:
     from gpu_worker.speculative.draft_files import DraftFiles
 
 
+DRAFT_MODEL = "draft_model"
+"""The setting that names the directory of a proposer's weights."""
 _WITHOUT_HEAD = "set it to ngram, or to off"
+
+
+class Settings(Protocol):
+    """Those of the worker's settings that recipes read."""
+
+    @property
+    def draft_model(self) -> Path | None:
+        """Directory of the proposer's weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the model's runner must leave to the proposer, in the memory that the KV cache lies in.
+
+    Attributes:
+        num_bytes: Whatever the size of the KV cache.
+        block_bytes: For each block of the KV cache.
+        tapped_layers: Layers of the model whose residual streams the proposer reads.
+    """
+
+    num_bytes: int = 0
+    block_bytes: int = 0
+    tapped_layers: tuple[int, ...] = ()
+
+
+class Recipe(ABC):
+    """How a proposer is set up.
+
+    Attributes:
+        name, help: Its value of the setting `speculative`, and that value's part of the description.
+        weights: What the directory in `draft_model` holds; None where it has no weights of its own.
+        drafts_predictions: Drafts are taken from predictions of the output that clients send.
+    """
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    weights: ClassVar[str | None] = None
+    drafts_predictions: ClassVar[bool] = False
+
+    def recognizes(self, files: DraftFiles) -> bool:
+        """Whether a directory holds this proposer's weights, asked in order; `HeadraceError` if a file is damaged."""
+        return False
+
+    # Not abstract: most have nothing to check.
+    def check(self, settings: Settings, has_vocabulary_of: Callable[[Path], bool]) -> None:  # noqa: B027
+        """Raise `ConfigError` for what cannot work, before anything is loaded.
+
+        `has_vocabulary_of` tells whether the served model turns text into the same token ids as that of a directory.
+        """
+
+    def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
+        """Return what to leave to the proposer of a model that runs by `config`; may raise `HeadraceError`."""
+        return Needs()
+
+    @abstractmethod
+    def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
+        """Load what the proposer needs, and make it; `runner` runs the model that verifies the drafts."""
 
 
 class NgramRecipe(Recipe):
@@ -37,7 +97,7 @@ class NgramRecipe(Recipe):
 
     def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
         """Return the memory of the indexes, which lie in the memory of the host."""
-        from gpu_worker.speculative.ngram.index import BYTES_PER_TOKEN
+        from gpu_worker.speculative.ngram.proposer import BYTES_PER_TOKEN
 
         return Needs(block_bytes=config.block_size * BYTES_PER_TOKEN if config.device == "cpu" else 0)
 

@@ -26,8 +26,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import Stage, StartUp
-from gpu_worker.speculative.recipe import Recipe
-from gpu_worker.speculative.registry import find_recipe
+from gpu_worker.speculative.registry import Recipe, find_recipe
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.ended_thread import run_in_ended_thread
 from gpu_worker.start.host_settings import check_ranks
@@ -227,7 +226,7 @@ def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner
     targets = runner.model.adapters
     if targets is not None:
         from gpu_worker.adapters.reader import read_packed
-        from gpu_worker.execution.ranks.adapters import encoded_pieces
+        from gpu_worker.execution.ranks.beside import encoded_pieces
 
         def place(slot: int, adapter: PackedAdapter) -> None:
             targets.place(slot, adapter.packed, adapter.max_rank)

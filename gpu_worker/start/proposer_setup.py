@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.speculative.recipe import DRAFT_MODEL, Recipe
-from gpu_worker.speculative.registry import RECIPES, find_recipe, recipe_of_weights
+from gpu_worker.speculative.registry import DRAFT_MODEL, RECIPES, Recipe, find_recipe, recipe_of_weights
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer

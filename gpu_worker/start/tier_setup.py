@@ -55,7 +55,7 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     from gpu_worker.execution.memory.budget import shown_bytes
     from gpu_worker.execution.tiers.block_files import BlockFiles
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
-    from gpu_worker.execution.tiers.bucket import open_store
+    from gpu_worker.execution.tiers.file_store import open_store
     from gpu_worker.execution.tiers.host_tier import HostTier
     from gpu_worker.execution.tiers.transfer import Transfer
 

@@ -31,8 +31,8 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.tiers import shared_memory
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
-from gpu_worker.execution.tiers.directory import DirectoryStore
 from gpu_worker.execution.tiers.file_format import Maker
+from gpu_worker.execution.tiers.file_store import DirectoryStore
 from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.transfer import Transfer
 from ops.bench.comparison import model_of

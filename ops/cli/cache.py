@@ -130,7 +130,7 @@ def _opened(config: CacheConfig) -> Iterator[FileStore]:
     if "://" not in place and not Path(place).is_dir():
         raise ConfigError("HEADRACE_KV_DISK_PATH", f"{place} is not a directory")
     require("worker", "numpy")
-    from gpu_worker.execution.tiers.bucket import open_store
+    from gpu_worker.execution.tiers.file_store import open_store
 
     store = open_store(place)
     try:

@@ -12,8 +12,7 @@ import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer import LayerWeights
-from gpu_worker.layers.layer_source import feature_factors
-from gpu_worker.layers.linear import LinearShape
+from gpu_worker.layers.linear import LinearShape, feature_factors
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import take_positions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Values
+from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec import Struct
@@ -54,52 +55,34 @@ def rows_behind_drafts(last: Int64s, rows: Int64s, positions: Int64s, drafts: Va
     return SampledRows(tokens, np.repeat(rows, counts), positions, paths)
 
 
+@dataclass(slots=True, eq=False)
 class AssembledStep:
     """A plan, and where its tokens are.
 
     Attributes:
-        layout: Of its tokens, drafts included.
         shares: Of each sequence; of a step that only decodes, made only where they are wanted.
+        layout: Of its tokens, drafts included.
+        prompt_lens: Of each sequence, as `BatchRows` has them.
         departed: Sequences that have left the batch since the step was submitted.
         adapters: Which tokens have an adapter; None where none has.
         scores: Which tokens are asked how they attend; None where none is.
-        step: The plan's number.
     """
 
-    __slots__ = (
-        "_do_all_sample",
-        "_prompt_lens",
-        "adapters",
-        "departed",
-        "drafts",
-        "layout",
-        "samples",
-        "scores",
-        "sequences",
-        "shares",
-        "step",
-    )
+    plan: StepPlan
+    shares: Values[Share]
+    layout: HostStep
+    prompt_lens: Int64s
+    drafts: list[Draft] | None = None
+    sequences: Values[BatchSequence] = ()
+    adapters: AdapterRows | None = None
+    scores: StagedScores | None = None
+    departed: set[BatchSequence] = field(default_factory=set)
+    samples: list[bool] = field(init=False)
+    _do_all_sample: bool = field(init=False)
 
-    def __init__(
-        self,
-        plan: StepPlan,
-        shares: Values[Share],
-        layout: HostStep,
-        prompt_lens: Int64s,
-        drafts: list[Draft] | None = None,
-        sequences: Values[BatchSequence] = (),
-    ) -> None:
-        self.layout = layout
-        self.step = plan.step
-        self.adapters: AdapterRows | None = None
-        self.scores: StagedScores | None = None
-        self.shares = shares
-        self.drafts = drafts
-        self.sequences = sequences
-        self.samples = [True] * plan.num_decodes + plan.samples
-        self._do_all_sample = all(plan.samples)
-        self.departed: set[BatchSequence] = set()
-        self._prompt_lens = prompt_lens
+    def __post_init__(self) -> None:
+        self.samples = [True] * self.plan.num_decodes + self.plan.samples
+        self._do_all_sample = all(self.plan.samples)
 
     @property
     def is_decode(self) -> bool:
@@ -119,7 +102,7 @@ class AssembledStep:
         layout, drafts = self.layout, self.sampling_drafts
         # The token that follows the last known one has as many before it in the output as are known.
         last_tokens = layout.query_starts[1:].astype(np.int64) - 1
-        rows, positions = layout.rows, layout.context_lens - self._prompt_lens
+        rows, positions = layout.rows, layout.context_lens - self.prompt_lens
         if not self._do_all_sample:
             last_tokens, rows, positions = (array[self.samples] for array in (last_tokens, rows, positions))
         if drafts is None:

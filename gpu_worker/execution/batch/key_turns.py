@@ -35,11 +35,10 @@ class KeyTurns:
                 continue
             columns = np.array(eviction.moves, dtype=np.int64).T
             staged = [upload.add(column) for column in columns]
-            is_copied = bool((columns[0] != columns[1]).any())
-            upload.on_arrival(partial(self._turn_staged, *staged, is_copied=is_copied))
+            upload.on_arrival(partial(self._turn_staged, staged, is_copied=bool((columns[0] != columns[1]).any())))
 
-    def _turn_staged(self, sources: StagedArray, targets: StagedArray, shifts: StagedArray, *, is_copied: bool) -> None:
-        self.turn(sources.tensor, targets.tensor, shifts.tensor, is_copied=is_copied)
+    def _turn_staged(self, staged: Values[StagedArray], *, is_copied: bool) -> None:
+        self.turn(*(column.tensor for column in staged), is_copied=is_copied)
 
     def turn(
         self, sources: torch.Tensor, targets: torch.Tensor, shifts: torch.Tensor, *, is_copied: bool = True

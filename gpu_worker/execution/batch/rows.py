@@ -7,14 +7,13 @@ not move. One more row, the spare one, belongs to padding: its block table is ne
 from __future__ import annotations
 
 from collections.abc import Sequence as Values
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gpu_worker.core.plan import StepPlan, Written
-from gpu_worker.execution.batch.transfers import DTYPES, Int32s, Int64s, StagedArray, Upload
+from gpu_worker.execution.batch.transfers import DTYPES, Int32s, Int64s, Upload
 from gpu_worker.layers.adapters import AdapterTargets
 from kernels.low_rank import AdapterRows
 
@@ -70,7 +69,8 @@ class BatchRows:
     """The rows.
 
     Attributes:
-        windows: Block tables of the groups of layers that keep the last tokens.
+        whole: Block tables of the layers that keep all tokens.
+        windows: Those of the groups of layers that keep the last tokens.
         prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence, less those that were evicted: the place
             in the cache, which may be before its beginning, from which output counts.
         evicted: `[max_num_seqs + 1]`, tokens of each row's sequence that are not in the cache any more.
@@ -83,7 +83,7 @@ class BatchRows:
 
     def __init__(self, max_num_seqs: int, width: int, device: torch.device, num_windows: int = 0) -> None:
         self.spare = max_num_seqs
-        self._whole = BlockTables(max_num_seqs + 1, width, device)
+        self.whole = BlockTables(max_num_seqs + 1, width, device)
         self.windows = [BlockTables(max_num_seqs + 1, width, device) for _ in range(num_windows)]
         self.prompt_lens: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
         self.evicted: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
@@ -96,20 +96,6 @@ class BatchRows:
     def num_rows(self) -> int:
         """Rows, the spare one included."""
         return len(self.prompt_lens)
-
-    @property
-    def tables(self) -> Int32s:
-        """Block tables of the layers that keep all tokens, `[num_rows, width]`, as this side knows them."""
-        return self._whole.host
-
-    def block_tables(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the block tables of these rows, on the device.
-
-        Shapes:
-            rows: `[num_seqs]` int64, on the device
-            result: `[num_seqs, width]` int32, contiguous
-        """
-        return self._whole.of(rows)
 
     def adapted(self, token_rows: Int64s, targets: AdapterTargets | None) -> AdapterRows | None:
         """Return which tokens of a step, of these rows, have one of the adapters; None where none has."""
@@ -135,7 +121,7 @@ class BatchRows:
             self.has_scored = bool((self.scored_from != NEVER).any())
         self._evict(plan)
         if plan.blocks:
-            for group, tables in enumerate((self._whole, *self.windows)):
+            for group, tables in enumerate((self.whole, *self.windows)):
                 if written := [item for item in plan.blocks if item.group == group]:
                     tables.write(written, upload)
 
@@ -175,8 +161,4 @@ class RowTable:
             self._host[rows] = array
             return
         index, staged = upload.add(np.array(rows, dtype=np.int64)), upload.add(array)
-        upload.on_arrival(partial(_copy, self.values, index, staged))
-
-
-def _copy(values: torch.Tensor, index: StagedArray, staged: StagedArray) -> None:
-    values.index_copy_(0, index.tensor, staged.tensor)
+        upload.on_arrival(lambda: self.values.index_copy_(0, index.tensor, staged.tensor))

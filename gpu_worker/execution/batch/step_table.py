@@ -281,7 +281,7 @@ def step_context(
     return AttentionContext(
         caches=cache.layers,
         slot_mapping=step.slots,
-        block_tables=rows.block_tables(step.rows),
+        block_tables=rows.whole.of(step.rows),
         query_starts=step.query_starts,
         context_lens=step.context_lens,
         max_query_len=step.max_query_len,

@@ -46,6 +46,7 @@ class Upload:
 
     Attributes:
         is_copied: Whether arrays are copied; else their tensors are the arrays themselves.
+        num_bytes: To send.
     """
 
     def __init__(self, device: torch.device, *, is_copied: bool | None = None) -> None:
@@ -53,21 +54,16 @@ class Upload:
         self.is_copied = device.type != "cpu" if is_copied is None else is_copied
         self._staged: list[StagedArray] = []
         self._arrivals: list[Callable[[], object]] = []
-        self._num_bytes = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes to send."""
-        return self._num_bytes
+        self.num_bytes = 0
 
     def add(self, array: npt.NDArray[np.generic]) -> StagedArray:
         """Send this array too. Its contents are read when it is sent, or later where nothing is copied."""
-        staged = StagedArray(np.ascontiguousarray(array), self._num_bytes)
+        staged = StagedArray(np.ascontiguousarray(array), self.num_bytes)
         if not self.is_copied:
             staged.tensor = torch.from_numpy(staged.array)
             return staged
         self._staged.append(staged)
-        self._num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         return staged
 
     def on_arrival(self, action: Callable[[], object]) -> None:
@@ -83,7 +79,7 @@ class Upload:
 
     def send_into(self, buffer: torch.Tensor) -> None:
         """Send everything to the start of `buffer`, whose tensors somebody has bound already."""
-        buffer[: self._num_bytes].copy_(self._packed(), non_blocking=True)
+        buffer[: self.num_bytes].copy_(self._packed(), non_blocking=True)
 
     def bind(self, buffer: torch.Tensor) -> None:
         """Set the tensors to where they are, or will be, in `buffer`."""
@@ -92,7 +88,7 @@ class Upload:
 
     def _packed(self) -> torch.Tensor:
         # Pinned memory comes from torch's cache, which hands it out again only when the copy has read it.
-        packed = torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        packed = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         packed_bytes = packed.numpy()
         for staged in self._staged:
             if staged.array.size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Values
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ _FEW_ROWS = 64
 """A sequence with so few rows decodes and verifies drafts; with more it has a chunk of a prompt."""
 
 
+@dataclass(slots=True, eq=False)
 class ComputedStep:
     """What a landed step computed of each sequence that goes on. Iterate to work it out.
 
@@ -35,43 +37,29 @@ class ComputedStep:
         is_whole_decode: The step was a decode of all its sequences, without drafts, and all of them go on.
     """
 
-    __slots__ = ("_layout", "_places", "departed", "hidden", "is_whole_decode", "sampled", "shares")
+    shares: Values[Share]
+    layout: HostStep
+    hidden: torch.Tensor
+    sampled: Values[SampledTokens]
+    departed: set[BatchSequence]
+    is_whole_decode: bool = field(init=False)
+    _places: list[int] = field(init=False)
 
-    def __init__(
-        self,
-        shares: Values[Share],
-        layout: HostStep,
-        hidden: torch.Tensor,
-        sampled: Values[SampledTokens],
-        departed: set[BatchSequence],
-    ) -> None:
-        """Keep references to these, and find out which sequences failed; that cannot be told later."""
-        self.shares = shares
-        self.hidden = hidden
-        self.sampled = sampled
-        self.departed = departed
-        self._layout = layout
-        for item, tokens in zip(shares, sampled, strict=True):
+    def __post_init__(self) -> None:
+        """Find out which sequences failed; that cannot be told later."""
+        for item, tokens in zip(self.shares, self.sampled, strict=True):
             item.sequence.has_failed = item.sequence.has_failed or tokens.error is not None
         # Where a step before failed for a sequence, the token that this step computed is not known.
-        self._places = [place for place, item in enumerate(shares) if not item.sequence.has_failed]
-        self.is_whole_decode = (
-            layout.max_query_len == 1
-            and len(self._places) == len(shares)
-            and all(tokens.token_ids for tokens in sampled)
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computed."""
-        return len(self._layout.token_ids)
+        self._places = [place for place, item in enumerate(self.shares) if not item.sequence.has_failed]
+        is_whole = self.layout.max_query_len == 1 and len(self._places) == len(self.shares)
+        self.is_whole_decode = is_whole and all(tokens.token_ids for tokens in self.sampled)
 
     def __iter__(self) -> Iterator[ComputedTokens]:
         places = [place for place in self._places if self.shares[place].sequence not in self.departed]
         token_ids, rows = [], []
         for place in places:
             item = self.shares[place]
-            first, end = int(self._layout.query_starts[place]), item.start + item.num_tokens
+            first, end = int(self.layout.query_starts[place]), item.start + item.num_tokens
             following = self.sampled[place].token_ids or tuple(item.sequence.token_ids[end : end + 1])
             token_ids.append((*item.sequence.token_ids[item.start : end], *following))
             rows.append(range(first, first + len(token_ids[-1]) - 1))
@@ -90,20 +78,15 @@ class ComputedStep:
         )
 
 
-class DecodeRun:
-    """Consecutive decode steps of the same sequences, shown as one step that computed all their tokens."""
-
-    def __init__(self, steps: Values[ComputedStep]) -> None:
-        self._steps = steps
-
-    def __iter__(self) -> Iterator[ComputedTokens]:
-        first = self._steps[0]
-        hidden = torch.stack([step.hidden for step in self._steps], dim=1)
-        for place, (item, vectors) in enumerate(zip(first.shares, hidden.unbind(), strict=True)):
-            if item.sequence not in first.departed:
-                sampled = [step.sampled[place].token_ids[0] for step in self._steps]
-                token_ids = (item.sequence.token_ids[item.start], *sampled)
-                yield ComputedTokens(item.sequence, item.start, token_ids, vectors)
+def _decode_run(steps: Values[ComputedStep]) -> Iterator[ComputedTokens]:
+    """Show consecutive decode steps of the same sequences as one step that computed all their tokens."""
+    first = steps[0]
+    hidden = torch.stack([step.hidden for step in steps], dim=1)
+    for place, (item, vectors) in enumerate(zip(first.shares, hidden.unbind(), strict=True)):
+        if item.sequence not in first.departed:
+            sampled = [step.sampled[place].token_ids[0] for step in steps]
+            token_ids = (item.sequence.token_ids[item.start], *sampled)
+            yield ComputedTokens(item.sequence, item.start, token_ids, vectors)
 
 
 class KeptSteps:
@@ -121,7 +104,7 @@ class KeptSteps:
     def add(self, step: ComputedStep) -> None:
         """Keep a step, which landed after all that are kept."""
         self._steps.append(step)
-        self._num_tokens += step.num_tokens
+        self._num_tokens += len(step.layout.token_ids)
 
     def forget(self, departed: Iterable[BatchSequence]) -> None:
         """Show nothing of sequences that have left the batch, should they come back or not."""
@@ -137,7 +120,7 @@ class KeptSteps:
             else:
                 runs.append([step])
         self._steps, self._num_tokens = [], 0
-        return [DecodeRun(run) if run[0].is_whole_decode else run[0] for run in runs]
+        return [_decode_run(run) if run[0].is_whole_decode else run[0] for run in runs]
 
 
 def _apart(hidden: torch.Tensor, places: list[range]) -> list[torch.Tensor]:

@@ -24,11 +24,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self.wants_hidden = proposer.wants_hidden
 
-    def drafts(
-        self,
-        shares: Values[Share],
-        forced: list[Draft] | None = None,
-    ) -> list[Draft] | None:
+    def drafts(self, shares: Values[Share], forced: list[Draft] | None = None) -> list[Draft] | None:
         """Return the drafts of each share, or None when there are none at all.
 
         Args:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Values
 
 import numpy as np
-from msgspec import Struct
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import LogprobEntry, SampledTokens
 from gpu_worker.execution.batch.step_table import HostStep
-from gpu_worker.execution.batch.transfers import Int32s, Int64s, Upload
+from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.models.decoder import CausalLM
 from kernels.state_rows import StateRows
@@ -39,52 +38,20 @@ def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entr
     return sampled
 
 
-class AcceptedRows(Struct, frozen=True, gc=False):
-    """The sequences of a step that accepted drafts.
-
-    Attributes:
-        slots: `[num_seqs]`, where their states are.
-        lengths: `[num_seqs]`, how many drafts each accepted.
-    """
-
-    slots: Int64s
-    lengths: Int32s
-
-    @property
-    def query_starts(self) -> Int32s:
-        """Return where the drafts of each sequence begin when they are laid end to end, then how many there are."""
-        return np.concatenate((np.zeros(1, dtype=np.int32), self.lengths.cumsum(dtype=np.int32)))
-
-    @property
-    def context_lens(self) -> Int32s:
-        """Return more tokens than there are drafts: no sequence is new."""
-        return self.lengths + np.int32(1)
-
-    def places(self, max_draft_tokens: int) -> Int64s:
-        """Return the place of each draft among those that are kept."""
-        first = np.repeat(self.slots * max_draft_tokens - self.query_starts[:-1], self.lengths)
-        return first + np.arange(len(first), dtype=np.int64)
-
-
 def replay_accepted(model: CausalLM, states: StatePool, layout: HostStep, accepted: Accepted) -> None:
     """Take the states through the drafts that a step accepted."""
-    rows = accepted_rows(layout, accepted)
-    if rows is None:
-        return
-    upload = Upload(model.device)
-    staged = [upload.add(array) for array in (rows.slots, rows.query_starts, rows.context_lens)]
-    places = upload.add(rows.places(states.max_draft_tokens))
-    upload.send()
-    slots, starts, contexts = (array.tensor for array in staged)
-    most = int(rows.lengths.max())
-    model.replay_drafts(places.tensor, states.layers, StateRows(slots, starts, contexts, most))
-
-
-def accepted_rows(layout: HostStep, accepted: Accepted) -> AcceptedRows | None:
-    """Return the sequences that accepted drafts; None where there are none."""
     places = [place for place, count in accepted.items() if count]
     if not places:
-        return None
-    lengths = np.array([accepted[place] for place in places], dtype=np.int32)
+        return
     assert layout.state_slots is not None, "the model has recurrent layers"
-    return AcceptedRows(layout.state_slots[places], lengths)
+    slots, lengths = layout.state_slots[places], np.array([accepted[place] for place in places], dtype=np.int32)
+    # Where the drafts of each sequence begin when they are laid end to end, then how many there are.
+    starts = np.concatenate((np.zeros(1, dtype=np.int32), lengths.cumsum(dtype=np.int32)))
+    first = np.repeat(slots * states.max_draft_tokens - starts[:-1], lengths)
+    kept = first + np.arange(len(first), dtype=np.int64)
+    upload = Upload(model.device)
+    # As contexts, more tokens than there are drafts: no sequence is new.
+    staged = [upload.add(array) for array in (kept, slots, starts, lengths + np.int32(1))]
+    upload.send()
+    of_drafts, own_slots, own_starts, contexts = (array.tensor for array in staged)
+    model.replay_drafts(of_drafts, states.layers, StateRows(own_slots, own_starts, contexts, int(lengths.max())))

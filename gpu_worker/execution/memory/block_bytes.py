@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,41 +26,9 @@ _log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 
 
-class Copy(Protocol):
-    """Rows on their way to the host."""
-
-    def is_done(self) -> bool:
-        """Return whether they are there."""
-
-    def wait(self) -> None:
-        """Wait until they are."""
-
-
-class BlockBytes(Protocol):
-    """The blocks of one group, or the slots of states.
-
-    Attributes:
-        layout: What a row consists of, in words: rows of equal layouts can be exchanged.
-    """
-
-    num_blocks: int
-    row_bytes: int
-    layout: str
-
-    def make_rows(self, count: int, memory: Bytes | None = None) -> Bytes:
-        """Return host memory, `[count, row_bytes]`, that copies are fast to and from: `memory`, or new."""
-
-    def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
-        """Begin to copy blocks to rows, behind the steps that were launched. The engine's thread calls it."""
-
-    def mark(self) -> object:
-        """Return the point behind which blocks may be written to. The engine's thread calls it."""
-
-    def write(self, block: int, row: Bytes, mark: object) -> None:
-        """Copy a row, `[row_bytes]`, to a block behind a mark, and wait until it is there. Any thread may call it."""
-
-
 class _Done:
+    """Rows that are there."""
+
     def is_done(self) -> bool:
         return True
 
@@ -80,8 +48,12 @@ class _Part:
         return self.begin + self.memory.shape[0] * self.memory.shape[2]
 
 
-class HostBlockBytes:
-    """Blocks in the memory of a CPU."""
+class _HostBlockBytes:
+    """The blocks of one group, or the slots of states, in the memory of a CPU.
+
+    Attributes:
+        layout: What a row consists of, in words: rows of equal layouts can be exchanged.
+    """
 
     def __init__(self, tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str) -> None:
         parts, self.row_bytes = _parts(tensors, num_blocks)
@@ -92,13 +64,13 @@ class HostBlockBytes:
         ]
 
     def make_rows(self, count: int, memory: Bytes | None = None) -> Bytes:
-        """Return memory, which is taken as it is first used."""
+        """Return host memory, `[count, row_bytes]`, that copies are fast to and from: `memory`, or new."""
         if memory is None:
             return np.empty((count, self.row_bytes), dtype=np.uint8)
         return memory.reshape(count, self.row_bytes)
 
     def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
-        """Copy blocks to rows."""
+        """Begin to copy blocks to rows, behind the steps that were launched. The engine's thread calls it."""
         for memory, part in self._parts:
             num_layers, _, num_bytes = memory.shape
             for block, place in zip(blocks, places, strict=True):
@@ -106,18 +78,18 @@ class HostBlockBytes:
         return _Done()
 
     def mark(self) -> object:
-        """Return nothing: steps are computed where they are launched."""
+        """Return the point behind which blocks may be written to. The engine's thread calls it."""
         return None
 
     def write(self, block: int, row: Bytes, mark: object) -> None:
-        """Copy a row to a block."""
+        """Copy a row, `[row_bytes]`, to a block behind a mark, and wait until it is there. Any thread may call it."""
         for memory, part in self._parts:
             num_layers, _, num_bytes = memory.shape
             np.copyto(memory[:, block], row[part].reshape(num_layers, num_bytes))
 
 
-class DeviceBlockBytes:
-    """Blocks in the memory of a GPU."""
+class _DeviceBlockBytes:
+    """The same in the memory of a GPU."""
 
     def __init__(
         self, tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str, device: torch.device
@@ -130,7 +102,6 @@ class DeviceBlockBytes:
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def make_rows(self, count: int, memory: Bytes | None = None) -> Bytes:
-        """Return pinned memory."""
         if memory is None:
             return torch.empty(count, self.row_bytes, dtype=torch.uint8, pin_memory=True).numpy()
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -141,7 +112,6 @@ class DeviceBlockBytes:
         return memory.reshape(count, self.row_bytes)
 
     def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
-        """Gather blocks in the order of the steps, and copy them on another stream."""
         with torch.cuda.device(self._device):
             index = torch.tensor(blocks).pin_memory().to(self._device, non_blocking=True)
             parts = [part.memory.index_select(1, index).transpose(0, 1).flatten(1) for part in self._parts]
@@ -157,14 +127,12 @@ class DeviceBlockBytes:
         return _DeviceCopy(done)
 
     def mark(self) -> object:
-        """Return an event behind the steps that were launched."""
         with torch.cuda.device(self._device):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         return event
 
     def write(self, block: int, row: Bytes, mark: object) -> None:
-        """Copy a row to a block on another stream."""
         assert isinstance(mark, torch.cuda.Event)
         with torch.cuda.device(self._device), torch.cuda.stream(self._in):
             self._in.wait_event(mark)
@@ -184,6 +152,11 @@ class _DeviceCopy:
 
     def wait(self) -> None:
         self.event.synchronize()
+
+
+Copy = _Done | _DeviceCopy
+"""Rows on their way to the host."""
+BlockBytes = _HostBlockBytes | _DeviceBlockBytes
 
 
 def cache_bytes(cache: KVCache) -> list[BlockBytes]:
@@ -210,8 +183,8 @@ def state_bytes(states: StatePool, device: torch.device) -> BlockBytes:
 
 def _of(tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str, device: torch.device) -> BlockBytes:
     if device.type == "cpu":
-        return HostBlockBytes(tensors, num_blocks, layout)
-    return DeviceBlockBytes(tensors, num_blocks, layout, device)
+        return _HostBlockBytes(tensors, num_blocks, layout)
+    return _DeviceBlockBytes(tensors, num_blocks, layout, device)
 
 
 def _parts(tensors: Values[tuple[torch.Tensor, int]], num_blocks: int) -> tuple[list[_Part], int]:

@@ -64,7 +64,6 @@ class MemoryUse:
         weights: Of the model, as the allocator holds them.
         rows: What is kept for each sequence of the batch besides its KV.
         activations: Of the largest step, beyond the rows.
-        graphs: Of all captured graphs.
         other: Libraries, compiled kernels and whatever else grew while we measured.
         proposer: Kept free for the proposer of drafts, which comes later, besides its share of every block.
     """
@@ -79,7 +78,14 @@ class MemoryUse:
     @property
     def total(self) -> int:
         """Everything but the KV cache."""
-        return self.weights + self.rows + self.activations + self.graphs + self.other + self.proposer
+        return sum(self.named.values())
+
+    @property
+    def named(self) -> dict[str, int]:
+        """All of it, by what it is called; of the proposer only where there is one."""
+        sizes = {"weights": self.weights, "activations": self.activations, "rows of the batch": self.rows}
+        sizes |= {"graphs": self.graphs, "other": self.other}
+        return sizes | {"proposer": self.proposer} if self.proposer else sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +120,14 @@ class MemoryBudget:
         return max(0, self.limit - self.use.total)
 
     def num_blocks(self, demand: CacheDemand) -> int:
-        """Return how many blocks fit.
-
-        Raises:
-            ConfigError: Not even one sequence fits; the message says what would.
-        """
+        """Return how many blocks fit; `ConfigError`, which says what would, if not even one sequence does."""
         num_blocks = demand.num_blocks(self.kv_bytes)
         if num_blocks < demand.blocks_per_sequence:
             raise ConfigError("HEADRACE_GPU_MEMORY_UTILIZATION", self._shortage(demand))
         return num_blocks
 
     def check_fixed(self, variable: str, num_blocks: int, demand: CacheDemand) -> None:
-        """Check that a cache of a set size fits the device; the share does not bound it.
-
-        Raises:
-            ConfigError: It does not.
-        """
+        """Check that a cache of a set size fits the device, whatever the share; `ConfigError` if it does not."""
         left = max(0, self.room - self.use.total)
         if demand.num_bytes(num_blocks) > left:
             fitting = demand.num_blocks(left)
@@ -164,19 +162,10 @@ class MemoryBudget:
 
     def lines(self, demand: CacheDemand, num_blocks: int) -> list[str]:
         """Return a table of where the memory goes, one line an item, the sum first."""
-        kv = demand.num_bytes(num_blocks)
-        rows = [
-            ("this process", self.use.total + kv),
-            ("weights", self.use.weights),
-            ("KV cache", kv),
-            ("activations", self.use.activations),
-            ("rows of the batch", self.use.rows),
-            ("graphs", self.use.graphs),
-            ("other", self.use.other),
-            *([("proposer", self.use.proposer)] if self.use.proposer else []),
-            ("used before", self.used_before),
-            ("left free", self.device_bytes - self.used_before - self.use.total - kv),
-        ]
+        kv, (weights, *others) = demand.num_bytes(num_blocks), self.use.named.items()
+        left = self.device_bytes - self.used_before - self.use.total - kv
+        rows = [("this process", self.use.total + kv), weights, ("KV cache", kv), *others]
+        rows += [("used before", self.used_before), ("left free", left)]
         return [f"{name:<18} {shown_bytes(size):>9} {size / self.device_bytes:>6.1%}" for name, size in rows]
 
     def summary(self, demand: CacheDemand, num_blocks: int) -> str:
@@ -190,12 +179,7 @@ class MemoryBudget:
         )
 
     def _parts(self) -> str:
-        use = self.use
-        sizes = {"weights": use.weights, "activations": use.activations, "rows of the batch": use.rows}
-        sizes |= {"graphs": use.graphs, "other": use.other}
-        if use.proposer:
-            sizes["proposer"] = use.proposer
-        return ", ".join(f"{name} {shown_bytes(size)}" for name, size in sizes.items())
+        return ", ".join(f"{name} {shown_bytes(size)}" for name, size in self.use.named.items())
 
     def _shortage(self, demand: CacheDemand) -> str:
         remedies = []
@@ -217,11 +201,7 @@ class MemoryBudget:
 
 
 def check_weights_fit(num_bytes: int, dtype: str, budget: MemoryBudget) -> None:
-    """Check, before they are loaded, that a model's weights fit.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Check, before they are loaded, that a model's weights fit; `ConfigError` if they do not."""
     if num_bytes <= budget.limit:
         return
     needs = f"the weights need {shown_bytes(num_bytes)} in {dtype}"

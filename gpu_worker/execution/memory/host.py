@@ -59,11 +59,7 @@ def check_host_cache_fits(variable: str, num_blocks: int, demand: CacheDemand, f
 
 
 def check_host_weights_fit(num_bytes: int, dtype: str, free_bytes: int) -> None:
-    """Check, before they are loaded, that a model's weights fit.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Check, before they are loaded, that a model's weights fit; `ConfigError` if they do not."""
     if num_bytes > free_bytes:
         halve = "set HEADRACE_DTYPE to bfloat16, " if dtype == "float32" else ""
         raise ConfigError(
@@ -74,11 +70,7 @@ def check_host_weights_fit(num_bytes: int, dtype: str, free_bytes: int) -> None:
 
 
 def check_host_states_fit(num_bytes: int, max_num_seqs: int, free_bytes: int) -> None:
-    """Check that the states of recurrent layers fit beside the weights: each sequence of a batch has one.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Check that the states of a batch's sequences fit beside the weights; `ConfigError` if they do not."""
     if num_bytes <= free_bytes:
         return
     fitting = max(0, free_bytes) * (max_num_seqs + 1) // num_bytes - 1

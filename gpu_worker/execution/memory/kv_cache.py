@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import groupby
 
 import torch
@@ -13,14 +13,7 @@ from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.models.config import ModelConfig
-from kernels.layer_cache import (
-    EVERY_TOKEN,
-    CachedTokens,
-    CacheShape,
-    LayerCache,
-    StackedCaches,
-    allocate_caches,
-)
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens, CacheShape, LayerCache, StackedCaches, allocate_caches
 from shared.errors import ConfigError
 
 _NOTHING = CacheShape(1, 0, 0)
@@ -41,7 +34,6 @@ class KVCache:
     Attributes:
         layers: In order; a layer that reads another's has the same, one that keeps no tokens has one of no bytes.
         groups: Those of the layout, in its order.
-        layout: What the layers keep.
         block_size: Tokens of sequences that a block stands for; it has room for the `tokens` among them.
     """
 
@@ -87,7 +79,7 @@ def allocate_groups(
     layers, groups = [nothing] * len(layout.layers), []
     for group, count in zip(layout.groups, num_blocks, strict=True):
         stacks = []
-        by_shape = sorted(group.layers, key=lambda layer: _sort_key(layout.shape_of(layer)))
+        by_shape = sorted(group.layers, key=lambda layer: astuple(layout.shape_of(layer)))
         for shape, alike in groupby(by_shape, key=layout.shape_of):
             members = list(alike)
             stacks.append(allocate_caches(len(members), count, room, shape, dtype, device))
@@ -98,10 +90,6 @@ def allocate_groups(
         if isinstance(memory, ReadsLayer):
             layers[layer] = layers[memory.layer]
     return KVCache(layers, tuple(groups), layout, block_size, device, tokens)
-
-
-def _sort_key(shape: CacheShape) -> tuple[int, int, int, bool]:
-    return (shape.num_kv_heads, shape.key_dim, shape.value_dim, shape.is_latent)
 
 
 def bytes_per_block(block_size: int, model: ModelConfig, dtype: torch.dtype) -> int:

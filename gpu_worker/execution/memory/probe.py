@@ -112,17 +112,7 @@ class MemoryProbe:
 
 @contextmanager
 def reporting_out_of_memory(variable: str, when: str, memory: DeviceMemory, remedy: str) -> Iterator[None]:
-    """Turn the device's error into one line that says what is free and what would help.
-
-    Args:
-        variable: The setting to change.
-        when: What the memory was for.
-        memory: Of the device.
-        remedy: What the user can do.
-
-    Raises:
-        ConfigError: The device ran out of memory within the block.
-    """
+    """Turn the device's error into a `ConfigError` that says what is free, what it was for, and what would help."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,14 @@ from kernels.cpu_library import CpuLibrary
 # A cache line a rank, so that ranks do not wait for one another's writes.
 _LINE_BYTES = 64
 _TICKS, _STEP, _LOADS = 0, 1, 2
+
+
+class Life(NamedTuple):
+    """What a rank shows of its life: how often it has, which step it computed last, how often its weights were read."""
+
+    ticks: int
+    step: int
+    loads: int
 
 
 class Board:
@@ -59,25 +68,17 @@ class Board:
         """Say that a rank's process runs."""
         self._lines[1 + rank, _TICKS] += 1
 
-    def ticks(self, rank: int) -> int:
-        """Return how often it has said so."""
-        return int(self._lines[1 + rank, _TICKS])
-
     def note_step(self, rank: int, step: int) -> None:
         """Say which step a rank computed last."""
         self._lines[1 + rank, _STEP] = step
-
-    def step(self, rank: int) -> int:
-        """Return which step a rank computed last."""
-        return int(self._lines[1 + rank, _STEP])
 
     def note_load(self, rank: int) -> None:
         """Say that a rank has read its part of the weights."""
         self._lines[1 + rank, _LOADS] += 1
 
-    def loads(self, rank: int) -> int:
-        """Return how often processes of a rank have done so."""
-        return int(self._lines[1 + rank, _LOADS])
+    def life(self, rank: int) -> Life:
+        """Return what a rank has said."""
+        return Life(*map(int, self._lines[1 + rank, : len(Life._fields)]))
 
 
 def _lines_bytes(size: int) -> int:

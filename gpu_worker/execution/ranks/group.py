@@ -21,28 +21,14 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
+from gpu_worker.execution.ranks import messages
+from gpu_worker.execution.ranks.board import Life
 from gpu_worker.execution.ranks.meeting import GroupRanks, group_ranks
 from gpu_worker.execution.ranks.member import TICK_S, identity
-from gpu_worker.execution.ranks.messages import (
-    Done,
-    Hello,
-    Landed,
-    Leave,
-    Load,
-    Meet,
-    Order,
-    Places,
-    Ready,
-    Refuse,
-    Reply,
-    Stumbled,
-    encode,
-)
 from gpu_worker.execution.ranks.node import interface_of
-from gpu_worker.execution.ranks.process import Host, Life, LocalHost, RankProcess
-from gpu_worker.execution.ranks.remote import Remote
-from gpu_worker.execution.ranks.replies import RankLostError, Replies
-from gpu_worker.execution.ranks.tasks import RankTasks, wait_for_next
+from gpu_worker.execution.ranks.process import LocalHost, RankProcess
+from gpu_worker.execution.ranks.remote import Remote, RemoteHost
+from gpu_worker.execution.ranks.replies import RankLostError, RankTasks, Replies, wait_for_next
 from gpu_worker.execution.ranks.watch import FREEZE_S, Watch, exit_within
 from gpu_worker.execution.runner_config import RunnerConfig
 from kernels.cpu_library import cpu_library
@@ -68,6 +54,7 @@ class RankGroup:
     With `exits_when_stuck` this process ends when it does not leave a step in time in which a rank was lost.
 
     Attributes:
+        board: That of this host.
         on_lost: Called on a thread of the group's own when a rank is gone.
         on_formed: Called when the group serves again after that, on the thread that calls `reform`.
         tasks: What the other ranks are told to do beside steps and between them.
@@ -84,15 +71,11 @@ class RankGroup:
         exits_when_stuck: bool = False,
         remote: Remote | None = None,
     ) -> None:
-        """Start the other ranks, and wait until all have met.
-
-        Raises:
-            ConfigError: A rank does not come, or is not what this one is.
-        """
+        """Start the other ranks, and meet them; `ConfigError` if one does not come, or is not what this one is."""
         self.size = config.num_ranks
         self.on_lost: Callable[[], object] = lambda: None
         self.on_formed: Callable[[], object] = lambda: None
-        self.places: Callable[[], Places] = list
+        self.places: Callable[[], messages.Places] = list
         self.epoch = 0
         self._config = config
         self._remote = remote
@@ -100,8 +83,8 @@ class RankGroup:
         is_shared = is_alone and config.device == "cpu" and cpu_library() is not None
         interface = "" if remote is None else interface_of(remote.address)
         own = LocalHost(config, is_shared=is_shared, log_level=log_level, log_format=log_format, interface=interface)
-        self._hosts: list[Host] = [own, *([] if remote is None else remote.hosts.values())]
-        self._board = own.board
+        self._hosts: list[LocalHost | RemoteHost] = [own, *([] if remote is None else remote.hosts.values())]
+        self.board = own.board
         self.ranks: GroupRanks = group_ranks(0, own.board, config, is_shared=is_shared, interface=interface)
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-ranks-")
         self._exits_when_stuck = exits_when_stuck
@@ -132,14 +115,6 @@ class RankGroup:
         """The process of each rank."""
         return {0: os.getpid()} | {rank: process.pid for rank, process in self._processes.items()}
 
-    def note_load(self) -> None:
-        """Say that this rank has read its part of the weights."""
-        self._board.note_load(0)
-
-    def note_step(self, step: int) -> None:
-        """Say which step this rank computed last."""
-        self._board.note_step(0, step)
-
     def readings(self) -> tuple[RankReading, ...]:
         """Return what is known of each rank at present."""
         readings = []
@@ -168,7 +143,7 @@ class RankGroup:
             problem = None if is_told else self._lost or (str(error) if is_lost else self.cause())
             self._is_closing = True
             for process in self._processes.values():
-                process.tell(encode(Refuse(problem or str(error))))
+                process.tell(messages.encode(messages.Refuse(problem or str(error))))
             if self._remote is not None:
                 self._remote.refuse(problem or str(error))
             self.close(_REFUSAL_S)
@@ -184,28 +159,20 @@ class RankGroup:
 
     def tell(self, plan: StepPlan, drafts: list[Draft] | None) -> None:
         """Send a step to all other ranks; one that is gone is found by the watch."""
-        self.send([encode(Order(plan, drafts))])
+        self.send([messages.encode(messages.Order(plan, drafts))])
 
-    def send(self, messages: Iterable[bytes]) -> None:
+    def send(self, encoded: Iterable[bytes]) -> None:
         """Send encoded messages to all other ranks, between the steps that they were and will be told of."""
-        for message in messages:
+        for message in encoded:
             for host in self._hosts:
                 host.tell(message)
 
     def landed(self) -> StepResult:
-        """Wait for what the next step gave, from the rank that draws tokens where this one does not.
-
-        Raises:
-            RankLostError: The group is lost.
-        """
+        """Wait for what the rank that draws tokens says of the next step; `RankLostError` if the group is lost."""
         return wait_for_next(self._landed, self.check)
 
     def check(self) -> None:
-        """Fail if the group is lost, or ends.
-
-        Raises:
-            RankLostError: It is.
-        """
+        """Raise `RankLostError` if the group is lost, or ends."""
         if self._lost is not None or self._is_closing:
             raise RankLostError(self._lost or "the worker ends")
 
@@ -307,14 +274,14 @@ class RankGroup:
         self.end(f"{process.name} has stood still for {silent_s:.1f} s")
         process.kill()
 
-    def _hear(self, process: RankProcess, reply: Reply | None) -> None:
+    def _hear(self, process: RankProcess, reply: messages.Reply | None) -> None:
         if self._processes.get(process.rank) not in (process, None):
             return
-        if isinstance(reply, Landed):
+        if isinstance(reply, messages.Landed):
             self._landed.put(reply.result)
-        elif isinstance(reply, Done):
+        elif isinstance(reply, messages.Done):
             self.tasks.put(process.rank, reply)
-        elif isinstance(reply, Stumbled):
+        elif isinstance(reply, messages.Stumbled):
             threading.Thread(target=self._stumbled, args=(process, reply.problem), daemon=True).start()
         else:
             self._replies.put(process, reply)
@@ -329,8 +296,8 @@ class RankGroup:
     def _greet(self, processes: list[RankProcess]) -> None:
         """Wait for what new ranks say of themselves, which must be the same as this one's."""
         own = identity(self._config)
-        for rank, said in self._replies.wait(processes, Hello, _MEETING_S).items():
-            assert isinstance(said, Hello)
+        for rank, said in self._replies.wait(processes, messages.Hello, _MEETING_S).items():
+            assert isinstance(said, messages.Hello)
             for name, value in own.items():
                 if (other := said.identity.get(name)) != value:
                     problem = f"rank {rank} has another {name}: {other}, and rank 0 has {value}"
@@ -345,7 +312,7 @@ class RankGroup:
             process.freeze_s = max(process.freeze_s, _WARM_UP_FREEZE_S)
         file = Path(self._folder.name) / f"epoch-{self.epoch}"
         store = str(file) if self._remote is None else self._remote.new_store()
-        self.send([encode(Meet(store, self.places()))])
+        self.send([messages.encode(messages.Meet(store, self.places()))])
         self.ranks.join(store)
 
     def _replace_lost(self, num_blocks: int) -> set[int]:
@@ -361,9 +328,9 @@ class RankGroup:
         self.ranks.leave()
         living = [process for process in self._processes.values() if process.epitaph is None]
         for process in living:
-            process.tell(encode(Leave(self.epoch + 1)))
+            process.tell(messages.encode(messages.Leave(self.epoch + 1)))
         # One that is stuck in a step is replaced too.
-        ready = self._replies.wait(living, Ready, LEAVING_S, self.epoch + 1, needs_all=False)
+        ready = self._replies.wait(living, messages.Ready, LEAVING_S, self.epoch + 1, needs_all=False)
         for process in living:
             if process.rank not in ready:
                 process.close(0.0)
@@ -378,8 +345,8 @@ class RankGroup:
         new = [self._start(rank) for rank in sorted(gone)]
         self._greet(new)
         for process in new:
-            process.tell(encode(Load(self.epoch + 1, num_blocks, self.places())))
-        self._replies.wait(new, Ready, None, self.epoch + 1)
+            process.tell(messages.encode(messages.Load(self.epoch + 1, num_blocks, self.places())))
+        self._replies.wait(new, messages.Ready, None, self.epoch + 1)
         for process in self._processes.values():
             if process.epitaph is not None:
                 raise RankLostError(process.epitaph)

@@ -66,22 +66,14 @@ class Link:
         return str(self._connection.getsockname()[0])
 
     def send(self, message: bytes) -> None:
-        """Send an encoded message.
-
-        Raises:
-            OSError: The connection is gone.
-        """
+        """Send an encoded message; `OSError` if the connection is gone."""
         with self._lock:
             code = _code(self._keys[0], self._num_sent, message)
             self._num_sent += 1
             self._connection.sendall(_HEAD.pack(len(message), code) + message)
 
     def receive(self, decoder: Decoder[T]) -> T | None:
-        """Return the next message; None at the end of the connection.
-
-        Raises:
-            LinkError: It is not from the other end.
-        """
+        """Return the next message, None at the end; `LinkError` if it is not from the other end."""
         with contextlib.suppress(OSError, ValueError):
             head = self._stream.read(_HEAD.size)
             if len(head) < _HEAD.size:
@@ -138,11 +130,7 @@ class LinkListener:
     """
 
     def __init__(self, address: str, port: int, token: str, admit: Callable[[int, Link], bool]) -> None:
-        """Listen at one address, and at no other.
-
-        Raises:
-            OSError: The port cannot be used.
-        """
+        """Listen at one address, and at no other; `OSError` if the port cannot be used."""
         self._listener = socket.create_server((address, port))
         self._token = token
         self._admit = admit

@@ -13,7 +13,6 @@ import stat
 import sys
 from collections import deque
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,10 +21,10 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import OneStage, Ranks
+from gpu_worker.layers.ranks import OneStage
 from kernels.collectives import Exchange
 from kernels.cpu_library import cpu_library
-from kernels.layer_cache import EVERY_TOKEN, CachedTokens
+from kernels.layer_cache import CachedTokens
 
 # Reading the weights of a large model may take so long; death and standstill are noticed by others, and sooner.
 _TIMEOUT = timedelta(minutes=60)
@@ -35,34 +34,13 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-class GroupRanks(Ranks, Protocol):
-    """A rank that can leave the others, and meet them again."""
-
-    @property
-    def number(self) -> int:
-        """Its number among those of all stages."""
-
-    def join(self, store: str) -> None:
-        """Meet the other ranks; the file `store` is new, and the same for all of them."""
-
-    def abort(self) -> None:
-        """Let whoever waits for another rank fail. Any thread may call it."""
-
-    def leave(self) -> None:
-        """Leave the group until `join` is called again."""
-
-
-def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
+def group_ranks(number: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
     """Return a rank that has not met the others yet."""
-    size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
-    redundant, context_size = config.moved_experts, config.decode_context_parallel_size
-    tokens = CachedTokens(rank % context_size, context_size)
     if not is_shared:
-        device, num_stages = torch.device(device_of(config, rank)), config.pipeline_parallel_size
-        return ProcessGroupRanks(rank, size, device, has_whole_experts, num_stages, interface, redundant, tokens)
+        return ProcessGroupRanks(number, config, interface)
     library = cpu_library()
     assert library is not None, "rank 0 has the kernels, and so have all others of its host"
-    return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts, redundant, tokens)
+    return SharedMemoryRanks(number, config, board.exchange(number, library))
 
 
 def device_of(config: RunnerConfig, rank: int) -> str:
@@ -70,23 +48,24 @@ def device_of(config: RunnerConfig, rank: int) -> str:
     return f"cuda:{rank % config.ranks_per_host}" if config.device.startswith("cuda") else config.device
 
 
-class SharedMemoryRanks(OneStage):
+class _ConfiguredRank:
+    """Which part of the model a rank has, by the settings."""
+
+    def __init__(self, number: int, config: RunnerConfig) -> None:
+        self.number = number
+        self.size, self.num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+        self.stage, self.rank = divmod(number, self.size)
+        self.has_whole_experts = config.enable_expert_parallel
+        self.num_redundant_experts = config.moved_experts
+        context_size = config.decode_context_parallel_size
+        self.tokens = CachedTokens(number % context_size, context_size)
+
+
+class SharedMemoryRanks(_ConfiguredRank, OneStage):
     """This process among those that share memory."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        exchange: Exchange,
-        has_whole_experts: bool = False,
-        num_redundant_experts: int | None = None,
-        tokens: CachedTokens = EVERY_TOKEN,
-    ) -> None:
-        self.tokens = tokens
-        self.rank = self.number = rank
-        self.size = size
-        self.has_whole_experts = has_whole_experts
-        self.num_redundant_experts = num_redundant_experts
+    def __init__(self, number: int, config: RunnerConfig, exchange: Exchange) -> None:
+        super().__init__(number, config)
         self.exchange = exchange
 
     def join(self, store: str) -> None:
@@ -120,38 +99,22 @@ class SharedMemoryRanks(OneStage):
         return int(self.gather(torch.tensor([[number]])).min())
 
 
-class ProcessGroupRanks:
+class ProcessGroupRanks(_ConfiguredRank):
     """This process among those of the group; there is one group a process."""
 
-    def __init__(
-        self,
-        number: int,
-        size: int,
-        device: torch.device,
-        has_whole_experts: bool = False,
-        num_stages: int = 1,
-        interface: str = "",
-        num_redundant_experts: int | None = None,
-        tokens: CachedTokens = EVERY_TOKEN,
-    ) -> None:
-        self.tokens = tokens
-        self.stage, self.rank = divmod(number, size)
-        self.num_stages = num_stages
-        self.size = size
-        self.number = number
+    def __init__(self, number: int, config: RunnerConfig, interface: str = "") -> None:
+        super().__init__(number, config)
         self._group: dist.ProcessGroup | None = None
         self._context: dist.ProcessGroup | None = None
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
-        self.has_whole_experts = has_whole_experts
-        self.num_redundant_experts = num_redundant_experts
         self.exchange = None
-        self._device = device
+        self._device = torch.device(device_of(config, number))
         # Ranks on one host talk only to one another.
         self._interface = interface or _LOOPBACK
         self._sockets: list[tuple[int, int]] = []
 
     def join(self, store: str) -> None:
-        """Do what `GroupRanks` promises."""
+        """Meet the other ranks by `store`, which is new, and the same for all of them."""
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", self._interface)
         is_on_gpu = self._device.type == "cuda"
@@ -171,7 +134,7 @@ class ProcessGroupRanks:
         self._sockets = [] if is_on_gpu else sorted(_open_sockets() - before)
 
     def abort(self) -> None:
-        """Do what `GroupRanks` promises."""
+        """Let whoever waits for another rank fail. Any thread may call it."""
         sockets, self._sockets = self._sockets, []
         # Gloo's own `abort` does not release a rank that waits for a stopped process.
         for fd, _ in _open_sockets().intersection(sockets):
@@ -185,7 +148,7 @@ class ProcessGroupRanks:
                 _abort_process_group()
 
     def leave(self) -> None:
-        """Do what `GroupRanks` promises."""
+        """Leave the group until `join` is called again."""
         self.abort()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -254,6 +217,10 @@ class ProcessGroupRanks:
         self._sent.append((work, x))
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
+
+
+GroupRanks = SharedMemoryRanks | ProcessGroupRanks
+"""A rank that can leave the others, and meet them again; `number` is its own among those of all stages."""
 
 
 def serve_store(address: str) -> tuple[str, TCPStore]:

@@ -26,26 +26,10 @@ import torch
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.execution.build import build_replacement, build_runner
+from gpu_worker.execution.ranks import messages
 from gpu_worker.execution.ranks.beside import BesideSteps
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.ranks.meeting import GroupRanks, device_of, group_ranks
-from gpu_worker.execution.ranks.messages import (
-    COMMANDS,
-    START,
-    Failure,
-    Hello,
-    Landed,
-    Leave,
-    Load,
-    Meet,
-    Order,
-    Ready,
-    Reply,
-    Stumbled,
-    Task,
-    encode,
-    receive,
-)
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import is_last
@@ -64,7 +48,7 @@ def identity(config: RunnerConfig) -> dict[str, str]:
     settings = replace(config, model=Path(), num_threads=None)
     return {
         "revision of the model": model_revision(config.model),
-        "settings": hashlib.sha256(encode(settings)).hexdigest()[:16],
+        "settings": hashlib.sha256(messages.encode(settings)).hexdigest()[:16],
         "torch": torch.__version__,
         "python": sys.version.split()[0],
     }
@@ -78,7 +62,7 @@ def main() -> int:
     told, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # What libraries print must not come between messages.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    start = receive(told, START)
+    start = messages.receive(told, messages.START)
     if start is None:
         return 0
     configure_logging(start.log_level, start.log_format, role="worker", rank=str(start.rank))
@@ -86,12 +70,12 @@ def main() -> int:
     ranks = group_ranks(start.rank, board, start.runner, is_shared=start.is_shared, interface=start.interface)
     threading.Thread(target=_tick, args=(board, ranks, os.getppid()), daemon=True).start()
     try:
-        _tell(answers, Hello(identity(start.runner)))
+        _tell(answers, messages.Hello(identity(start.runner)))
         return _Member(start.runner, ranks, board, answers).serve(told)
     except Exception as error:
         if not isinstance(error, HeadraceError):
             _log.exception("rank %d failed", start.rank)
-        _tell(answers, Failure(f"{type(error).__name__}: {error}"))
+        _tell(answers, messages.Failure(f"{type(error).__name__}: {error}"))
         return 1
 
 
@@ -106,33 +90,29 @@ class _Member:
         # The group is lost, and this rank has not been told to leave yet.
         self._is_lost = False
         self._drafts: deque[list[Draft] | None] = deque()
-        self._in_flight: deque[tuple[Order, PendingStep]] = deque()
+        self._in_flight: deque[tuple[messages.Order, PendingStep]] = deque()
 
     def serve(self, told: IO[bytes]) -> int:
-        """Do what is told until nothing more is; return the process's exit status.
-
-        Raises:
-            Exception: The model cannot be loaded, or this rank cannot compute.
-        """
-        while (command := receive(told, COMMANDS)) is not None:
-            if isinstance(command, Order):
+        """Do what is told until nothing more is; return the exit status. Raise what loading or computing does."""
+        while (command := messages.receive(told, messages.COMMANDS)) is not None:
+            if isinstance(command, messages.Order):
                 self._attempt(partial(self._compute, command))
-            elif isinstance(command, Task):
+            elif isinstance(command, messages.Task):
                 self._attempt(partial(self._beside_steps.do, command))
-            elif isinstance(command, Meet):
+            elif isinstance(command, messages.Meet):
                 self._meet(command)
-            elif isinstance(command, Load):
+            elif isinstance(command, messages.Load):
                 self._keep(build_replacement(self._config, command.num_blocks, self._ranks))
                 self._beside_steps.restart(command.places)
-                _tell(self._answers, Ready(command.epoch))
-            elif isinstance(command, Leave):
+                _tell(self._answers, messages.Ready(command.epoch))
+            elif isinstance(command, messages.Leave):
                 self._leave(command)
             else:
                 _log.error("rank %d does not start: %s", self._ranks.number, command.problem)
                 return 1
         return 0
 
-    def _meet(self, command: Meet) -> None:
+    def _meet(self, command: messages.Meet) -> None:
         try:
             self._ranks.join(command.store)
             if self._runner is None:
@@ -165,9 +145,9 @@ class _Member:
             self._is_lost = True
             if not self._was_lost():
                 _log.exception("rank %d failed within a step", self._ranks.number)
-                _tell(self._answers, Stumbled(f"{type(error).__name__}: {error}"))
+                _tell(self._answers, messages.Stumbled(f"{type(error).__name__}: {error}"))
 
-    def _compute(self, order: Order) -> None:
+    def _compute(self, order: messages.Order) -> None:
         runner, in_flight = self._runner, self._in_flight
         assert runner is not None, "ranks meet before they compute"
         if in_flight and in_flight[-1][0].drafts is not None:
@@ -182,15 +162,15 @@ class _Member:
         order, pending = self._in_flight.popleft()
         result = pending.result()
         if self._ranks.stage > 0 and self._ranks.rank == 0 and is_last(self._ranks):
-            _tell(self._answers, Landed(result))
+            _tell(self._answers, messages.Landed(result))
         self._board.note_step(self._ranks.number, order.plan.step)
 
-    def _leave(self, command: Leave) -> None:
+    def _leave(self, command: messages.Leave) -> None:
         self._ranks.leave()
         self._in_flight.clear()
         self._drafts.clear()
         self._is_lost = False
-        _tell(self._answers, Ready(command.epoch))
+        _tell(self._answers, messages.Ready(command.epoch))
 
     def _was_lost(self) -> bool:
         """Return whether another rank is at fault for what failed, which may be known a little later."""
@@ -200,9 +180,9 @@ class _Member:
         return self._board.has_ended
 
 
-def _tell(answers: IO[bytes], message: Reply) -> None:
+def _tell(answers: IO[bytes], message: messages.Reply) -> None:
     try:
-        answers.write(encode(message))
+        answers.write(messages.encode(message))
         answers.flush()
     except BrokenPipeError:
         pass

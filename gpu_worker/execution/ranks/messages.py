@@ -1,10 +1,13 @@
-"""What rank 0 tells the other ranks through a pipe, and they it: each message behind its length in four bytes."""
+"""What rank 0 and the other ranks tell each other through pipes, and rank 0 and the other hosts of its group by links.
+
+In a pipe each message stands behind its length in four bytes.
+"""
 
 from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 from msgspec.msgpack import Decoder
@@ -180,9 +183,80 @@ Command = Load | Meet | Order | Leave | Refuse | Task
 Reply = Hello | Ready | Stumbled | Landed | Done | Failure
 
 
-def decoder_of(kind: type[T] | Any) -> Decoder[T]:
-    """Return what decodes messages of a type, or of the types of a union."""
-    return Decoder(kind, dec_hook=_path)
+class StartRank(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Start the process of a rank; the host says `Started`."""
+
+    rank: int
+
+
+class KillRank(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """End the process of a rank at once."""
+
+    rank: int
+
+
+class TellRank(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Pass an encoded message on to a rank, or to all of the host."""
+
+    rank: int | None
+    message: bytes
+
+
+class EndEpoch(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The group is lost: ranks that wait for others are to stop."""
+
+
+class BeginEpoch(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The ranks are about to meet anew."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Why the group does not start."""
+
+    problem: str
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The process of a rank was started."""
+
+    rank: int
+    pid: int
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """What a rank has said."""
+
+    rank: int
+    pid: int
+    reply: Reply
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Why the process of a rank has ended."""
+
+    rank: int
+    pid: int
+    epitaph: str
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank shows of its life."""
+
+    rank: int
+    ticks: int
+    step: int
+    loads: int
+    is_starved: bool
+
+
+class Pulse(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """What the ranks of a host show of their lives, as often as a rank ticks."""
+
+    beats: list[Beat]
+
+
+ToNode = StartRank | KillRank | TellRank | EndEpoch | BeginEpoch | Goodbye
+FromNode = Started | Said | Ended | Pulse
 
 
 def _path(kind: type, value: object) -> object:
@@ -190,9 +264,11 @@ def _path(kind: type, value: object) -> object:
     return Path(str(value))
 
 
-START: Decoder[Start] = decoder_of(Start)
-COMMANDS: Decoder[Command] = decoder_of(Command)
-REPLIES: Decoder[Reply] = decoder_of(Reply)
+START: Decoder[Start] = Decoder(Start, dec_hook=_path)
+COMMANDS: Decoder[Command] = Decoder(Command, dec_hook=_path)
+REPLIES: Decoder[Reply] = Decoder(Reply, dec_hook=_path)
+TO_NODE: Decoder[ToNode] = Decoder(ToNode)
+FROM_NODE: Decoder[FromNode] = Decoder(FromNode)
 
 
 def encode(value: object) -> bytes:

@@ -13,25 +13,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from gpu_worker.execution.ranks import messages
 from gpu_worker.execution.ranks.link import Link, LinkError, connect
 from gpu_worker.execution.ranks.member import TICK_S
-from gpu_worker.execution.ranks.messages import Reply
-from gpu_worker.execution.ranks.node_messages import (
-    TO_NODE,
-    Beat,
-    BeginEpoch,
-    Ended,
-    EndEpoch,
-    FromNode,
-    Goodbye,
-    KillRank,
-    Pulse,
-    Said,
-    Started,
-    StartRank,
-    TellRank,
-    ToNode,
-)
 from gpu_worker.execution.ranks.process import LocalHost, RankProcess
 from gpu_worker.execution.ranks.remote import COMING_S
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -89,7 +73,7 @@ class Node:
             self._config, is_shared=False, log_level=level, log_format=form, interface=interface_of(link.address)
         )
 
-        def say(message: FromNode) -> None:
+        def say(message: messages.FromNode) -> None:
             with contextlib.suppress(OSError):
                 link.send(msgspec.msgpack.encode(message))
 
@@ -98,8 +82,8 @@ class Node:
         pulse.start()
         self.is_connected = True
         try:
-            while (message := link.receive(TO_NODE)) is not None:
-                if isinstance(message, Goodbye):
+            while (message := link.receive(messages.TO_NODE)) is not None:
+                if isinstance(message, messages.Goodbye):
                     return message.problem
                 _do(message, host, say)
         except LinkError as error:
@@ -114,33 +98,33 @@ class Node:
         return None
 
 
-def _do(message: ToNode, host: LocalHost, say: Callable[[FromNode], None]) -> None:
-    def hear(process: RankProcess, reply: Reply | None) -> None:
+def _do(message: messages.ToNode, host: LocalHost, say: Callable[[messages.FromNode], None]) -> None:
+    def hear(process: RankProcess, reply: messages.Reply | None) -> None:
         if process.epitaph is not None:
-            say(Ended(process.rank, process.pid, process.epitaph))
+            say(messages.Ended(process.rank, process.pid, process.epitaph))
         elif reply is not None:
-            say(Said(process.rank, process.pid, reply))
+            say(messages.Said(process.rank, process.pid, reply))
 
     match message:
-        case StartRank(rank):
+        case messages.StartRank(rank):
             process = host.start(rank, hear)
-            say(Started(rank, process.pid))
-        case KillRank(rank):
+            say(messages.Started(rank, process.pid))
+        case messages.KillRank(rank):
             host.processes[rank].kill()
-        case TellRank(None, content):
+        case messages.TellRank(None, content):
             host.tell(content)
-        case TellRank(int(rank), content):
+        case messages.TellRank(int(rank), content):
             host.processes[rank].tell(content)
-        case EndEpoch():
+        case messages.EndEpoch():
             host.end()
-        case BeginEpoch():
+        case messages.BeginEpoch():
             host.begin_again()
 
 
-def _beat(host: LocalHost, say: Callable[[FromNode], None], stopped: threading.Event) -> None:
+def _beat(host: LocalHost, say: Callable[[messages.FromNode], None], stopped: threading.Event) -> None:
     while not stopped.wait(TICK_S):
         processes = list(host.processes.values())
-        say(Pulse([Beat(each.rank, *host.life(each.rank), each.is_starved) for each in processes]))
+        say(messages.Pulse([messages.Beat(each.rank, *host.life(each.rank), each.is_starved) for each in processes]))
 
 
 _SIOCGIFADDR = 0x8915

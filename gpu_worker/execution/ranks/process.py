@@ -9,23 +9,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
-from gpu_worker.execution.ranks.board import make_board
+from gpu_worker.execution.ranks.board import Life, make_board
 from gpu_worker.execution.ranks.messages import REPLIES, Failure, Reply, Start, encode, receive
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.registry import read_model_config
 from kernels.collectives import SLOT_BYTES
 
 _MEMBER = "gpu_worker.execution.ranks.member"
-
-
-class Life(NamedTuple):
-    """What a rank shows of its life: how often it has, which step it computed last, how often its weights were read."""
-
-    ticks: int
-    step: int
-    loads: int
 
 
 class RankProcess(ABC):
@@ -69,16 +60,13 @@ class RankProcess(ABC):
 Hear = Callable[[RankProcess, Reply | None], None]
 
 
-class LocalProcess(RankProcess):
+class _LocalProcess(RankProcess):
     """The process of a rank on this host."""
 
     def __init__(self, start: Start, hear: Hear) -> None:
         """Start it. What it says goes to `hear`, on a thread of its own; None is its end."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MEMBER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(start.board_fd,),
+            [sys.executable, "-m", _MEMBER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(start.board_fd,)
         )
         super().__init__(start.rank, self._process.pid, f"rank {start.rank} (process {self._process.pid})")
         self._hear = hear
@@ -88,7 +76,6 @@ class LocalProcess(RankProcess):
 
     @property
     def is_starved(self) -> bool:
-        """Do what `RankProcess` promises."""
         try:
             tasks = Path(f"/proc/{self.pid}/task").glob("*/stat")
             states = [path.read_text().rpartition(")")[2].split()[0] for path in tasks]
@@ -97,19 +84,16 @@ class LocalProcess(RankProcess):
         return "R" in states
 
     def tell(self, message: bytes) -> None:
-        """Do what `RankProcess` promises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(message)
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """Do what `RankProcess` promises."""
         if self._process.poll() is None:
             self._process.kill()
 
     def close(self, timeout_s: float) -> None:
-        """Do what `RankProcess` promises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -134,27 +118,8 @@ class LocalProcess(RankProcess):
         self._hear(self, None)
 
 
-class Host(Protocol):
-    """Where some ranks of a group run."""
-
-    def start(self, rank: int, hear: Hear) -> RankProcess:
-        """Start the process of a rank."""
-
-    def tell(self, message: bytes) -> None:
-        """Send an encoded message to all ranks that were started there."""
-
-    def life(self, rank: int) -> Life:
-        """Return what a rank shows of its life."""
-
-    def end(self) -> None:
-        """Tell ranks that wait for others that these do not come."""
-
-    def begin_again(self) -> None:
-        """Prepare for ranks that meet anew. No rank may be in a sum or a gather."""
-
-
 class LocalHost:
-    """Does what `Host` promises, here.
+    """Where some ranks of a group run: here.
 
     Attributes:
         processes: Those that were started last, by rank.
@@ -167,28 +132,28 @@ class LocalHost:
         # Ranks put the streams of a step down in float32.
         stream_bytes = 4 * read_model_config(config.model).hidden_size * config.max_num_batched_tokens
         self.board = make_board(config.num_ranks, max(SLOT_BYTES, -(-stream_bytes // 64) * 64))
-        self.processes: dict[int, LocalProcess] = {}
+        self.processes: dict[int, _LocalProcess] = {}
         self._config = config
         self._settings = (is_shared, interface, log_level, log_format)
 
     def start(self, rank: int, hear: Hear) -> RankProcess:
-        """Do what `Host` promises."""
-        self.processes[rank] = process = LocalProcess(Start(rank, self._config, self.board.fd, *self._settings), hear)
+        """Start the process of a rank."""
+        self.processes[rank] = process = _LocalProcess(Start(rank, self._config, self.board.fd, *self._settings), hear)
         return process
 
     def tell(self, message: bytes) -> None:
-        """Do what `Host` promises."""
+        """Send an encoded message to all ranks that were started here."""
         for process in self.processes.values():
             process.tell(message)
 
     def life(self, rank: int) -> Life:
-        """Do what `Host` promises."""
-        return Life(self.board.ticks(rank), self.board.step(rank), self.board.loads(rank))
+        """Return what a rank shows of its life."""
+        return self.board.life(rank)
 
     def end(self) -> None:
-        """Do what `Host` promises."""
+        """Tell ranks that wait for others that these do not come."""
         self.board.end()
 
     def begin_again(self) -> None:
-        """Do what `Host` promises."""
+        """Prepare for ranks that meet anew. No rank may be in a sum or a gather."""
         self.board.begin_again()

@@ -1,7 +1,8 @@
 """Rank 0 moves experts between ranks, by the tokens that it counts, while steps are computed.
 
 A thread looks at the counters after a number of steps. A layer after the other, few experts at a time, all ranks read
-from their files what they will need, beside steps; between two steps all of them then change to the new places.
+from their files what they will need, beside steps; between two steps all of them then change to the new places. Few
+places change at a time: whoever reads weights has little to read, and what comes next may be another load.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpu_worker.execution.ranks.balance import Loads, better_places, rank_loads
+import numpy as np
+import numpy.typing as npt
+
 from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.member import TICK_S
 from gpu_worker.execution.ranks.messages import MoveExperts, PrepareExperts, encode
@@ -19,8 +22,12 @@ from gpu_worker.execution.ranks.replies import RankLostError
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.placed_experts import PlacedExperts
 
+Loads = npt.NDArray[np.float64]
+
 MAX_CHANGES = 4
 """Experts of a layer that move at a time: what the memory beside the weights has to hold."""
+_LEAST_GAIN = 2e-3
+"""Of the sum of the squares of ranks' loads, what a change has to save."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +59,7 @@ class Rebalancing:
         self._thread: threading.Thread | None = None
 
     def before_step(self) -> None:
-        """Let all ranks change to places that they are ready for, and look at the counters now and then.
-
-        Raises:
-            Exception: This rank cannot change.
-        """
+        """Let all ranks change to places that they are ready for, if they can; look at the counters now and then."""
         if self._ready is not None:
             self._change(self._ready)
         self._num_steps += 1
@@ -126,3 +129,63 @@ class Rebalancing:
         # It may have been given up.
         self._group.check()
         return True
+
+
+def rank_loads(places: Sequence[int], tokens: Loads, size: int) -> Loads:
+    """Return the tokens of each of `size` ranks: those of an expert fall on all of its places alike.
+
+    Args:
+        places: The expert in each place of all ranks, as many on each.
+        tokens: Of each expert.
+        size: How many ranks there are.
+    """
+    own = np.asarray(places)
+    return np.asarray((tokens / np.bincount(own, minlength=len(tokens)))[own].reshape(size, -1).sum(1))
+
+
+def better_places(places: Sequence[int], tokens: Loads, size: int, max_changes: int) -> tuple[int, ...]:
+    """Return places that balance ranks better, of which at most `max_changes` have another expert.
+
+    Each change takes load from the busiest rank: another rank has one of its experts too, in place of one that is
+    elsewhere as well, or exchanges an expert with it. Every expert stays in some place, and in one at most of a rank.
+    """
+    own, left = np.asarray(places).reshape(size, -1).copy(), max_changes
+    while left > 0 and (changes := _best_changes(own, tokens, is_exchange_allowed=left > 1)):
+        for rank, place, expert in changes:
+            own[rank, place] = expert
+        left -= len(changes)
+    return tuple(own.flatten().tolist())
+
+
+def _best_changes(
+    places: npt.NDArray[np.int64], tokens: Loads, *, is_exchange_allowed: bool
+) -> list[tuple[int, int, int]]:
+    """Return the rank, place and new expert of what saves most with the idlest rank that can help; nothing if none."""
+    size = len(places)
+    loads = rank_loads(places.flatten().tolist(), tokens, size)
+    counts = np.bincount(places.flatten(), minlength=len(tokens))
+    has = np.stack([np.bincount(own, minlength=len(tokens)) for own in places], axis=1)
+    busiest, most = int(loads.argmax()), float(np.square(loads).sum()) * (1 - _LEAST_GAIN)
+    unit = np.eye(size)
+    for other in map(int, loads.argsort()[:-1]):
+        ours, theirs = places[busiest], places[other]
+        one, few = tokens[ours, None], tokens[theirs, None]
+        num_ours, num_theirs = counts[ours, None], counts[theirs, None]
+        # What ranks get when theirs has a copy of ours, and gives up one of its own; `maximum` where none is left.
+        fewer = np.maximum(num_theirs - 1, 1)
+        copied = has[ours] * (one / (num_ours + 1) - one / num_ours) + unit[other] * one / (num_ours + 1)
+        dropped = has[theirs] * (few / fewer - few / num_theirs) - unit[other] * few / fewer
+        exchange = (unit[other] - unit[busiest]) * one / num_ours, (unit[busiest] - unit[other]) * few / num_theirs
+        is_new = ~np.isin(ours, theirs)[:, None]
+        can_copy = is_new & (num_theirs > 1).T
+        can_exchange = is_new & ~np.isin(theirs, ours)[None, :] & is_exchange_allowed
+        totals = [
+            np.where(allowed, np.square(loads + gets[:, None] + gives[None, :]).sum(2), np.inf)
+            for allowed, gets, gives in ((can_copy, copied, dropped), (can_exchange, *exchange))
+        ]
+        kind = int(totals[1].min() < totals[0].min())
+        if totals[kind].min() < most:
+            first, second = np.unravel_index(int(totals[kind].argmin()), totals[kind].shape)
+            changes = [(other, int(second), int(ours[first]))]
+            return changes + ([(busiest, int(first), int(theirs[second]))] if kind else [])
+    return []

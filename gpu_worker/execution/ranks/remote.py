@@ -8,33 +8,21 @@ import threading
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
+from gpu_worker.execution.ranks import messages
+from gpu_worker.execution.ranks.board import Life
 from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener
 from gpu_worker.execution.ranks.meeting import serve_store
-from gpu_worker.execution.ranks.node_messages import (
-    FROM_NODE,
-    BeginEpoch,
-    Ended,
-    EndEpoch,
-    FromNode,
-    Goodbye,
-    KillRank,
-    Pulse,
-    Said,
-    Started,
-    StartRank,
-    TellRank,
-    ToNode,
-)
-from gpu_worker.execution.ranks.process import Hear, Life, RankProcess
+from gpu_worker.execution.ranks.process import Hear, RankProcess
 from gpu_worker.execution.ranks.replies import RankLostError
 
 COMING_S = 120.0
 """Time for a host to connect."""
 _STARTING_S = 30.0
 _KILLING_S = 1.0
+_NO_LIFE = Life(0, 0, 0), False
 
 
-class RemoteProcess(RankProcess):
+class _RemoteProcess(RankProcess):
     """The process of a rank on another host."""
 
     def __init__(self, rank: int, pid: int, host: RemoteHost, hear: Hear) -> None:
@@ -45,23 +33,21 @@ class RemoteProcess(RankProcess):
 
     @property
     def is_starved(self) -> bool:
-        """Do what `RankProcess` promises."""
-        return self.host.is_starved(self.rank)
+        # As of when the host was heard last.
+        return self.host.pulse.get(self.rank, _NO_LIFE)[1]
 
     def tell(self, message: bytes) -> None:
-        """Do what `RankProcess` promises."""
-        self.host.send(TellRank(self.rank, message))
+        self.host.send(messages.TellRank(self.rank, message))
 
     def kill(self) -> None:
-        """Do what `RankProcess` promises; a host that does not do it is cut off."""
+        # A host that does not do it is cut off.
         if self.epitaph is None:
-            self.host.send(KillRank(self.rank))
+            self.host.send(messages.KillRank(self.rank))
             timer = threading.Timer(_KILLING_S, self._give_up)
             timer.daemon = True
             timer.start()
 
     def close(self, timeout_s: float) -> None:
-        """Do what `RankProcess` promises."""
         self.ended.wait(max(0.0, timeout_s))
         self.kill()
         self.ended.wait()
@@ -79,7 +65,11 @@ class RemoteProcess(RankProcess):
 
 
 class RemoteHost:
-    """Does what `Host` promises on another host, for as long as that is connected."""
+    """Does what `LocalHost` does, on another host, for as long as that is connected.
+
+    Attributes:
+        pulse: By rank, what each showed of its life last, and whether it wanted a core.
+    """
 
     def __init__(self, node: int) -> None:
         self.node = node
@@ -87,8 +77,8 @@ class RemoteHost:
         self._changed = threading.Condition()
         self._is_closed = False
         self._pids: dict[int, int] = {}
-        self._processes: dict[int, RemoteProcess] = {}
-        self._pulse: dict[int, tuple[Life, bool]] = {}
+        self._processes: dict[int, _RemoteProcess] = {}
+        self.pulse: dict[int, tuple[Life, bool]] = {}
 
     def attach(self, link: Link) -> bool:
         """Use a link for as long as it lasts, unless there is one or `close` was called; returns at once."""
@@ -102,48 +92,40 @@ class RemoteHost:
         return True
 
     def start(self, rank: int, hear: Hear) -> RankProcess:
-        """Do what `Host` promises, when the host has connected.
-
-        Raises:
-            RankLostError: It does not come in time.
-        """
+        """Do what `LocalHost` does, when the host has connected; `RankLostError` if it does not in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._link is not None or self._is_closed, COMING_S):
                 raise RankLostError(f"host {self.node} did not connect within {COMING_S:g} s")
             if self._is_closed:
                 raise RankLostError("the worker ends")
             self._pids.pop(rank, None)
-        self.send(StartRank(rank))
+        self.send(messages.StartRank(rank))
         with self._changed:
             if not self._changed.wait_for(lambda: rank in self._pids or self._link is None, _STARTING_S):
                 raise RankLostError(f"host {self.node} did not start rank {rank} within {_STARTING_S:g} s")
             if rank not in self._pids:
                 raise RankLostError(f"host {self.node} has hung up")
-            self._processes[rank] = process = RemoteProcess(rank, self._pids[rank], self, hear)
+            self._processes[rank] = process = _RemoteProcess(rank, self._pids[rank], self, hear)
             self._changed.notify_all()
         return process
 
     def tell(self, message: bytes) -> None:
-        """Do what `Host` promises."""
-        self.send(TellRank(None, message))
+        """Do what `LocalHost` does."""
+        self.send(messages.TellRank(None, message))
 
     def life(self, rank: int) -> Life:
-        """Do what `Host` promises."""
-        return self._pulse.get(rank, (Life(0, 0, 0), False))[0]
-
-    def is_starved(self, rank: int) -> bool:
-        """Whether a rank's process wanted a core when the host was heard last."""
-        return self._pulse.get(rank, (Life(0, 0, 0), False))[1]
+        """Do what `LocalHost` does."""
+        return self.pulse.get(rank, _NO_LIFE)[0]
 
     def end(self) -> None:
-        """Do what `Host` promises."""
-        self.send(EndEpoch())
+        """Do what `LocalHost` does."""
+        self.send(messages.EndEpoch())
 
     def begin_again(self) -> None:
-        """Do what `Host` promises."""
-        self.send(BeginEpoch())
+        """Do what `LocalHost` does."""
+        self.send(messages.BeginEpoch())
 
-    def send(self, message: ToNode) -> None:
+    def send(self, message: messages.ToNode) -> None:
         """Send a message; a missing peer is noticed when its ranks end."""
         if (link := self._link) is not None:
             with contextlib.suppress(OSError):
@@ -164,7 +146,7 @@ class RemoteHost:
     def _receive(self, link: Link) -> None:
         problem = "is gone"
         try:
-            while (message := link.receive(FROM_NODE)) is not None:
+            while (message := link.receive(messages.FROM_NODE)) is not None:
                 self._take(message)
         except LinkError as error:
             problem = f"is not heard any more: {error}"
@@ -175,12 +157,12 @@ class RemoteHost:
         for process in list(self._processes.values()):
             process.end(f"{process.name} is lost: the host {problem}")
 
-    def _take(self, message: FromNode) -> None:
-        if isinstance(message, Pulse):
+    def _take(self, message: messages.FromNode) -> None:
+        if isinstance(message, messages.Pulse):
             for beat in message.beats:
-                self._pulse[beat.rank] = Life(beat.ticks, beat.step, beat.loads), beat.is_starved
+                self.pulse[beat.rank] = Life(beat.ticks, beat.step, beat.loads), beat.is_starved
             return
-        if isinstance(message, Started):
+        if isinstance(message, messages.Started):
             with self._changed:
                 self._pids[message.rank] = message.pid
                 self._changed.notify_all()
@@ -191,31 +173,22 @@ class RemoteHost:
             process = self._process(message.rank, message.pid)
         if process is None:
             return
-        if isinstance(message, Said):
+        if isinstance(message, messages.Said):
             process.hear(process, message.reply)
         else:
-            assert isinstance(message, Ended)
+            assert isinstance(message, messages.Ended)
             process.end(message.epitaph)
 
-    def _process(self, rank: int, pid: int) -> RemoteProcess | None:
+    def _process(self, rank: int, pid: int) -> _RemoteProcess | None:
         process = self._processes.get(rank)
         return process if process is not None and process.pid == pid else None
 
 
 class Remote:
-    """All other hosts, and what ranks meet by.
-
-    Attributes:
-        address: Where they find this one.
-        port: Where they connect.
-    """
+    """All other hosts, and what ranks meet by."""
 
     def __init__(self, address: str, port: int, token: str, nnodes: int) -> None:
-        """Listen at an address of this host, and at no other.
-
-        Raises:
-            OSError: It cannot be used.
-        """
+        """Listen at an address of this host, and at no other; `OSError` if it cannot be used."""
         self.hosts = {node: RemoteHost(node) for node in range(1, nnodes)}
         self.address = address
         self._store: TCPStore | None = None
@@ -230,7 +203,7 @@ class Remote:
     def refuse(self, problem: str) -> None:
         """Tell all hosts why the group does not start."""
         for host in self.hosts.values():
-            host.send(Goodbye(problem))
+            host.send(messages.Goodbye(problem))
 
     def close(self) -> None:
         """Let the hosts go."""

@@ -19,8 +19,7 @@ from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.meeting import device_of
 from gpu_worker.execution.ranks.messages import PackAdapter, PlaceAdapter, encode
 from gpu_worker.execution.ranks.rebalancing import Rebalancing
-from gpu_worker.execution.ranks.replies import RankLostError
-from gpu_worker.execution.ranks.tasks import RankProblemError
+from gpu_worker.execution.ranks.replies import RankLostError, RankProblemError
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
@@ -62,11 +61,7 @@ class GroupRunner:
         group.begin()
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Do what `ModelRunner` promises.
-
-        Raises:
-            InterruptedRunnerError: The group is lost.
-        """
+        """Do what `ModelRunner` promises; `InterruptedRunnerError` if the group is lost."""
         self.check()
         self._was_told = True
         try:
@@ -80,11 +75,7 @@ class GroupRunner:
             raise self.interruption(error) from None
 
     def check(self) -> None:
-        """Fail if the group is lost.
-
-        Raises:
-            InterruptedRunnerError: It is.
-        """
+        """Raise `InterruptedRunnerError` if the group is lost."""
         if self.group.lost is not None:
             raise InterruptedRunnerError(RankLostError(self.group.lost), self._recover)
 
@@ -106,7 +97,7 @@ class GroupRunner:
     def landed(self, step: int) -> None:
         """Take note that a step was computed."""
         self._num_in_vain = 0
-        self.group.note_step(step)
+        self.group.board.note_step(0, step)
 
     def prepare_adapter(self, adapter: PackedAdapter) -> None:
         """Have the other ranks pack an adapter beside steps, in the thread that read it.
@@ -195,11 +186,7 @@ class _GroupStep:
     runner: GroupRunner
 
     def result(self) -> StepResult:
-        """Do what `PendingStep` promises.
-
-        Raises:
-            InterruptedRunnerError: The group is lost.
-        """
+        """Do what `PendingStep` promises; `InterruptedRunnerError` if the group is lost."""
         try:
             result = self.pending.result()
             if not is_last(self.runner.group.ranks):
@@ -213,12 +200,8 @@ class _GroupStep:
 def build_group_runner(
     config: RunnerConfig, group: RankGroup, start_up: StartUp, constraints: ConstraintSource | None = None
 ) -> GroupRunner:
-    """Build rank 0's runner while the other ranks build theirs.
-
-    Raises:
-        HeadraceError: One of them cannot.
-    """
+    """Build rank 0's runner while the other ranks build theirs; `HeadraceError` if one of them cannot."""
     with group.building():
         own = build_runner(replace(config, device=device_of(config, 0)), start_up, None, constraints, group.ranks)
-    group.note_load()
+    group.board.note_load(0)
     return GroupRunner(own, group, config.eplb_step_interval)

@@ -18,6 +18,8 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.rows import RowTable
 from gpu_worker.execution.batch.transfers import Int64s, Upload
+from gpu_worker.execution.sampling.grammar_mask import GrammarMask
+from gpu_worker.execution.sampling.penalties import Penalties
 from gpu_worker.layers.divided_vocabulary import Vocabulary
 from kernels.logits_bitmask import forbid_tokens
 from shared.sampling import Sampling
@@ -47,7 +49,7 @@ class Feature(Protocol):
         """
 
 
-class Bias:
+class _Bias:
     """Keeps, for each row that has a bias, tokens and what is added to them."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -59,11 +61,10 @@ class Bias:
         self._values: Float32s = np.zeros(0, dtype=np.float32)
 
     def is_asked_by(self, sampling: Sampling) -> bool:
-        """See `Feature`."""
         return bool(sampling.logit_bias)
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
-        """See `Feature`. Ids outside the vocabulary name no token and are left out."""
+        # Ids outside the vocabulary name no token and are left out.
         bias = sequence.sampling.logit_bias
         entries = [(token_id, value) for token_id, value in bias.items() if 0 <= token_id < self._vocab_size]
         token_ids, values = zip(*entries, strict=True) if entries else ((), ())
@@ -71,7 +72,6 @@ class Bias:
         self._biases[row] = np.array(token_ids, dtype=np.int64), np.array(values, dtype=np.float32)
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> Adjust:
-        """See `Feature`."""
         rows = sampled.rows[places]
         batch = (places.tobytes(), rows.tobytes())
         if batch != self._batch:
@@ -87,7 +87,7 @@ class Bias:
         return adjust
 
 
-class AllowedTokens:
+class _AllowedTokens:
     """Owns a bit for each token of each row: all others are forbidden."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -96,18 +96,16 @@ class AllowedTokens:
         self._bits = RowTable(num_rows, np.int32, device, (self._num_words,))
 
     def is_asked_by(self, sampling: Sampling) -> bool:
-        """See `Feature`."""
         return sampling.allowed_token_ids is not None
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
-        """See `Feature`. Ids outside the vocabulary name no token and are left out."""
+        # Ids outside the vocabulary name no token and are left out.
         allowed = np.array(sequence.sampling.allowed_token_ids, dtype=np.int64)
         is_allowed = np.zeros(self._num_words * 32, dtype=np.uint8)
         is_allowed[allowed[allowed < self._vocab_size]] = 1
         self._bits.write([row], np.packbits(is_allowed, bitorder="little").view(np.int32)[None], upload)
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> Adjust:
-        """See `Feature`."""
         bits, to_places, rows = self._bits.values, upload.add(places), upload.add(sampled.rows[places])
 
         def adjust(logits: torch.Tensor) -> None:
@@ -116,7 +114,7 @@ class AllowedTokens:
         return adjust
 
 
-class BadWords:
+class _BadWords:
     """Forbids the last token of a forbidden run of tokens where the output ends with the others.
 
     A run of several tokens looks at the output so far, so its sequence waits for its last token (`needs_last_token`).
@@ -127,15 +125,12 @@ class BadWords:
         self._sequences: dict[int, BatchSequence] = {}
 
     def is_asked_by(self, sampling: Sampling) -> bool:
-        """See `Feature`."""
         return bool(sampling.bad_words)
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
-        """See `Feature`."""
         self._sequences[row] = sequence
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> Adjust:
-        """See `Feature`."""
         rows = sampled.rows[places].tolist()
         forbidden = [
             place * self._vocab_size + token_id
@@ -163,7 +158,7 @@ class BadWords:
                 yield word[-1]
 
 
-class MinTokens:
+class _MinTokens:
     """Forbids the tokens that would end a sequence until its output is long enough.
 
     Where nothing else is allowed (a grammar is complete, say), they stay allowed: the output ends early instead of
@@ -177,17 +172,15 @@ class MinTokens:
         self._end_ids: dict[int, Int64s] = {}
 
     def is_asked_by(self, sampling: Sampling) -> bool:
-        """See `Feature`."""
         return sampling.min_tokens > 0
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
-        """See `Feature`."""
         end_ids = [token_id for token_id in sequence.stop_ids if token_id < self._vocab_size]
         self._end_ids[row] = np.array(sorted(end_ids), dtype=np.int64)
         self._num_tokens[row] = sequence.sampling.min_tokens if end_ids else 0
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> Adjust:
-        """See `Feature`. Behind drafts, the place in the output decides too."""
+        # Behind drafts, the place in the output decides too.
         places = places[sampled.positions[places] < self._num_tokens[sampled.rows[places]]]
         if not len(places):
             return lambda _: None
@@ -207,3 +200,18 @@ class MinTokens:
             flat.index_copy_(0, indices, before.masked_fill(~is_kept, -math.inf))
 
         return adjust
+
+
+def make_features(num_rows: int, vocab_size: int, device: torch.device, vocabulary: Vocabulary) -> list[Feature]:
+    """Make all features that change logits, in the order in which they do: what forbids tokens comes last.
+
+    That of `min_tokens` is the very last: it looks for what the others have left.
+    """
+    return [
+        _Bias(vocab_size),
+        Penalties(num_rows, vocab_size, device),
+        _AllowedTokens(num_rows, vocab_size, device),
+        _BadWords(vocab_size),
+        GrammarMask(num_rows, vocab_size, device, vocabulary),
+        _MinTokens(num_rows, vocab_size, vocabulary),
+    ]

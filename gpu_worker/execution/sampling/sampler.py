@@ -1,8 +1,8 @@
 """From logits to tokens, for all rows of a batch together; what no row asks for costs nothing.
 
-Order: log probabilities are taken from the model's own logits; then come the features in the order of `_features`; then
-one draw with the uniform number of (seed, position in the output), or by the mark of a watermark. Nothing here waits
-for the device.
+Order: log probabilities are taken from the model's own logits; then come the features as `make_features` orders them;
+then one draw with the uniform number of (seed, position in the output), or by the mark of a watermark. Nothing here
+waits for the device.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from gpu_worker.execution.sampling.distribution import Distributions, StagedDraw
-from gpu_worker.execution.sampling.features import Adjust, AllowedTokens, BadWords, Bias, Feature, MinTokens
-from gpu_worker.execution.sampling.grammar_mask import GrammarMask
+from gpu_worker.execution.sampling.features import Adjust, Feature, make_features
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
-from gpu_worker.execution.sampling.penalties import Penalties, StagedPenalties
+from gpu_worker.execution.sampling.penalties import StagedPenalties
 from gpu_worker.execution.sampling.watermarks import Watermarks
 from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.layers.ranks import ALONE, Ranks
@@ -29,21 +28,6 @@ from kernels.sampling import TokenScores
 from shared.sampling import Sampling
 
 _TRUNCATION, _LOGPROBS, _WATERMARK, _NUM_BITS = 1, 2, 4, 3
-
-
-def _features(num_rows: int, vocab_size: int, device: torch.device, vocabulary: Vocabulary) -> list[Feature]:
-    """Make all features that change logits, in the order in which they do: what forbids tokens comes last.
-
-    `MinTokens` is the very last: it looks for what the others have left.
-    """
-    return [
-        Bias(vocab_size),
-        Penalties(num_rows, vocab_size, device),
-        AllowedTokens(num_rows, vocab_size, device),
-        BadWords(vocab_size),
-        GrammarMask(num_rows, vocab_size, device, vocabulary),
-        MinTokens(num_rows, vocab_size, vocabulary),
-    ]
 
 
 @dataclass(slots=True)
@@ -84,7 +68,7 @@ class Sampler:
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.vocabulary = Vocabulary(ranks, vocab_size)
         self._distributions = Distributions(num_rows, vocab_size, device)
-        self._features = _features(num_rows, vocab_size, device, self.vocabulary)
+        self._features = make_features(num_rows, vocab_size, device, self.vocabulary)
         self._logprobs = LogprobRows(num_rows, vocab_size, self.vocabulary)
         self._watermarks = Watermarks()
         # What each row asks for: the bits below, and above them one for each feature.

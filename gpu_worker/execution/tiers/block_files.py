@@ -223,11 +223,9 @@ class BlockFiles:
 
     def _retain(self, tenant: str, weight: float, digests: Values[bytes], until: float) -> None:
         for group, contents in enumerate(self._groups):
-            keys = [self._maker.key(group, digest) for digest in digests if self._has_or_gets(group, digest)]
+            named = ((self._maker.key(group, digest), digest) for digest in digests)
+            keys = [key for key, digest in named if key in self._index or self._rows.knows(group, digest)]
             self._index.retain(tenant, weight, keys, until, HEADER_BYTES + contents.row_bytes)
-
-    def _has_or_gets(self, group: int, digest: bytes) -> bool:
-        return self._maker.key(group, digest) in self._index or self._rows.knows(group, digest)
 
     def _spend(self, digests: Values[bytes]) -> None:
         for group in range(len(self._groups)):

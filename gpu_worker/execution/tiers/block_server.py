@@ -15,21 +15,10 @@ from contextlib import suppress
 
 import msgspec
 
-from gpu_worker.execution.tiers import shared_memory
-from gpu_worker.execution.tiers.channels import Found, Name, Sender, SharedSender
+from gpu_worker.execution.tiers import peer_wire, shared_memory
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.leases import Lease, Leases
-from gpu_worker.execution.tiers.peer_wire import (
-    FRAME_S,
-    ITEM,
-    MAX_REQUEST_BYTES,
-    VERSION,
-    Kind,
-    Opening,
-    PeerError,
-    receive_frame,
-    send_frame,
-)
+from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Name, PeerError, receive_frame, send_frame
 from shared.errors import ConfigError
 from shared.log_limit import LogLimit
 
@@ -56,11 +45,7 @@ class BlockServer:
     """
 
     def __init__(self, address: str, leases: Leases, maker: Callable[[], Maker | None]) -> None:
-        """Listen; `maker` returns None before the weights' digest is known.
-
-        Raises:
-            ConfigError: The address cannot be used.
-        """
+        """Listen; `maker` is None before the weights' digest is known. `ConfigError` if the address cannot be used."""
         host, port = split_address(address)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -117,7 +102,7 @@ class BlockServer:
             del self._strangers[oldest]
             with suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
-        return self._places.acquire(timeout=FRAME_S)
+        return self._places.acquire(timeout=peer_wire.FRAME_S)
 
     def _end(self, connection: socket.socket) -> None:
         with self._lock:
@@ -152,11 +137,11 @@ class BlockServer:
 
     def _open(self, connection: socket.socket) -> tuple[Lease, Kind] | None:
         """Return the lease that the first frame opens, and what its list is sent as."""
-        kind, body = receive_frame(connection, MAX_REQUEST_BYTES, OPEN_S)
+        kind, body = receive_frame(connection, peer_wire.MAX_REQUEST_BYTES, OPEN_S)
         if kind is not Kind.OPEN:
             raise PeerError(f"a connection begins with a frame {kind.name}")
         try:
-            opening = msgspec.msgpack.decode(body, type=Opening)
+            opening = msgspec.msgpack.decode(body, type=peer_wire.Opening)
         except msgspec.MsgspecError as error:
             raise PeerError(f"a frame OPEN is not one: {error}") from None
         with self._lock:
@@ -164,20 +149,21 @@ class BlockServer:
             if connection not in self._strangers:
                 raise PeerError("the connection was cut off for another")
             del self._strangers[connection]
-        if opening.version != VERSION:
+        if opening.version != peer_wire.VERSION:
             return None
         lease = self._leases.open(opening.lease, opening.request, opening.epoch, connection)
         return None if lease is None else (lease, Kind.CONTENTS_OF_MANY if opening.asks_many else Kind.CONTENTS)
 
-    def _sender(self, connection: socket.socket) -> Sender | None:
+    def _sender(self, connection: socket.socket) -> peer_wire.Sender | None:
         """Return how contents go to a connection; None to one of another user."""
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return Sender(connection)
-        file = self._leases.host.file
-        return None if file is None or not shared_memory.is_own_user(connection) else SharedSender(connection, file)
+            return peer_wire.Sender(connection)
+        if (file := self._leases.host.file) is None or not shared_memory.is_own_user(connection):
+            return None
+        return peer_wire.SharedSender(connection, file)
 
-    def _find(self, names: list[Name], lease: Lease, maker: Maker) -> Iterator[Found | None]:
+    def _find(self, names: list[Name], lease: Lease, maker: Maker) -> Iterator[peer_wire.Found | None]:
         host, fill_until = self._leases.host, time.monotonic() + FILL_S
         for group, digest in names:
             while not host.has(group, digest) and host.knows(group, digest) and time.monotonic() < fill_until:
@@ -187,13 +173,14 @@ class BlockServer:
                     yield None
                     continue
                 header = maker.header(group, digest, lease.salt, row.data)
-                yield Found(host.place(row), header, row.data)
+                yield peer_wire.Found(host.place(row), header, row.data)
                 self._leases.counts.sent_bytes += row.nbytes
 
 
 def _asked(connection: socket.socket, lease: Lease) -> list[Name] | None:
     """Wait for the next question; return which contents it is about, None once there are no more."""
-    kind, body = receive_frame(connection, MAX_REQUEST_BYTES, max(0.0, lease.ends_at - time.monotonic()))
+    left_s = max(0.0, lease.ends_at - time.monotonic())
+    kind, body = receive_frame(connection, peer_wire.MAX_REQUEST_BYTES, left_s)
     if kind is Kind.DONE:
         return None
     if kind is not Kind.GET or not body or len(body) % ITEM.size:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from functools import partial
 from queue import SimpleQueue
@@ -19,7 +19,6 @@ from gpu_worker.core.tiers import FULL, Wanted
 from gpu_worker.execution.memory.block_bytes import BlockBytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.host_tier import Batch, HostTier
-from gpu_worker.execution.tiers.loading import BlockLoad, Loader
 from gpu_worker.execution.tiers.transfer import Transfer
 from shared.worker_metrics import KvTierReading
 
@@ -52,6 +51,63 @@ class _LoadMeter:
         self.loaded_bytes += num_bytes
 
 
+class BlockLoad:
+    """What `gpu_worker.core.tiers.Load` says.
+
+    Attributes:
+        salt: Of the sequences that the contents belong to.
+        marks: By group, behind what blocks may be written to.
+        num_ended: Contents that have arrived, or were found unusable.
+    """
+
+    def __init__(self, salt: bytes, wanted: list[Wanted], marks: list[object]) -> None:
+        self.salt = salt
+        self.marks = marks
+        self._wanted = wanted
+        self._arrived = [False] * len(wanted)
+        self._num_taken = 0
+        self.num_ended = 0
+        self._has_ended = self._was_left = False
+        self._lock = threading.Lock()
+
+    def take(self) -> tuple[int, Wanted] | None:
+        """Return the next content to load, and its number; None when there is no more to do."""
+        with self._lock:
+            if self._has_ended or self._num_taken == len(self._wanted):
+                return None
+            self._num_taken += 1
+            return self._num_taken - 1, self._wanted[self._num_taken - 1]
+
+    def write(self, number: int, write: Callable[[], None]) -> bool:
+        """Let a content be written, unless the load was ended meanwhile: then its block belongs to others."""
+        with self._lock:
+            if self._has_ended:
+                return False
+            write()
+            self._arrived[number] = True
+            return True
+
+    def note_ended(self) -> None:
+        """Take note that a content has arrived, or does not come."""
+        with self._lock:
+            self.num_ended += 1
+
+    def leave(self) -> list[Wanted] | None:
+        """Return what was wanted, once: to who ends last, when nothing is under way or begun any more."""
+        with self._lock:
+            has_more = not self._has_ended and self._num_taken < len(self._wanted)
+            if has_more or self.num_ended < self._num_taken or self._was_left:
+                return None
+            self._was_left = True
+            return self._wanted
+
+    def end(self) -> list[bool]:
+        """Stop, and say of each wanted content whether it arrived whole. No block is written to from now on."""
+        with self._lock:
+            self._has_ended = True
+            return self._arrived
+
+
 class BlockTiers:
     """Does what `gpu_worker.core.tiers.KvTiers` says."""
 
@@ -76,9 +132,11 @@ class BlockTiers:
         self._meters = {name: _LoadMeter() for name in ("host", "peer", "files")}
         self._lock = threading.Lock()
         self._num_threads = 1 if files is None and transfer is None else 4
-        self._loader = Loader(self._num_threads, self._load)
+        self._loads: SimpleQueue[BlockLoad] = SimpleQueue()
         self._batches: SimpleQueue[Batch] = SimpleQueue()
         threading.Thread(target=self._settle_batches, name="kv-store", daemon=True).start()
+        for number in range(self._num_threads):
+            threading.Thread(target=self._load_all, name=f"kv-load-{number}", daemon=True).start()
 
     def readings(self) -> tuple[KvTierReading, ...]:
         """Return the counts of each tier."""
@@ -133,20 +191,21 @@ class BlockTiers:
         if self._peers is not None:
             self._peers.expect([item[:2] for item in wanted if not self._host.knows(*item[:2])])
         load = BlockLoad(salt, wanted, [group.mark() for group in self._groups])
-        self._loader.add(load)
+        for _ in range(self._num_threads):
+            self._loads.put(load)
         return load
 
     def store(self, group: int, block: int, digest: bytes, salt: bytes) -> None:
         """Copy a block to the host's memory with the next `flush`."""
         if group == FULL:
             self._salts[digest] = salt
-        if self._groups[group].row_bytes and not self._host.knows(group, digest):
+        if self._groups[group].row_bytes > 0 and not self._host.knows(group, digest):
             self._pending[group][digest] = (block, salt)
 
     def evicted(self, block: int, digest: bytes) -> None:
         """Copy a block that is not kept any more."""
         salt = self._salts.pop(digest, None)
-        if salt is not None and self._groups[FULL].row_bytes and not self._host.knows(FULL, digest):
+        if salt is not None and self._groups[FULL].row_bytes > 0 and not self._host.knows(FULL, digest):
             self._pending[FULL][digest] = (block, salt)
 
     def flush(self) -> None:
@@ -217,6 +276,11 @@ class BlockTiers:
             batch = self._batches.get()
             batch.copy.wait()
             self._settle(batch)
+
+    def _load_all(self) -> None:
+        """Do one load after another, which may wait for a disk as long as it likes; several threads do each."""
+        while True:
+            self._load(self._loads.get())
 
     def _load(self, load: BlockLoad) -> None:
         while (taken := load.take()) is not None:

@@ -54,8 +54,10 @@ class Maker:
 
     def header(self, group: int, digest: bytes, salt: bytes, payload: memoryview) -> bytes:
         """Return what stands before a content."""
-        crc = zlib.crc32(payload)
-        return self._header(group, digest, salt, len(payload), crc)
+        salted, size = sha256(b"salt" + salt).digest(), len(payload)
+        of_content = (self.weights, self.layouts[group], salted, digest, size, zlib.crc32(payload))
+        fields = _FIELDS.pack(_MAGIC, _VERSION, group, *of_content)
+        return fields + _CHECKSUM.pack(zlib.crc32(fields))
 
     def payload(
         self, data: bytes | bytearray, group: int, digest: bytes, salt: bytes, num_bytes: int
@@ -65,12 +67,6 @@ class Maker:
             return None
         payload = memoryview(data)[HEADER_BYTES:]
         return payload if data.startswith(self.header(group, digest, salt, payload)) else None
-
-    def _header(self, group: int, digest: bytes, salt: bytes, num_bytes: int, crc: int) -> bytes:
-        salted = sha256(b"salt" + salt).digest()
-        values = (_MAGIC, _VERSION, group, self.weights, self.layouts[group], salted, digest, num_bytes, crc)
-        fields = _FIELDS.pack(*values)
-        return fields + _CHECKSUM.pack(zlib.crc32(fields))
 
 
 class FileFacts(NamedTuple):

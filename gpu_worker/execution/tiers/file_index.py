@@ -30,17 +30,10 @@ class _Entry:
 
 
 class FileIndex:
-    """Several threads use it.
-
-    Attributes:
-        num_bytes: Of all files.
-    """
+    """Several threads use it."""
 
     def __init__(
-        self,
-        tokens_of: Callable[[str], int],
-        retained_bytes: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, tokens_of: Callable[[str], int], retained_bytes: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Index nothing yet.
 

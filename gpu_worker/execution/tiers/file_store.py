@@ -1,10 +1,32 @@
-"""What a store of files of blocks promises."""
+"""Where files of blocks are: a directory, which workers of several machines may mount, or a bucket.
+
+In a directory a file is written beside its place under another name, synced and renamed: whoever sees it sees all of
+it, also after a loss of power. What a process that was killed leaves behind is swept by the next one that looks. In a
+bucket an object appears with its last byte.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import stat
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.atomic_file import WRITING, AtomicFile, temporary_beside
+from shared.objects.s3 import bucket_errors, open_bucket
+from shared.errors import ConfigError
+
+ABANDONED_S = 300.0
+"""Nothing takes so long to write."""
+_BUCKET_TIMEOUT = "10s"
+
+_NOT_FILES = (errno.ELOOP, errno.ENXIO)
+"""What opening a symbolic link and a socket ends with."""
 
 
 class StoredFile(NamedTuple):
@@ -21,32 +43,178 @@ class Folder(NamedTuple):
     stamp: int | None
 
 
-class FileStore(Protocol):
-    """Where files of blocks are. All calls may take as long as a disk or a network takes, and raise `OSError`.
+class DirectoryStore:
+    """A directory, with `maker/group/first two digits` as folders.
+
+    All calls may take as long as a disk or a network takes, and raise `OSError`.
 
     Attributes:
         place: How messages name it.
         refresh_s: How often to look for what others have added.
     """
 
-    name: str
-    place: str
-    refresh_s: float
+    name = "disk"
+    refresh_s = 2.0
+
+    def __init__(self, root: Path) -> None:
+        """Use a directory, which is made if it is missing; `ConfigError` if it cannot be written."""
+        self.place = f"the directory {root}"
+        self._root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            probe = temporary_beside(root / "probe")
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError("HEADRACE_KV_DISK_PATH", f"{root} cannot be written: {error.strerror}") from None
 
     def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
-        """Write a file; it becomes visible once it is complete and synced."""
+        """Write a file beside its place, sync, and rename: it becomes visible once it is complete."""
+        target = self._root / key
+        try:
+            file = AtomicFile(target)
+        except FileNotFoundError:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = AtomicFile(target)
+        try:
+            for part in parts:
+                file.write(part)
+            file.commit(syncs_directory=False)
+        finally:
+            with contextlib.suppress(OSError):
+                file.abort()
 
     def read(self, key: str, most_bytes: int) -> bytes:
-        """Return a file; `FileNotFoundError` where there is none. What is longer, or not a file, is not read: b""."""
+        """Return a file, which is then the most recently used; `FileNotFoundError` where there is none.
+
+        What is longer, or not a file, is neither read nor waited for: b"".
+        """
+        path = self._root / key
+        try:
+            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _NOT_FILES:
+                return b""
+            raise
+        try:
+            state = os.fstat(opened)
+            if not stat.S_ISREG(state.st_mode) or state.st_size > most_bytes:
+                return b""
+            data = _read_all(opened, state.st_size)
+        finally:
+            os.close(opened)
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return data
 
     def delete(self, key: str) -> None:
         """Delete a file; one that is not there is deleted already."""
+        (self._root / key).unlink(missing_ok=True)
 
     def folders(self) -> Iterable[Folder]:
-        """List the folders that have files."""
+        """Return the folders that have files."""
+        for maker in _subfolders(self._root):
+            for group in _subfolders(maker):
+                for folder in _subfolders(group):
+                    with contextlib.suppress(FileNotFoundError):
+                        yield Folder(str(folder.relative_to(self._root)), folder.stat().st_mtime_ns)
 
     def files(self, folder: str) -> dict[str, StoredFile]:
-        """List the files of a folder by key, and sweep what was left behind there."""
+        """List a folder, and delete what was abandoned in it."""
+        found: dict[str, StoredFile] = {}
+        abandoned = time.time() - ABANDONED_S
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    state = entry.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(state.st_mode):
+                        continue
+                    if not entry.name.startswith("."):
+                        found[f"{folder}/{entry.name}"] = StoredFile(state.st_size, state.st_mtime)
+                    elif entry.name.startswith(WRITING) and state.st_mtime < abandoned:
+                        os.unlink(entry.path)
+        return found
 
     def prune(self, folder: str) -> None:
-        """Remove a folder, and those above it, as far as nothing is in them."""
+        """Remove empty folders, up to the directory itself."""
+        path = self._root / folder
+        while path != self._root:
+            try:
+                path.rmdir()
+            except OSError:
+                return
+            path = path.parent
+
+
+class BucketStore:
+    """A bucket, or what begins with a prefix in it; it promises what `DirectoryStore` does."""
+
+    name = "bucket"
+    refresh_s = 15.0
+
+    def __init__(self, url: str) -> None:
+        """Use `s3://bucket/prefix`; `ConfigError` if it is none, or the package is not installed."""
+        self.place = f"the bucket {url}"
+        self._client, self._bucket = open_bucket(url, "HEADRACE_KV_DISK_PATH", timeout=_BUCKET_TIMEOUT)
+        self._listed: dict[str, dict[str, StoredFile]] = {}
+
+    def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
+        """Put an object."""
+        with bucket_errors():
+            self._client.put(self._bucket, key, b"".join(parts), use_multipart=False)
+
+    def read(self, key: str, most_bytes: int) -> bytes:
+        """Get an object, whose size comes before its bytes."""
+        with bucket_errors():
+            found = self._client.get(self._bucket, key)
+            return bytes(found.bytes()) if found.meta["size"] <= most_bytes else b""
+
+    def delete(self, key: str) -> None:
+        """Delete an object."""
+        try:
+            with bucket_errors():
+                self._client.delete(self._bucket, key)
+        except FileNotFoundError:
+            return
+
+    def folders(self) -> Iterable[Folder]:
+        """List everything, and return it by folder."""
+        self._listed = {}
+        with bucket_errors():
+            for batch in self._client.list(self._bucket):
+                for each in batch:
+                    folder = each["path"].rpartition("/")[0]
+                    stored = StoredFile(each["size"], each["last_modified"].timestamp())
+                    self._listed.setdefault(folder, {})[each["path"]] = stored
+        return [Folder(name, None) for name in self._listed]
+
+    def files(self, folder: str) -> dict[str, StoredFile]:
+        """Return what was listed of a folder."""
+        return self._listed.pop(folder, {})
+
+    def prune(self, folder: str) -> None:
+        """Do nothing: a bucket has no folders."""
+
+
+FileStore = DirectoryStore | BucketStore
+
+
+def open_store(place: str) -> FileStore:
+    """Open a directory or a bucket; `ConfigError` if it cannot be used."""
+    return BucketStore(place) if "://" in place else DirectoryStore(Path(place))
+
+
+def _read_all(file: int, num_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    while num_bytes and (part := os.read(file, num_bytes)):
+        parts.append(part)
+        num_bytes -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []

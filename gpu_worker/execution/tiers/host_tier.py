@@ -36,15 +36,13 @@ _TOUCHED_AT_ONCE_BYTES = 8 << 20
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class HeldRow:
+    """A row in use."""
+
     row: int
     num_pins: int = 0
     is_filled: bool = False
     goes_first: bool = False
-
-
-HeldRow = _Entry
-"""A row that is held by `HostTier.hold`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Batch:
     """Contents on their way to their rows."""
 
     copy: Copy
-    taken: list[tuple[Kept, _Entry]]
+    taken: list[tuple[Kept, HeldRow]]
 
 
 class HostTier:
@@ -99,14 +97,12 @@ class HostTier:
             for group, count, begin, size in zip(groups, counts, begins, sizes, strict=False)
         ]
         self._free: list[list[int]] = [[] for _ in groups]
-        self._entries: list[dict[bytes, _Entry]] = [{} for _ in groups]
+        self._entries: list[dict[bytes, HeldRow]] = [{} for _ in groups]
         self._orders = [EvictionOrder(Retention(int(count * retained_share))) for count in counts]
         self._clock = clock
         self._lock = threading.Lock()
         self.num_bytes = sum(rows.nbytes for rows in self._rows)
-        self.stored_bytes = 0
-        self.num_dropped = 0
-        self.num_evicted = 0
+        self.stored_bytes = self.num_dropped = self.num_evicted = 0
         self._num_touched = [0] * len(groups)
         self._touch(_TOUCHED_FIRST_BYTES)
         threading.Thread(target=self._touch, name="kv-touch", daemon=True).start()
@@ -144,7 +140,7 @@ class HostTier:
 
         Those before others in a prefix come first, and are evicted after them. Nothing can be read before `settle`.
         """
-        taken: list[tuple[Kept, _Entry]] = []
+        taken: list[tuple[Kept, HeldRow]] = []
         blocks = []
         with self._lock:
             for block, digest, salt in contents:
@@ -153,7 +149,7 @@ class HostTier:
                     self.num_dropped += 1
                     continue
                 # Pinned by the copy.
-                entry = self._entries[group][digest] = _Entry(row, num_pins=1)
+                entry = self._entries[group][digest] = HeldRow(row, num_pins=1)
                 taken.append((Kept(group, digest, salt), entry))
                 blocks.append(block)
         if not taken:
@@ -252,12 +248,12 @@ class HostTier:
                     if (entry := entries.get(digest)) is not None and entry.num_pins:
                         entry.goes_first = True
 
-    def _pin(self, group: int, digest: bytes, entry: _Entry) -> None:
+    def _pin(self, group: int, digest: bytes, entry: HeldRow) -> None:
         if entry.num_pins == 0:
             self._orders[group].remove(digest)
         entry.num_pins += 1
 
-    def _unpin(self, group: int, digest: bytes, entry: _Entry) -> None:
+    def _unpin(self, group: int, digest: bytes, entry: HeldRow) -> None:
         entry.num_pins -= 1
         if entry.num_pins:
             return

@@ -59,7 +59,11 @@ class LeaseCounts:
 
 @dataclass(slots=True)
 class Leases:
-    """Owns the leases of a worker."""
+    """Owns the leases of a worker.
+
+    Attributes:
+        num_bytes: Of the rows that are held; a row counts for each lease.
+    """
 
     host: HostTier
     lease_s: float
@@ -67,18 +71,13 @@ class Leases:
     counts: LeaseCounts = field(default_factory=LeaseCounts)
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _ended: threading.Condition = field(default_factory=threading.Condition)
-    _num_bytes: int = 0
+    num_bytes: int = 0
     # When one was opened or gave way, and when the latest that was opened had been granted.
     _moved_at: float = float("-inf")
     _latest_opened: float = float("-inf")
 
     def __len__(self) -> int:
         return len(self._by_token)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the rows that are held; a row counts for each lease."""
-        return self._num_bytes
 
     @property
     def max_bytes(self) -> int:
@@ -93,7 +92,7 @@ class Leases:
     def _in_the_way(self, num_bytes: int) -> list[Lease] | None:
         """Return the leases to end so that this many bytes fit; None if there is no room."""
         now, found = self.clock(), list[Lease]()
-        num_missing = self._num_bytes + num_bytes - self.max_bytes
+        num_missing = self.num_bytes + num_bytes - self.max_bytes
         nothing_moves = now > self._moved_at + GIVE_WAY_S
         for lease in self._by_token.values():
             if num_missing <= 0 or now <= lease.granted_at + GIVE_WAY_S:
@@ -116,7 +115,7 @@ class Leases:
             old = self._in_the_way(num_bytes) if rows else None
             if old is not None:
                 self._by_token[lease.token] = lease
-                self._num_bytes += num_bytes
+                self.num_bytes += num_bytes
                 self.counts.granted += 1
             if old:
                 self._moved_at = now
@@ -147,7 +146,7 @@ class Leases:
                 return
             lease.has_ended = True
             del self._by_token[lease.token]
-            self._num_bytes -= lease.num_bytes
+            self.num_bytes -= lease.num_bytes
             if was_read:
                 self.counts.read += 1
             else:

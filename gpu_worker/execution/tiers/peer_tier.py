@@ -17,21 +17,10 @@ from contextlib import suppress
 import numpy as np
 
 from gpu_worker.execution.memory.block_bytes import Bytes
-from gpu_worker.execution.tiers import shared_memory
+from gpu_worker.execution.tiers import peer_wire, shared_memory
 from gpu_worker.execution.tiers.block_server import split_address
-from gpu_worker.execution.tiers.channels import Name, Receiver, SharedReceiver
 from gpu_worker.execution.tiers.file_format import Maker
-from gpu_worker.execution.tiers.peer_wire import (
-    FRAME_S,
-    ITEM,
-    MAX_ASKED,
-    VERSION,
-    Kind,
-    Opening,
-    PeerError,
-    receive_frame,
-    send_frame,
-)
+from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Name, PeerError, receive_frame, send_frame
 from shared.log_limit import LogLimit
 from shared.messages import encode
 
@@ -49,10 +38,10 @@ class PeerSession:
     def __init__(
         self,
         connection: socket.socket,
-        receiver: Receiver,
+        receiver: peer_wire.Receiver,
         contents: frozenset[Name],
         address: str,
-        max_asked: int = MAX_ASKED,
+        max_asked: int = peer_wire.MAX_ASKED,
     ) -> None:
         """Read `contents`, asking for `max_asked` at once at most."""
         self.contents = contents
@@ -72,11 +61,7 @@ class PeerSession:
         self._expected.extend(names)
 
     def forget(self, names: Iterable[Name]) -> None:
-        """Let go of contents that are not wanted any more, and take off the wire what was asked for.
-
-        Raises:
-            OSError: The connection is of no more use.
-        """
+        """Let go of unwanted contents, and take what was asked for off the wire; `OSError` if that is broken."""
         dropped = set(names)
         try:
             with self._lock:
@@ -93,11 +78,7 @@ class PeerSession:
             raise
 
     def get(self, name: Name) -> bytearray | None:
-        """Return a content with its header, not verified; None where the other side has none.
-
-        Raises:
-            OSError: The connection is of no more use.
-        """
+        """Return a content with its header, unverified; None if there is none, `OSError` if the wire is broken."""
         try:
             with self._lock:
                 while name not in self._received:
@@ -135,7 +116,7 @@ class PeerSession:
                 send_frame(self._connection, Kind.DONE)
             self._connection.shutdown(socket.SHUT_RDWR)
         # Whoever receives ends now.
-        has_lock = self._lock.acquire(timeout=FRAME_S)
+        has_lock = self._lock.acquire(timeout=peer_wire.FRAME_S)
         self._connection.close()
         self._receiver.close()
         if has_lock:
@@ -170,7 +151,7 @@ class PeerTier:
             return False
         try:
             most_contents = len(self._rows) * (1 + num_tokens // self._block_tokens)
-            opening = encode(Opening(VERSION, lease, request, epoch, asks_many=True))
+            opening = encode(peer_wire.Opening(peer_wire.VERSION, lease, request, epoch, asks_many=True))
             session = _open(address, opening, self._rows, most_contents)
         except OSError as error:
             self._failed(address, error)
@@ -194,7 +175,11 @@ class PeerTier:
 
     def expect(self, names: Iterable[Name]) -> None:
         """Take note of the contents that are going to be read, in this order."""
-        for session, own in self._by_session(names).items():
+        found: dict[PeerSession, list[Name]] = {}
+        for name in names:
+            if (session := self._find(*name)) is not None:
+                found.setdefault(session, []).append(name)
+        for session, own in found.items():
             session.expect(own)
 
     def forget(self, names: Iterable[Name]) -> None:
@@ -240,13 +225,6 @@ class PeerTier:
             session.close()
         return bool(sessions)
 
-    def _by_session(self, names: Iterable[Name]) -> dict[PeerSession, list[Name]]:
-        found: dict[PeerSession, list[Name]] = {}
-        for name in names:
-            if (session := self._find(*name)) is not None:
-                found.setdefault(session, []).append(name)
-        return found
-
     def _find(self, group: int, digest: bytes) -> PeerSession | None:
         name = (group, digest)
         for session in list(self._sessions.values()):
@@ -265,7 +243,7 @@ class PeerTier:
 def _open(address: str, opening: bytes, rows: list[int], most_contents: int) -> PeerSession:
     local = shared_memory.connect(address, CONNECT_S)
     connection = local or socket.create_connection(split_address(address), timeout=CONNECT_S)
-    receiver = SharedReceiver(connection, rows) if local else Receiver(connection, rows)
+    receiver = peer_wire.SharedReceiver(connection, rows) if local else peer_wire.Receiver(connection, rows)
     try:
         if local is None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -274,7 +252,7 @@ def _open(address: str, opening: bytes, rows: list[int], most_contents: int) -> 
         kind, body = receive_frame(connection, most_contents * ITEM.size)
         if kind not in (Kind.CONTENTS, Kind.CONTENTS_OF_MANY) or len(body) % ITEM.size:
             raise PeerError("the lease is not known there, or over")
-        max_asked = MAX_ASKED if kind is Kind.CONTENTS_OF_MANY else 1
+        max_asked = peer_wire.MAX_ASKED if kind is Kind.CONTENTS_OF_MANY else 1
         return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), address, max_asked)
     except BaseException:
         receiver.close()

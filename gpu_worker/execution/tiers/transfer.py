@@ -38,11 +38,7 @@ class Transfer:
         lease_s: float,
         make_maker: Callable[[], Maker],
     ) -> None:
-        """Listen on an address; `make_maker` reads all weights, in a thread.
-
-        Raises:
-            ConfigError: The address cannot be used.
-        """
+        """Listen; `make_maker` reads all weights, in a thread. `ConfigError` if the address cannot be used."""
         self.leases = Leases(host, lease_s)
         self.peers = PeerTier([group.row_bytes for group in groups], block_tokens)
         self.server = BlockServer(address, self.leases, lambda: self.peers.maker)

@@ -11,38 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.model_runner import PendingStep
-from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.runner import TorchModelRunner
 from shared.sampling import Sampling
-
-
-class DraftRunner(Protocol):
-    """Executes plans on the draft model."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block."""
-        ...
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of its cache."""
-        ...
-
-    def submit(self, plan: StepPlan) -> PendingStep:
-        """Compute the plan's tokens and sample where it says so."""
-        ...
 
 
 class _Shadow:
@@ -90,7 +70,7 @@ class DraftModelProposer:
     wants_hidden = False
 
     def __init__(
-        self, runner: DraftRunner, *, vocab_size: int, max_model_len: int, max_num_batched_tokens: int
+        self, runner: TorchModelRunner, *, vocab_size: int, max_model_len: int, max_num_batched_tokens: int
     ) -> None:
         self._runner = runner
         self._vocab_size = vocab_size

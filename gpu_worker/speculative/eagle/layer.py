@@ -27,8 +27,7 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.speculative.draft_files import open_draft_weights
 from gpu_worker.speculative.eagle.config import REMEDY, EagleConfig, read_eagle_config
-from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
-from gpu_worker.speculative.hidden_vectors.weights import DraftLayerWeights, LayerHead, PairNorms
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer, DraftLayerWeights, LayerHead, PairNorms
 from kernels.linear import Linear
 from kernels.linear.forms import DenseWeight
 

@@ -22,7 +22,7 @@ from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.speculative.hidden_vectors.weights import EntryStep
+from gpu_worker.speculative.hidden_vectors.layer import EntryStep
 
 
 class PendingEntries:
@@ -100,7 +100,7 @@ class EntryRows:
         self._departed = []
         self._sequences.apply(plan)
         self._rows.follow(plan, upload)
-        layout = lay_out(plan, self._sequences.of(plan.rows), Frame(self._rows.tables, self._cache.block_size))
+        layout = lay_out(plan, self._sequences.of(plan.rows), Frame(self._rows.whole.host, self._cache.block_size))
         token_ids, positions, slots = map(upload.add, (layout.token_ids, layout.positions, layout.slots))
         staged_rows, query_starts = upload.add(layout.rows), upload.add(layout.query_starts)
         context_lens, staged_limits = upload.add(layout.context_lens), upload.add(np.array(limits, dtype=np.int64))
@@ -108,7 +108,7 @@ class EntryRows:
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=slots.tensor,
-            block_tables=self._rows.block_tables(staged_rows.tensor),
+            block_tables=self._rows.whole.of(staged_rows.tensor),
             query_starts=query_starts.tensor,
             context_lens=context_lens.tensor,
             max_query_len=layout.max_query_len,

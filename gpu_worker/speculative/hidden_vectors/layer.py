@@ -3,23 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from msgspec import structs
 
 from gpu_worker.execution.batch.transfers import Downloads
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.layer import DecoderLayer
-from gpu_worker.layers.linear import LayerParts
-from gpu_worker.layers.norms import Norm, RMSNorm, make_norm
-from gpu_worker.layers.vocabulary import LMHead
+from gpu_worker.layers.layer import DecoderLayer, LayerWeights
+from gpu_worker.layers.linear import LayerParts, Projection
+from gpu_worker.layers.norms import Norm, NormWeights, RMSNorm, make_norm
+from gpu_worker.layers.rotations import Rotations
+from gpu_worker.layers.vocabulary import Embedding, LMHead
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.speculative.hidden_vectors.weights import DraftLayerWeights, EntryStep, NormedJoin, PairNorms
 from kernels.linear import Linear, LinearFactory
 
 # Kernels are compiled anew for a pointer that is aligned otherwise: the numbers of each step begin on a multiple.
 _ALIGNED_ITEMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PairNorms:
+    """The input of EAGLE-3: attention reads the embedding and the hidden vector side by side, each normalised."""
+
+    embedding: torch.Tensor
+    hidden: torch.Tensor
+    is_stream_normed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NormedJoin:
+    """The input of MTP heads: a projection of both vectors, each normalised, is the residual stream."""
+
+    projection: Projection
+    embedding: NormWeights
+    hidden: NormWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHead:
+    """From hidden vectors to tokens.
+
+    Attributes:
+        matrix: `[num_features, hidden_size]`, or the model's own head.
+        norm: `[hidden_size]`, applied before it; None is nothing.
+        token_ids: `[num_features]` int32, the token of each feature; None where features are numbered as tokens.
+        hands_on_normed: At the next depth the layer reads its own result behind `norm`.
+    """
+
+    matrix: Projection | LMHead
+    norm: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
+    hands_on_normed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayerWeights:
+    """A layer's weights, in the type that it computes in; EAGLE's plain `inputs` project both vectors side by side."""
+
+    embedding: Embedding
+    inputs: Projection | PairNorms | NormedJoin
+    layer: LayerWeights
+    head: LayerHead
+    eps: float
+    rotations: Rotations
+
+
+@dataclass(frozen=True, slots=True)
+class EntryStep:
+    """The entries to compute at once, of all sequences end to end (`proposer` says what an entry is).
+
+    Attributes:
+        token_ids, positions: `[num_tokens]` int64, the token behind each hidden vector, and the vector's position.
+        hidden: `[num_tokens, hidden_size]`, what the layer reads of the model, or what it yielded itself.
+        context: The batch as attention sees it, over the layer's cache.
+        limits: `[num_drafting]` int64, most draft tokens, at least 1, of each of the first sequences; None drafts none.
+    """
+
+    token_ids: torch.Tensor
+    hidden: torch.Tensor
+    positions: torch.Tensor
+    context: AttentionContext
+    limits: torch.Tensor | None = None
 
 
 class SingleSteps:
@@ -60,13 +125,9 @@ def _aligned(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(rows, (0, -width % _ALIGNED_ITEMS))[:, :width]
 
 
-class _Inputs(Protocol):
+class _JoinedInputs:
     """From embeddings and hidden vectors, `[num_tokens, hidden_size]`, to what attention reads and the stream."""
 
-    def __call__(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-class _JoinedInputs:
     def __init__(self, join: Linear, norm: Norm | None) -> None:
         self._join = join
         self._norm = norm
@@ -184,7 +245,7 @@ class DraftLayer:
         return token_ids, scores - logits.logsumexp(dim=-1)
 
 
-def _make_inputs(weights: DraftLayerWeights, parts: LayerParts) -> _Inputs:
+def _make_inputs(weights: DraftLayerWeights, parts: LayerParts) -> _JoinedInputs | _NormedJoinedInputs | _PairedInputs:
     inputs, before = weights.inputs, weights.layer.norms.before_mixer
     norm = None if before is None else make_norm(before)
     if isinstance(inputs, PairNorms):

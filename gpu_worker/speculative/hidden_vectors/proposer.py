@@ -25,8 +25,7 @@ from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows, PendingEntries
-from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
-from gpu_worker.speculative.hidden_vectors.weights import EntryStep
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer, EntryStep
 
 MAX_NUM_KEPT = 8192
 """Hidden vectors. Above this limit, entries of prompts are computed at once, and the vectors of decodes are dropped."""

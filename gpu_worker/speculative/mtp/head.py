@@ -28,8 +28,7 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.draft_head import DraftHead, draft_layer
 from gpu_worker.models.loader import CACHE_SCALES
 from gpu_worker.models.stored_weights import StoredWeights, open_weights
-from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
-from gpu_worker.speculative.hidden_vectors.weights import DraftLayerWeights, LayerHead, NormedJoin
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer, DraftLayerWeights, LayerHead, NormedJoin
 from kernels.linear.dense import keeps_half
 
 

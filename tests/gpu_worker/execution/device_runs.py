@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.core.constraint import ConstraintSource
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
@@ -38,26 +37,17 @@ def make_device_runner(
     model: CausalLM,
     *,
     is_graphed: bool,
-    is_asynchronous: bool = True,
     depth: int = 2,
     num_blocks: int = 400,
     max_num_seqs: int = 40,
-    max_draft_tokens: int = 0,
+    max_model_len: int | None = None,
+    token_budget: int = TOKEN_BUDGET,
     kv_cache_dtype: torch.dtype | None = None,
-    constraints: ConstraintSource | None = None,
+    **settings: Any,
 ) -> TorchModelRunner:
     cache = poisoned_cache(model, num_blocks, kv_cache_dtype or model.dtype)
-    max_model_len = model.config.max_model_len
-    runner = TorchModelRunner(
-        model,
-        cache,
-        max_num_seqs,
-        max_model_len,
-        TOKEN_BUDGET,
-        max_draft_tokens,
-        is_asynchronous=is_asynchronous,
-        constraints=constraints,
-    )
+    length = max_model_len or model.config.max_model_len
+    runner = TorchModelRunner(model, cache, max_num_seqs, length, token_budget, **{"is_asynchronous": True, **settings})
     runner.max_steps_in_flight = min(depth, runner.max_steps_in_flight)
     if is_graphed:
         runner.capture_graphs()

@@ -12,7 +12,7 @@ import torch
 from gpu_worker.core.batch_sequences import BatchSequences
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
@@ -109,39 +109,15 @@ class Outcome:
             self.errors[name] = event.error
 
 
-def run(
-    runner: TorchModelRunner,
-    sequences: list[Sequence],
-    *,
-    num_blocks: int | None = None,
-    max_num_seqs: int = 40,
-    token_budget: int = 64,
-    arrivals_per_step: int = 1000,
-    headroom_tokens: int = 128,
-    policy: DraftPolicy | None = None,
-    enable_prefix_caching: bool = True,
-    windows: tuple[WindowConfig, ...] | None = None,
-    state: StateConfig | None = None,
-) -> Outcome:
-    """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another."""
-    constraints = SharedConstraints()
-    runner._sequences = BatchSequences(constraints)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            block_size=runner.block_size,
-            num_blocks=num_blocks or runner.num_blocks,
-            windows=runner.windows if windows is None else windows,
-            max_num_seqs=min(max_num_seqs, token_budget),
-            max_num_batched_tokens=token_budget,
-            max_model_len=runner.max_model_len,
-            headroom_tokens=headroom_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-            state=state,
-        ),
-        None if policy is None else Speculation(policy),
-        constraints,
-    )
-    engine, outcome, coming = Engine(scheduler, runner), Outcome(), list(sequences)
+def scheduler_config(runner: TorchModelRunner, max_num_seqs: int, token_budget: int, **changes: Any) -> SchedulerConfig:
+    """Return what schedules all that a runner has, but for `changes`."""
+    sizes = {"block_size": runner.block_size, "num_blocks": runner.num_blocks, "windows": runner.windows}
+    limits = {"max_num_batched_tokens": token_budget, "max_model_len": runner.max_model_len}
+    return SchedulerConfig(max_num_seqs=max_num_seqs, **{**sizes, **limits, **changes})
+
+
+def answer(engine: Engine, sequences: list[Sequence], arrivals_per_step: int) -> Outcome:
+    outcome, coming = Outcome(), list(sequences)
     while coming or engine.has_work():
         for sequence in coming[:arrivals_per_step]:
             engine.add(sequence)
@@ -150,9 +126,31 @@ def run(
             outcome.add(event)
         if engine.last_error is not None:
             raise engine.last_error
+    outcome.num_preemptions = engine.stats.num_preemptions
+    return outcome
+
+
+def run(
+    runner: TorchModelRunner,
+    sequences: list[Sequence],
+    *,
+    max_num_seqs: int = 40,
+    token_budget: int = 64,
+    arrivals_per_step: int = 1000,
+    policy: DraftPolicy | None = None,
+    **changes: Any,
+) -> Outcome:
+    """Generate until every sequence has finished; `arrivals_per_step` lets them come one after another.
+
+    Blocks are what the runner has, but for `changes` of the scheduler's configuration.
+    """
+    constraints = SharedConstraints()
+    runner._sequences = BatchSequences(constraints)
+    config = scheduler_config(runner, min(max_num_seqs, token_budget), token_budget, **changes)
+    scheduler = Scheduler(config, None if policy is None else Speculation(policy), constraints)
+    outcome = answer(Engine(scheduler, runner), sequences, arrivals_per_step)
     runner.clear()
     scheduler.check_integrity()
-    outcome.num_preemptions = scheduler.stats.num_preemptions
     outcome.num_prefix_hits = scheduler.stats.num_prefix_hits
     outcome.num_steps = scheduler.step
     outcome.speculation = scheduler.speculation

@@ -8,6 +8,7 @@ small, and weights are stored in 32 bits.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-WORDS = (
-    "the",
-    "a",
-    "moon",
-    "is",
-    "far",
-    "away",
-    "sum",
-    "of",
-    "two",
-    "numbers",
-    "which",
-    "planet",
-    "red",
-    "known",
-    "as",
-    "mars",
-)
+WORDS = tuple(re.findall("[a-z]+", "the a moon is far away sum of two numbers which planet red known as mars"))
 QUERY = "which planet is known as the red planet?"
 DOCUMENTS = ("Mars, known as the red planet.", "the moon is far away", "a sum of two numbers")
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"

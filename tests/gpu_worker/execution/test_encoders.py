@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 
-from gpu_worker.core.pooling import PoolingPlan, Rows
+from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
@@ -19,9 +18,9 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from shared.errors import PromptTooLongError
 from shared.messages import Lane
-from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, random_prompt, run
 from tests.gpu_worker.execution.fake_memory import FakeMemory
+from tests.gpu_worker.execution.pooled_sequences import assert_logits, assert_vectors, sequence_of
 
 FAMILIES = ("Bert", "Roberta", "XLMRoberta")
 LENGTHS = (1, 3, 17, 40, 60)
@@ -59,21 +58,6 @@ def prompt_of(length: int) -> list[int]:
     return [*ordinary[: length - 1], SEPARATOR]
 
 
-def sequence_of(name: str, prompt: list[int], plan: PoolingPlan, lane: Lane = "interactive") -> Sequence:
-    return Sequence(name, prompt, len(prompt), Sampling(max_tokens=0), max_tokens=0, pooling=plan, lane=lane)
-
-
-def answer(sequence: Sequence) -> Any:
-    (pooled,) = sequence.pooled
-    return np.frombuffer(pooled, dtype=np.float64)
-
-
-def vectors_of(model: Any, prompt: list[int], rows: Rows) -> Any:
-    with torch.no_grad():
-        hidden = model(torch.tensor([prompt])).last_hidden_state[0].numpy()
-    return hidden.sum(0) if rows == "mean" else hidden[0 if rows == "first" else -1]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("token_budget", [64, 300])
 def test_prompts_side_by_side_give_the_vectors_of_transformers(tmp_path: Path, family: str, token_budget: int) -> None:
@@ -83,11 +67,7 @@ def test_prompts_side_by_side_give_the_vectors_of_transformers(tmp_path: Path, f
     sequences += [sequence_of(f"batch{n}", prompt_of(n), plans[1], "batch") for n in LENGTHS]
     outcome = run(make_runner(tmp_path), sequences, token_budget=token_budget)
     assert outcome.num_prefix_hits == 0
-    for sequence in sequences:
-        assert sequence.pooling is not None
-        count = sequence.num_prompt_tokens if sequence.pooling.rows == "mean" else 1
-        expected = vectors_of(model, sequence.token_ids, sequence.pooling.rows)
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert_vectors(model, sequences)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -99,9 +79,7 @@ def test_pair_gets_the_logit_of_transformers(tmp_path: Path, family: str) -> Non
     run(make_runner(tmp_path), sequences, token_budget=64)
     for sequence, (first, second) in zip(sequences, pairs, strict=True):
         segments = [0] * len(first) + [int(family == "Bert")] * len(second)
-        with torch.no_grad():
-            logit = model(torch.tensor([first + second]), token_type_ids=torch.tensor([segments])).logits[0].numpy()
-        np.testing.assert_allclose(answer(sequence), logit, atol=1e-4, rtol=0)
+        assert_logits(model, sequence, token_type_ids=torch.tensor([segments]))
 
 
 def test_prompt_that_fits_no_step_is_refused_and_none_is_divided(tmp_path: Path) -> None:
@@ -134,9 +112,7 @@ def test_steps_on_padded_buffers_give_the_same_vectors(tmp_path: Path) -> None:
     assert sum(layer.block_bytes for layer in device.cache.layers) == 0
     sequences = [sequence_of(str(n), prompt_of(n), PoolingPlan("mean", is_whole=True)) for n in LENGTHS]
     run(device, sequences, token_budget=64, max_num_seqs=16)
-    for sequence in sequences:
-        count, expected = sequence.num_prompt_tokens, vectors_of(model, sequence.token_ids, "mean")
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert_vectors(model, sequences)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -55,6 +55,11 @@ class DenseLlama:
             rows.append(self._model.lm_head(self._model.model.norm(x)))
         return torch.stack(rows)
 
+    def shortfall(self, token_ids: list[int], start: int, *budget: Any) -> float:
+        """Return by how much the logit of any token from `start` on is below the largest one."""
+        logits, tokens = self.logits(token_ids[:-1], *budget)[start - 1 :], token_ids[start:]
+        return float((logits.max(-1).values - logits[torch.arange(len(tokens)), tokens]).max())
+
     def _attend(
         self, layer: Any, x: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], kept: list[int]
     ) -> torch.Tensor:
@@ -101,6 +106,10 @@ def dense(tiny: tuple[Path, Any]) -> DenseLlama:
     return DenseLlama(tiny[1])
 
 
+def logprobs_of(logits: torch.Tensor, token_ids: list[int]) -> torch.Tensor:
+    return logits[:-1].log_softmax(-1)[torch.arange(len(token_ids) - 1), token_ids[1:]]
+
+
 def all_logprobs(runner: TorchModelRunner, sequence: Sequence, **settings: Any) -> list[float]:
     """Return the log probability of each token of a prompt but the first."""
     sequence.sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
@@ -113,12 +122,11 @@ def test_tokens_see_what_a_dense_model_sees_that_keeps_the_same_ones(
     runner: TorchModelRunner, dense: DenseLlama
 ) -> None:
     token_ids = random_prompt(150, seed=1)
-    logits = dense.logits(token_ids, *DENSE)
-    expected = logits.log_softmax(-1)[torch.arange(149), token_ids[1:]]
+    expected = logprobs_of(dense.logits(token_ids, *DENSE), token_ids)
     found = torch.tensor(all_logprobs(runner, budgeted("a", token_ids)))
     assert (found - expected).abs().max() < 1e-4
     # Without evictions they are others, from the first token on that misses one.
-    whole = dense.logits(token_ids, 1000, 4, 4).log_softmax(-1)[torch.arange(149), token_ids[1:]]
+    whole = logprobs_of(dense.logits(token_ids, 1000, 4, 4), token_ids)
     assert (whole - expected)[:40].abs().max() < 1e-5
     assert (whole - expected)[41:].abs().max() > 0.1
 
@@ -127,9 +135,7 @@ def test_the_output_of_a_budget_is_that_of_the_dense_model(runner: TorchModelRun
     prompt = random_prompt(30, seed=2)
     tokens = run(runner, [budgeted("a", prompt)]).tokens["a"]
     assert len(tokens) == 90
-    logits = dense.logits([*prompt, *tokens[:-1]], *DENSE)[len(prompt) - 1 :]
-    chosen = logits[torch.arange(90), tokens]
-    assert (logits.max(-1).values - chosen).max() < 1e-4
+    assert dense.shortfall([*prompt, *tokens], 30, *DENSE) < 1e-4
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -190,15 +196,14 @@ def test_a_sequence_is_longer_than_the_context(runner: TorchModelRunner, dense: 
     tokens = outcome.tokens["a"]
     assert len(tokens) == 4 * MAX_LEN
     assert outcome.num_preemptions == 0
-    logits = dense.logits([*prompt, *tokens[:199]], *DENSE)[len(prompt) - 1 :]
-    assert (logits.max(-1).values - logits[torch.arange(200), tokens[:200]]).max() < 1e-3
+    assert dense.shortfall([*prompt, *tokens[:200]], 20, *DENSE) < 1e-3
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_keys_of_fewer_bits_turn_too(directory: Path, dense: DenseLlama, kv_dtype: str) -> None:
     narrow = make_runner(directory, kv_cache_dtype=kv_dtype)
     token_ids = random_prompt(150, seed=6)
-    expected = dense.logits(token_ids, *DENSE).log_softmax(-1)[torch.arange(149), token_ids[1:]]
+    expected = logprobs_of(dense.logits(token_ids, *DENSE), token_ids)
     errors = (torch.tensor(all_logprobs(narrow, budgeted("a", token_ids))) - expected).abs()
     # As large behind evictions as before the first one.
     assert errors[40:].mean() < 2.5 * errors[:40].mean()
@@ -263,7 +268,7 @@ def test_what_leaves_by_attention_is_what_a_dense_model_attends_to_least(
     decisions = read.scores.decisions
     assert decisions == dense_decisions(dense, token_ids, budget.policy)
     assert len(set(decisions)) > 2, "always the same blocks: nothing was chosen"
-    expected = dense.logits(token_ids, *SCORED, decisions).log_softmax(-1)[torch.arange(99), token_ids[1:]]
+    expected = logprobs_of(dense.logits(token_ids, *SCORED, decisions), token_ids)
     assert (found - expected).abs().max() < 1e-4
 
 
@@ -291,8 +296,7 @@ def test_who_is_asked_does_not_depend_on_how_steps_are_made(directory: Path, den
     decisions = sequences[0].scores.decisions
     if way != "int8":
         assert decisions == dense_decisions(dense, tokens[:-1], "heavy_hitters")
-    chosen = dense.logits(tokens[:-1], *SCORED, decisions)[29:]
-    assert (chosen.max(-1).values - chosen[torch.arange(70), tokens[30:]]).max() < (1.0 if way == "int8" else 1e-4)
+    assert dense.shortfall(tokens, 30, *SCORED, decisions) < (1.0 if way == "int8" else 1e-4)
 
 
 @pytest.mark.parametrize("is_preempted", [False, True])
@@ -312,5 +316,4 @@ def test_another_attempt_repeats_what_was_evicted_before(
     assert resumed.scores.decisions[:4] == recorded
     assert len(resumed.scores.decisions) == 11
     tokens = [*prompt, *emitted, *outcome.tokens["a"]]
-    chosen = dense.logits(tokens[:-1], *SCORED, resumed.scores.decisions)[89:]
-    assert (chosen.max(-1).values - chosen[torch.arange(len(tokens) - 90), tokens[90:]]).max() < 1e-4
+    assert dense.shortfall(tokens, 90, *SCORED, resumed.scores.decisions) < 1e-4

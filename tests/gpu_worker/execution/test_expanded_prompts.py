@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.layers import latent_attention
 from gpu_worker.layers.latent_attention import LatentAttention
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, poisoned_cache
+from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import Outcome, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.latent_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
@@ -22,8 +21,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=6)
 
 def answer(model: CausalLM) -> Outcome:
     """Prompts in several chunks beside decodes, and one that is in the cache already."""
-    cache = poisoned_cache(model, 300, model.dtype)
-    runner = TorchModelRunner(model, cache, 6, 128, TOKEN_BUDGET, is_asynchronous=True)
+    runner = make_device_runner(model, is_graphed=False, num_blocks=300, max_num_seqs=6, max_model_len=128)
     prompts = [random_prompt(length, seed=length) for length in (100, 7, 60, 100)]
     sequences = [make_sequence(str(index), prompt, GREEDY) for index, prompt in enumerate(prompts)]
     return run(runner, sequences, max_num_seqs=6, token_budget=TOKEN_BUDGET, arrivals_per_step=1)

@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.bounds import MAX_TOKEN_ID
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
-from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, random_prompt
+from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
+from tests.gpu_worker.execution.engine_run import VOCAB, random_prompt, scheduler_config
 
 NUM_BLOCKS = 400
 MAX_NUM_SEQS = 40
@@ -85,12 +84,8 @@ def model(directory: Path) -> CausalLM:
 
 @pytest.fixture(scope="module", params=["host", "device"])
 def make_runner(request: pytest.FixtureRequest, model: CausalLM) -> MakeRunner:
-    if request.param == "device":
-        return lambda: make_device_runner(model, is_graphed=False, num_blocks=NUM_BLOCKS, max_num_seqs=MAX_NUM_SEQS)
-    length = model.config.max_model_len
-    return lambda: TorchModelRunner(
-        model, poisoned_cache(model, NUM_BLOCKS, torch.float32), MAX_NUM_SEQS, length, TOKEN_BUDGET
-    )
+    settings = {"num_blocks": NUM_BLOCKS, "max_num_seqs": MAX_NUM_SEQS, "is_asynchronous": request.param == "device"}
+    return lambda: make_device_runner(model, is_graphed=False, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +105,7 @@ def sequence_of(sampling: Sampling, name: str, seed: int, length: int = 9) -> Se
 
 def answers(runner: Runner, sequences: list[Sequence]) -> tuple[list[list[int]], list[str | None], Engine]:
     """Return each sequence's tokens and finish reason."""
-    config = SchedulerConfig(
-        block_size=BLOCK,
-        num_blocks=NUM_BLOCKS,
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=TOKEN_BUDGET,
-        max_model_len=runner.max_model_len,
-        enable_prefix_caching=False,
-    )
+    config = scheduler_config(runner, MAX_NUM_SEQS, TOKEN_BUDGET, enable_prefix_caching=False)
     engine = Engine(Scheduler(config), runner)
     tokens: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
     finishes: dict[Sequence, str] = {}

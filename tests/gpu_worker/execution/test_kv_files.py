@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +23,16 @@ import pytest
 
 from gpu_worker.execution.memory.block_bytes import Bytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
-from gpu_worker.execution.tiers.bucket import BucketStore
-from gpu_worker.execution.tiers.directory import ABANDONED_S, DirectoryStore
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.file_index import FileIndex
-from gpu_worker.execution.tiers.file_store import FileStore, Folder, StoredFile
+from gpu_worker.execution.tiers.file_store import (
+    ABANDONED_S,
+    BucketStore,
+    DirectoryStore,
+    FileStore,
+    Folder,
+    StoredFile,
+)
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import BLOCK, Models, Served, sequence
@@ -36,15 +42,11 @@ from tests.waiting import wait_for
 MAKER = Maker(b"w" * 32, (b"a" * 32, b"b" * 32))
 ROW_BYTES = 300
 SALT = b"tenant"
+DIGESTS = [bytes([number]) * 32 for number in range(50)]
 
 
 def serve_with(
-    store: FileStore,
-    models: Models,
-    name: str,
-    *,
-    weights: bytes = b"w" * 32,
-    host_bytes: int = 1 << 22,
+    store: FileStore, models: Models, name: str, *, weights: bytes = b"w" * 32, host_bytes: int = 1 << 22
 ) -> Served:
     runner = models.open(name)
     groups = runner.block_contents
@@ -165,9 +167,10 @@ def stored(maker: Maker, group: int, digest: bytes, salt: bytes = SALT) -> bytes
     return maker.header(group, digest, salt, payload) + payload
 
 
-def inject(directory: Path, count: int) -> None:
-    """Put files in place that must not be loaded, one after another, and see that none is."""
-    files, generator = open_files(directory), random.Random(8)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_no_file_is_loaded_that_is_not_whole_and_the_one_that_is_wanted(tmp_path: Path, count: int) -> None:
+    files, generator = open_files(tmp_path), random.Random(8)
     other_weights, other_layout = replace(MAKER, weights=b"x" * 32), replace(MAKER, layouts=(b"z" * 32, b"b" * 32))
     num_refused = 0
     for number in range(count):
@@ -188,7 +191,7 @@ def inject(directory: Path, count: int) -> None:
             stored(MAKER, 1, digest),
             stored(MAKER, 0, digest, b"another tenant"),
         )[number % 10]
-        path = directory / MAKER.key(0, digest)
+        path = tmp_path / MAKER.key(0, digest)
         path.parent.mkdir(parents=True, exist_ok=True)
         if wrong == right:
             continue
@@ -202,16 +205,6 @@ def inject(directory: Path, count: int) -> None:
         assert found.tobytes() == content(digest)
         path.unlink()
     assert files.num_refused == num_refused > 0.99 * count
-
-
-def test_no_file_is_loaded_that_is_not_whole_and_the_one_that_is_wanted(tmp_path: Path) -> None:
-    inject(tmp_path, 300)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_none_of_10000_wrong_files_is_loaded(tmp_path: Path) -> None:
-    inject(tmp_path, 10_000)
 
 
 def test_files_that_were_damaged_are_computed_again_and_answers_stay(models: Models, tmp_path: Path) -> None:
@@ -236,13 +229,9 @@ class BrokenStore(DirectoryStore):
     ending = "nothing"
     error = errno.EIO
     is_listed = True
+    is_full = False
     watcher = 0
-
-    def __init__(self, root: Path, *, is_full: bool = False, hangs: bool = False) -> None:
-        super().__init__(root)
-        self.is_full = is_full
-        self.hangs = hangs
-        self.never = threading.Event()
+    never: threading.Event | None = None
 
     def write(self, key: str, parts: object) -> None:
         if self.is_full:
@@ -250,7 +239,7 @@ class BrokenStore(DirectoryStore):
         super().write(key, parts)  # type: ignore[arg-type]
 
     def read(self, key: str, most_bytes: int) -> bytes:
-        if self.hangs:
+        if self.never is not None:
             self.never.wait()
         if key.endswith(self.ending):
             raise OSError(self.error, os.strerror(self.error))
@@ -265,7 +254,9 @@ class BrokenStore(DirectoryStore):
 
 def test_a_full_disk_costs_hits_only(models: Models, tmp_path: Path) -> None:
     prompt = random_prompt(61, seed=6)
-    served = serve_with(BrokenStore(tmp_path, is_full=True), models, "llama")
+    store = BrokenStore(tmp_path)
+    store.is_full = True
+    served = serve_with(store, models, "llama")
     expected = served.serve(sequence("first", prompt))
     wait_for(lambda: files_of(served).num_failed > 0)
     served.fill()
@@ -279,10 +270,11 @@ def test_a_disk_that_hangs_costs_a_second_once(models: Models, tmp_path: Path) -
     first = serve_with(DirectoryStore(tmp_path), models, "llama")
     expected = [first.serve(sequence(str(number), prompt)) for number, prompt in enumerate(prompts)]
     settle(first)
-    store = BrokenStore(tmp_path, hangs=True)
+    store = BrokenStore(tmp_path)
+    store.never = threading.Event()
     again = serve_with(store, models, "llama")
     assert again.serve(sequence("0", prompts[0])) == expected[0]
-    assert not files_of(again).has(0, sequence_digest(first, prompts[1]))
+    assert not files_of(again).has(0, first.scheduler._blocks.digest_of(sequence("known", prompts[1]), 0))
     assert again.serve(sequence("1", prompts[1])) == expected[1]
     assert again.hit_tokens("disk") == 0
     store.never.set()
@@ -290,7 +282,7 @@ def test_a_disk_that_hangs_costs_a_second_once(models: Models, tmp_path: Path) -
 
 def broken_files(tmp_path: Path, count: int = 0) -> tuple[BrokenStore, BlockFiles, list[bytes]]:
     """Give files in a store that can be broken, with so many contents in it."""
-    store, digests = BrokenStore(tmp_path), [bytes([number]) * 32 for number in range(count)]
+    store, digests = BrokenStore(tmp_path), DIGESTS[:count]
     for digest in digests:
         DirectoryStore.write(store, MAKER.key(0, digest), [stored(MAKER, 0, digest)])
     store.refresh_s = 0.01
@@ -372,20 +364,16 @@ def test_what_is_not_a_file_of_the_right_length_is_neither_read_nor_waited_for(
     assert MAKER.key(0, digest) not in DirectoryStore(tmp_path).files(str(path.parent.relative_to(tmp_path)))
 
 
-def test_a_file_that_grew_counts_with_its_bytes() -> None:
-    from gpu_worker.execution.tiers.file_index import FileIndex
-
-    index = FileIndex(lambda kind: 16)
-    index.renew("m/0/00", {"m/0/00/a.kv": StoredFile(1000, 0.0)}, time.monotonic())
-    index.renew("m/0/00", {"m/0/00/a.kv": StoredFile(5000, 0.0)}, time.monotonic())
-    assert index.num_bytes == 5000
-    assert index.pop_cheapest() == "m/0/00/a.kv"
-    assert index.num_bytes == 0
-
-
-def sequence_digest(served: Served, prompt: list[int]) -> bytes:
-    known = sequence("known", prompt)
-    return served.scheduler._blocks.digest_of(known, 0)
+@pytest.mark.parametrize("is_found", [False, True])
+def test_a_file_that_is_written_again_or_grew_counts_once_with_its_bytes(is_found: bool) -> None:
+    index, key = FileIndex(lambda kind: 16), "m/0/00/a.kv"
+    for num_bytes in (1000, 5000):
+        if is_found:
+            index.renew("m/0/00", {key: StoredFile(num_bytes, 0.0)}, time.monotonic())
+        else:
+            index.add(key, num_bytes)
+        assert (key in index, index.num_bytes) == (True, num_bytes)
+    assert (index.pop_cheapest(), index.pop_cheapest(), index.num_bytes) == (key, None, 0)
 
 
 POINTS = ("os.open", "os.write", "os.fsync", "os.replace")
@@ -397,7 +385,7 @@ def test_what_a_process_was_writing_when_it_was_killed_is_never_seen(tmp_path: P
     program = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from gpu_worker.execution.tiers.directory import DirectoryStore
+        from gpu_worker.execution.tiers.file_store import DirectoryStore
         store = DirectoryStore(Path({str(tmp_path)!r}))
         store.write("m/0/ab/before.kv", [b"1" * 100])
         original = {point}
@@ -426,8 +414,6 @@ class OneRow(Rows):
         self.during: Callable[[], None] = lambda: None
 
     def pinned(self, group: int, digest: bytes) -> object:
-        from contextlib import nullcontext
-
         self.during()
         return nullcontext(np.frombuffer(content(digest), dtype=np.uint8).copy())
 
@@ -438,23 +424,18 @@ class OneRow(Rows):
 def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
     size = ROW_BYTES + HEADER_BYTES
     files = open_files(tmp_path, max_bytes=10 * size, rows=OneRow())
-    digests = [bytes([number]) * 32 for number in range(30)]
-    for number, digest in enumerate(digests):
+    for number, digest in enumerate(DIGESTS[:30]):
         files.add(Kept(0, digest, SALT))
         wait_for(lambda digest=digest: files.has(0, digest))  # type: ignore[misc]
         if number:
-            assert files.read(0, digests[0], SALT) is not None
+            assert files.read(0, DIGESTS[0], SALT) is not None
     wait_for(lambda: files.num_evicted == 20)
     assert len(list(tmp_path.rglob("*.kv"))) == 10
-    assert files.has(0, digests[0])
-    assert files.has(0, digests[-1])
-    assert not files.has(0, digests[1])
+    assert [files.has(0, DIGESTS[number]) for number in (0, 1, 29)] == [True, False, True]
     assert files.reading(0, 0).used_bytes == 10 * size
 
 
-def test_content_that_costs_more_to_compute_for_its_bytes_stays_longer(tmp_path: Path) -> None:
-    from gpu_worker.execution.tiers.file_index import FileIndex
-
+def test_content_that_costs_more_to_compute_for_its_bytes_stays_longer() -> None:
     index = FileIndex(lambda kind: {"m/0": 16, "m/1": 1024}[kind])
     for number in range(4):
         index.add(f"m/1/00/{number}.kv", 1000)
@@ -501,18 +482,9 @@ def test_what_is_forgotten_is_not_found_while_it_waits_to_be_deleted(tmp_path: P
     wait_for(lambda: not list(tmp_path.rglob("*.kv")))
 
 
-def test_file_that_is_written_again_counts_once() -> None:
-    index = FileIndex(lambda kind: 1)
-    for num_bytes in (5, 7):
-        index.add("m/0/ab/x.kv", num_bytes)
-        assert ("m/0/ab/x.kv" in index, index.num_bytes) == (True, num_bytes)
-    assert index.pop_cheapest() == "m/0/ab/x.kv"
-    assert (index.pop_cheapest(), index.num_bytes) == (None, 0)
-
-
 def test_a_worker_that_is_stopped_writes_what_it_has_computed(tmp_path: Path) -> None:
-    files, digests = open_files(tmp_path, rows=OneRow()), [bytes([number]) * 32 for number in range(50)]
-    for digest in digests:
+    files = open_files(tmp_path, rows=OneRow())
+    for digest in DIGESTS:
         files.add(Kept(0, digest, SALT))
     files.drain(30)
     assert len(list(tmp_path.rglob("*.kv"))) == 50
@@ -549,16 +521,15 @@ def test_spent_files_do_not_make_others_old() -> None:
 def test_a_prefix_is_retained_on_the_disk_in_the_background(tmp_path: Path) -> None:
     size = ROW_BYTES + HEADER_BYTES
     files = open_files(tmp_path, max_bytes=10 * size, rows=OneRow(), retained_share=0.5)
-    digests = [bytes([number]) * 32 for number in range(30)]
-    files.add(Kept(0, digests[0], SALT))
-    wait_for(lambda: files.has(0, digests[0]))
-    files.retain("a", 1.0, digests[:1], time.monotonic() + 600.0)
+    files.add(Kept(0, DIGESTS[0], SALT))
+    wait_for(lambda: files.has(0, DIGESTS[0]))
+    files.retain("a", 1.0, DIGESTS[:1], time.monotonic() + 600.0)
     wait_for(lambda: len(files._index._retention) == 1)
-    for digest in digests[1:]:
+    for digest in DIGESTS[1:30]:
         files.add(Kept(0, digest, SALT))
         wait_for(lambda digest=digest: files.has(0, digest))  # type: ignore[misc]
-    assert files.has(0, digests[0])
-    files.spend(digests[:1])
+    assert files.has(0, DIGESTS[0])
+    files.spend(DIGESTS[:1])
     wait_for(lambda: not files._index._retention)
     files.add(Kept(0, b"x" * 32, SALT))
-    wait_for(lambda: not files.has(0, digests[0]))
+    wait_for(lambda: not files.has(0, DIGESTS[0]))

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.execution.tiers.block_tiers import BlockTiers
+from gpu_worker.execution.tiers.block_tiers import BlockLoad, BlockTiers
 from gpu_worker.execution.tiers.host_tier import HostTier
-from gpu_worker.execution.tiers.loading import BlockLoad
 from shared.cache_hints import CacheHints
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import Models, PatientTiers, Served, greedy, sequence
+from tests.gpu_worker.execution.tiered_engine import OF_ALL_KINDS, Models, PatientTiers, Served, greedy, sequence
 from tests.waiting import wait_for
 
+PROMPT = random_prompt(61, seed=3)
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("llama", {}),
-        ("llama", {"kv_cache_dtype": "int8"}),
-        ("gemma3", {"dtype": "float32"}),
-        ("deepseek-v3", {}),
-        ("qwen3_5", {}),
-    ],
-    ids=["full", "eight-bits", "windows", "latent", "recurrent"],
-)
+
+def num_cached(served: Served, prompt: list[int] = PROMPT, **settings: Any) -> int:
+    """Serve a prompt; return of how many of its tokens there was KV."""
+    asked = sequence("again", prompt, **settings)
+    served.serve(asked)
+    return asked.num_cached_tokens
+
+
+@OF_ALL_KINDS
 def test_a_prefix_that_was_overwritten_comes_back_and_gives_the_same_answer(
-    name: str,
-    settings: dict[str, object],
-    models: Models,
+    name: str, settings: dict[str, object], models: Models
 ) -> None:
-    prompt = random_prompt(61, seed=3)
     cold = Served(models.open(name, **settings), host_bytes=None)
-    expected = cold.serve(sequence("cold", prompt))
+    expected = cold.serve(sequence("cold", PROMPT))
     served = Served(models.open(name, **settings))
-    first = served.serve(sequence("first", prompt))
+    first = served.serve(sequence("first", PROMPT))
     served.fill()
-    again = sequence("again", prompt)
+    again = sequence("again", PROMPT)
     assert first == expected
     assert served.serve(again) == expected
     assert served.hit_tokens() > 0
@@ -55,23 +53,16 @@ def test_a_turn_that_goes_on_from_an_answer_finds_it(served: Served) -> None:
     prompt = random_prompt(30, seed=8)
     ((answer, _),) = served.serve(sequence("turn", prompt, sampling=greedy(12)))
     served.fill()
-    following = sequence("following", [*prompt, *answer, 1, 2, 3])
-    served.serve(following)
-    assert following.num_cached_tokens >= 40
+    assert num_cached(served, [*prompt, *answer, 1, 2, 3]) >= 40
 
 
 def test_another_salt_finds_nothing(served: Served) -> None:
-    prompt = random_prompt(61, seed=3)
-    served.serve(sequence("one", prompt, salt=b"tenant"))
+    served.serve(sequence("one", PROMPT, salt=b"tenant"))
     served.fill()
-    other = sequence("two", prompt, salt=b"another")
-    served.serve(other)
-    assert other.num_cached_tokens == 0
+    assert num_cached(served, salt=b"another") == 0
     assert served.hit_tokens() == 0
     served.fill()
-    same = sequence("three", prompt, salt=b"tenant")
-    served.serve(same)
-    assert same.num_cached_tokens == 60
+    assert num_cached(served, salt=b"tenant") == 60
 
 
 def test_a_preempted_sequence_goes_on_from_what_was_kept(models: Models) -> None:
@@ -87,14 +78,13 @@ def test_a_preempted_sequence_goes_on_from_what_was_kept(models: Models) -> None
 
 
 def test_a_request_that_is_aborted_while_it_waits_for_its_prefix_leaves_nothing_behind(served: Served) -> None:
-    prompt = random_prompt(61, seed=3)
-    served.serve(sequence("first", prompt))
+    served.serve(sequence("first", PROMPT))
     served.fill()
     loads, tiers = [], served.tiers
     assert tiers is not None
     run = tiers._load
-    tiers._loader.add = loads.append  # type: ignore[method-assign]
-    served.engine.add(sequence("again", prompt))
+    tiers._loads = SimpleNamespace(put=loads.append)  # type: ignore[assignment]
+    served.engine.add(sequence("again", PROMPT))
     served.engine.step()
     assert served.engine.stats.waiting == 1
     served.engine.abort("again")
@@ -108,26 +98,22 @@ def test_a_request_that_is_aborted_while_it_waits_for_its_prefix_leaves_nothing_
 
 
 def test_a_load_that_hangs_costs_a_second_and_no_answer(served: Served) -> None:
-    prompt = random_prompt(61, seed=3)
-    (expected,) = served.serve(sequence("first", prompt))
+    (expected,) = served.serve(sequence("first", PROMPT))
     served.fill()
     assert served.tiers is not None
-    served.tiers._loader.add = lambda load: None  # type: ignore[method-assign]
-    again = sequence("again", prompt)
+    served.tiers._loads = SimpleNamespace(put=lambda load: None)  # type: ignore[assignment]
+    again = sequence("again", PROMPT)
     assert served.serve(again) == [expected]
     assert again.num_cached_tokens == 0
 
 
 def test_what_may_be_wrong_is_forgotten(served: Served) -> None:
-    prompt = random_prompt(61, seed=3)
-    first = sequence("first", prompt)
+    first = sequence("first", PROMPT)
     served.serve(first)
     served.fill()
     assert served.tiers is not None
     served.tiers.forget(first.block_digests)
-    again = sequence("again", prompt)
-    served.serve(again)
-    assert again.num_cached_tokens == 0
+    assert num_cached(served) == 0
 
 
 def test_memory_that_holds_no_block_is_refused(served: Served) -> None:
@@ -139,10 +125,9 @@ def test_memory_for_few_blocks_keeps_what_was_used_last(models: Models) -> None:
     runner = models.open("llama")
     row_bytes = runner.block_contents[0].row_bytes
     served = Served(runner, host_bytes=20 * row_bytes)
-    prompt = random_prompt(61, seed=3)
-    served.serve(sequence("first", prompt))
+    served.serve(sequence("first", PROMPT))
     served.fill()
-    again = sequence("again", prompt)
+    again = sequence("again", PROMPT)
     served.serve(again)
     assert again.num_cached_tokens == 0
     assert served.tiers is not None
@@ -290,15 +275,10 @@ def test_rows_that_were_spent_while_held_and_used_again_do_not_go_first(served: 
 def test_a_conversation_is_retained_in_the_host_s_memory_and_dropped_there(models: Models) -> None:
     runner = models.open("llama")
     served = Served(runner, host_bytes=36 * runner.block_contents[0].row_bytes, retained_share=0.5)
-    prompt = random_prompt(61, seed=3)
-    served.serve(sequence("first", prompt, hints=CacheHints(session_id="s", retain_s=600.0)))
+    served.serve(sequence("first", PROMPT, hints=CacheHints(session_id="s", retain_s=600.0)))
     served.fill()
-    again = sequence("again", prompt, hints=CacheHints(session_id="s", drop=True))
-    served.serve(again)
-    assert again.num_cached_tokens == 60
+    assert num_cached(served, hints=CacheHints(session_id="s", drop=True)) == 60
     assert served.hit_tokens() > 0
     # The room of as many blocks is needed, and those of the conversation go for it.
     served.serve(sequence("other", random_prompt(61, seed=4)))
-    last = sequence("last", prompt)
-    served.serve(last)
-    assert last.num_cached_tokens == 0
+    assert num_cached(served) == 0

@@ -22,16 +22,18 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire, shared_memory
 from gpu_worker.execution.tiers.block_server import BlockServer, split_address
-from gpu_worker.execution.tiers.channels import _PLACE, Receiver, SharedReceiver
+from gpu_worker.execution.tiers.block_tiers import BlockLoad
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.leases import GIVE_WAY_S, Lease, Leases
-from gpu_worker.execution.tiers.loading import BlockLoad
 from gpu_worker.execution.tiers.peer_tier import PeerTier
 from gpu_worker.execution.tiers.peer_wire import (
+    _PLACE,
     ITEM,
     MAX_REQUEST_BYTES,
     Kind,
     Opening,
+    Receiver,
+    SharedReceiver,
     receive_frame,
     send_file,
     send_frame,
@@ -41,7 +43,7 @@ from shared.errors import ConfigError
 from shared.messages import encode
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import Answer, Models, PatientTiers, Served, sequence
+from tests.gpu_worker.execution.tiered_engine import OF_ALL_KINDS, Answer, Models, PatientTiers, Served, sequence
 from tests.waiting import wait_for
 
 WEIGHTS = b"w" * 32
@@ -66,9 +68,9 @@ class Pair:
     def fetching(self) -> Transfer:
         return transfer_of(self.decode)
 
-    def begin(self, sampling: Sampling = GREEDY, prompt: list[int] = PROMPT) -> tuple[Answer, Sequence]:
-        """Compute a prompt and what comes with it, and hand the rest over; return that, and the sequence that left."""
-        begun = sequence("begun", prompt, SALT, sampling)
+    def begin(self, sampling: Sampling = GREEDY) -> tuple[Answer, Sequence]:
+        """Compute the prompt and what comes with it; return that, and the sequence when it has been handed over."""
+        begun = sequence("begun", PROMPT, SALT, sampling)
         gone: list[Sequence] = []
         answer: Answer = ([], [])
         self.prefill.engine.add(begun)
@@ -81,20 +83,23 @@ class Pair:
         self.prefill.scheduler.check_integrity()
         return answer, gone[0]
 
-    def grant(self, gone: Sequence, epoch: int = 1) -> Lease:
-        lease = self.giving.leases.grant("r", epoch, gone.salt, gone.block_digests)
+    def grant(self, gone: Sequence) -> Lease:
+        lease = self.giving.leases.grant("r", 1, gone.salt, gone.block_digests)
         assert lease is not None
         return lease
 
-    def open(self, lease: Lease, epoch: int = 1) -> bool:
-        return self.fetching.peers.open(self.giving.server.address, lease.token, "r", epoch, len(PROMPT))
+    def open(self, lease: Lease) -> bool:
+        return self.fetching.peers.open(self.giving.server.address, lease.token, "r", 1, len(PROMPT))
 
-    def go_on(self, begun: Answer, sampling: Sampling = GREEDY, prompt: list[int] = PROMPT) -> tuple[Answer, Sequence]:
-        """Go on where the other worker has stopped; return the whole answer."""
-        resumed = sequence("resumed", [*prompt, *begun[0]], SALT, sampling)
-        resumed.num_prompt_tokens = len(prompt)
+    def connect(self) -> socket.socket:
+        return socket.create_connection(split_address(self.giving.server.address), timeout=10)
+
+    def go_on(self, begun: Answer, sampling: Sampling = GREEDY) -> tuple[Answer, int]:
+        """Go on where the other worker has stopped; return the whole answer, and of how many tokens there was KV."""
+        resumed = sequence("resumed", [*PROMPT, *begun[0]], SALT, sampling)
+        resumed.num_prompt_tokens = len(PROMPT)
         ((tokens, logprobs),) = self.decode.serve(resumed)
-        return ([*begun[0], *tokens], [*begun[1], *logprobs]), resumed
+        return ([*begun[0], *tokens], [*begun[1], *logprobs]), resumed.num_cached_tokens
 
 
 def transfer_of(served: Served) -> Transfer:
@@ -134,17 +139,7 @@ def alone(models: Models, name: str = "llama", sampling: Sampling = GREEDY, **se
 
 
 @pytest.mark.parametrize(("sampling", "is_near"), [(GREEDY, False), (SEEDED, True)], ids=["stream", "shared"])
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("llama", {}),
-        ("llama", {"kv_cache_dtype": "int8"}),
-        ("gemma3", {"dtype": "float32"}),
-        ("deepseek-v3", {}),
-        ("qwen3_5", {}),
-    ],
-    ids=["full", "eight-bits", "windows", "latent", "recurrent"],
-)
+@OF_ALL_KINDS
 def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
     name: str,
     settings: dict[str, object],
@@ -162,9 +157,7 @@ def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
     assert pair.open(lease)
     (session,) = pair.fetching.peers._sessions.values()
     assert isinstance(session._receiver, SharedReceiver) is is_near
-    answer, resumed = pair.go_on(begun, sampling)
-    assert answer == alone(models, name, sampling, **settings)
-    assert resumed.num_cached_tokens == 60
+    assert pair.go_on(begun, sampling) == (alone(models, name, sampling, **settings), 60)
     assert pair.decode.hit_tokens("peer") == 60
     pair.fetching.peers.close("r", is_done=True)
     wait_for(lambda: not len(pair.giving.leases))
@@ -181,8 +174,7 @@ def assert_rows_are_free(pair: Pair) -> None:
 
 def test_without_a_lease_the_prompt_is_computed(pair: Pair, expected: Answer) -> None:
     begun, _ = pair.begin()
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.go_on(begun) == (expected, 0)
 
 
 @pytest.mark.parametrize("what", ["token", "request", "epoch", "twice", "over"])
@@ -199,8 +191,7 @@ def test_a_lease_is_opened_once_in_time_by_the_attempt_that_it_is_for(pair: Pair
         pair.giving.leases.sweep(lease.ends_at + 1)
     token = "0" * 32 if what == "token" else lease.token
     assert not peers.open(address, token, "q" if what == "request" else "r", 2 if what == "epoch" else 1, 61)
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.go_on(begun) == (expected, 0)
 
 
 @pytest.mark.parametrize("what", ["weights", "salt"])
@@ -211,8 +202,7 @@ def test_kv_of_other_weights_or_another_tenant_is_not_used(
     begun, gone = pair.begin()
     gone.salt = SALT if what == "weights" else b"another"
     assert pair.open(pair.grant(gone))
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.go_on(begun) == (expected, 0)
     assert pair.fetching.peers.num_refused > 0
     assert pair.decode.hit_tokens("peer") == 0
 
@@ -259,8 +249,7 @@ def test_a_lease_that_ends_while_it_is_read_ends_the_connection(pair: Pair, expe
     lease = pair.grant(gone)
     assert pair.open(lease)
     pair.giving.leases.cancel("r", None)
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.go_on(begun) == (expected, 0)
     assert_rows_are_free(pair)
 
 
@@ -385,11 +374,11 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
     with lying(act) as address:
         started = time.monotonic()
         pair.fetching.peers.open(address, "0" * 32, "r", 1, 61)
-        answer, resumed = pair.go_on(begun)
+        answer, num_cached = pair.go_on(begun)
         is_over.set()
         pair.fetching.peers.close("r")
     assert answer == expected
-    assert resumed.num_cached_tokens <= (60 if point == "one-block" else 0)
+    assert num_cached <= (60 if point == "one-block" else 0)
     assert time.monotonic() - started < 15
 
 
@@ -397,7 +386,7 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
 def test_a_reader_that_dies_at_any_point_frees_the_lease(pair: Pair, point: str) -> None:
     _, gone = pair.begin()
     lease = pair.grant(gone)
-    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+    with pair.connect() as reader:
         opening = encode(Opening(1, lease.token, "r", 1))
         if point == "amid":
             reader.sendall(peer_wire._HEAD.pack(1 + len(opening), Kind.OPEN) + opening[:-1])
@@ -422,7 +411,7 @@ def test_only_what_the_lease_names_is_sent(pair: Pair) -> None:
     pair.prefill.serve(other)
     assert pair.giving.leases.host.has(0, other.block_digests[0])
     lease = pair.grant(gone)
-    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+    with pair.connect() as reader:
         send_frame(reader, Kind.OPEN, encode(Opening(1, lease.token, "r", 1)))
         _, names = receive_frame(reader, 1 << 20, 5)
         assert other.block_digests[0] not in {digest for _, digest in ITEM.iter_unpack(names)}
@@ -438,10 +427,7 @@ def test_strangers_are_not_waited_for_and_keep_nobody_out(
     monkeypatch.setattr(block_server, "OPEN_S", 0.3)
     _, gone = pair.begin()
     lease = pair.grant(gone)
-    strangers = [
-        socket.create_connection(split_address(pair.giving.server.address), timeout=10)
-        for _ in range(block_server.MAX_CONNECTIONS)
-    ]
+    strangers = [pair.connect() for _ in range(block_server.MAX_CONNECTIONS)]
     try:
         for each in strangers:
             each.sendall(sent)
@@ -462,15 +448,13 @@ def test_strangers_give_their_places_to_workers_and_readers_keep_theirs(
     monkeypatch.setattr(block_server, "OPEN_S", 60.0)
     pair = make_pair()
     begun, gone = pair.begin()
-    address = split_address(pair.giving.server.address)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(6)]
+        strangers = [stack.enter_context(pair.connect()) for _ in range(6)]
         assert pair.open(pair.grant(gone))
-        strangers += [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(6)]
+        strangers += [stack.enter_context(pair.connect()) for _ in range(6)]
         # The oldest were cut off.
         assert [each.recv(64) for each in strangers[:9]] == [b""] * 9
-        answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 60)
+        assert pair.go_on(begun) == (expected, 60)
 
 
 MAKER = Maker(WEIGHTS, (b"a" * 32, b"b" * 32))
@@ -479,10 +463,7 @@ ROW_BYTES = 300
 
 def wrong_block(rng: random.Random, digest: bytes, content: bytes) -> bytes:
     """Return what a worker might send instead of a content."""
-    makers = (
-        replace(MAKER, weights=b"x" * 32),
-        replace(MAKER, layouts=(b"c" * 32, b"b" * 32)),
-    )
+    makers = (replace(MAKER, weights=b"x" * 32), replace(MAKER, layouts=(b"c" * 32, b"b" * 32)))
     whole = MAKER.header(0, digest, SALT, memoryview(content)) + content
     kind = rng.randrange(6)
     if kind == 0:
@@ -498,6 +479,13 @@ def wrong_block(rng: random.Random, digest: bytes, content: bytes) -> bytes:
     if kind == 4:
         return MAKER.header(1, digest, SALT, memoryview(content)) + content
     return makers[rng.randrange(2)].header(0, digest, SALT, memoryview(content)) + content
+
+
+def peers_of(*row_bytes: int) -> PeerTier:
+    """Make a tier of groups whose contents have so many bytes."""
+    peers = PeerTier(list(row_bytes), 4)
+    peers.maker = MAKER
+    return peers
 
 
 def count_loaded(count: int, *, is_near: bool) -> tuple[int, int]:
@@ -526,8 +514,7 @@ def count_loaded(count: int, *, is_near: bool) -> tuple[int, int]:
         with contextlib.suppress(OSError):
             receive_frame(connection, 64, 5)
 
-    peers, num_loaded = PeerTier([ROW_BYTES, ROW_BYTES], 4), 0
-    peers.maker = MAKER
+    peers, num_loaded = peers_of(ROW_BYTES, ROW_BYTES), 0
     with lying(act, is_near=is_near) as address:
         for number in range(count):
             assert peers.open(address, "0" * 32, str(number), 1, 4)
@@ -537,12 +524,10 @@ def count_loaded(count: int, *, is_near: bool) -> tuple[int, int]:
     return num_loaded, peers.num_refused + peers.num_failed
 
 
-NEAR_OR_FAR = pytest.mark.parametrize("is_near", [False, True], ids=["stream", "shared"])
-
-
-@NEAR_OR_FAR
-def test_nothing_wrong_is_loaded(is_near: bool) -> None:
-    assert count_loaded(300, is_near=is_near) == (0, 300)
+@pytest.mark.parametrize("is_near", [False, True], ids=["stream", "shared"])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_nothing_wrong_is_loaded(count: int, is_near: bool) -> None:
+    assert count_loaded(count, is_near=is_near) == (0, count)
 
 
 def test_memory_is_shared_to_be_read_and_only_with_processes_of_the_same_user(
@@ -599,8 +584,7 @@ def test_a_prefix_is_asked_for_at_once(pair: Pair, expected: Answer, monkeypatch
         send(connection, kind, *parts)
 
     monkeypatch.setattr(peer_tier, "send_frame", count)
-    answer, resumed = pair.go_on(begun)
-    assert (answer, resumed.num_cached_tokens) == (expected, 60)
+    assert pair.go_on(begun) == (expected, 60)
     assert sent == [Kind.GET]
 
 
@@ -628,8 +612,12 @@ def session_with(names: list[tuple[int, bytes]], asked: list[int]) -> Iterator[p
         sender.close()
 
 
+def numbered(count: int) -> list[tuple[int, bytes]]:
+    return [(0, bytes([number]) * 32) for number in range(count)]
+
+
 def test_contents_that_two_loads_want_are_asked_for_once() -> None:
-    names, asked = [(0, bytes([number]) * 32) for number in range(40)], list[int]()
+    names, asked = numbered(40), list[int]()
     with session_with(names, asked) as session:
         session.expect(names)
         session.expect(names)
@@ -638,7 +626,7 @@ def test_contents_that_two_loads_want_are_asked_for_once() -> None:
 
 
 def test_what_a_load_has_asked_for_and_not_read_is_taken_off_the_wire_and_let_go() -> None:
-    names, asked = [(0, bytes([number]) * 32) for number in range(100)], list[int]()
+    names, asked = numbered(100), list[int]()
     peers = PeerTier([32], 4)
     with session_with(names, asked) as session:
         peers._sessions["r"] = session
@@ -672,8 +660,7 @@ def test_of_a_load_that_ends_early_nothing_is_left(pair: Pair) -> None:
 
 
 def test_sender_of_an_earlier_version_is_asked_for_one_content_at_a_time() -> None:
-    names = [(0, bytes([number]) * 32) for number in range(3)]
-    asked: list[int] = []
+    names, asked = numbered(3), list[int]()
 
     def act(connection: socket.socket) -> None:
         receive_frame(connection, 512, 5)
@@ -686,8 +673,7 @@ def test_sender_of_an_earlier_version_is_asked_for_one_content_at_a_time() -> No
             _, digest = ITEM.unpack(body)
             send_frame(connection, Kind.BLOCK, MAKER.header(0, digest, SALT, memoryview(digest)) + digest)
 
-    peers = PeerTier([32], 4)
-    peers.maker = MAKER
+    peers = peers_of(32)
     with lying(act) as address:
         assert peers.open(address, "0" * 32, "r", 1, 61)
         peers.expect(names)
@@ -699,7 +685,7 @@ def test_sender_of_an_earlier_version_is_asked_for_one_content_at_a_time() -> No
 
 def test_reader_of_an_earlier_version_gets_the_list_that_it_knows(pair: Pair) -> None:
     lease = pair.grant(pair.begin()[1])
-    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+    with pair.connect() as reader:
         # Without what was added to the frame since.
         send_frame(reader, Kind.OPEN, msgspec.msgpack.encode([1, lease.token, "r", 1]))
         assert receive_frame(reader, 1 << 20, 5)[0] is Kind.CONTENTS
@@ -720,8 +706,7 @@ def test_no_longer_list_of_contents_is_read_than_the_request_can_need(
             receive_frame(connection, 64, 60)
         hangs_up.set()
 
-    peers = PeerTier([ROW_BYTES, ROW_BYTES], 4)
-    peers.maker = MAKER
+    peers = peers_of(ROW_BYTES, ROW_BYTES)
     with lying(act) as address:
         started = time.monotonic()
         # Two groups of 16 blocks.
@@ -729,12 +714,6 @@ def test_no_longer_list_of_contents_is_read_than_the_request_can_need(
         assert is_open or time.monotonic() - started < 20, "it waits for the rest"
         peers.close("r")
         assert hangs_up.wait(10)
-
-
-@pytest.mark.slow
-@NEAR_OR_FAR
-def test_none_of_10000_wrong_contents_is_loaded(is_near: bool) -> None:
-    assert count_loaded(10_000, is_near=is_near) == (0, 10_000)
 
 
 def test_a_right_content_is_loaded_from_the_same_server() -> None:
@@ -746,8 +725,7 @@ def test_a_right_content_is_loaded_from_the_same_server() -> None:
         receive_frame(connection, 64, 5)
         send_frame(connection, Kind.BLOCK, MAKER.header(0, bytes(32), SALT, memoryview(content)) + content)
 
-    peers = PeerTier([ROW_BYTES], 4)
-    peers.maker = MAKER
+    peers = peers_of(ROW_BYTES)
     with lying(act) as address:
         assert peers.open(address, "0" * 32, "r", 1, 61)
         read = peers.read(0, bytes(32), SALT)
@@ -757,8 +735,7 @@ def test_a_right_content_is_loaded_from_the_same_server() -> None:
 
 
 def test_a_worker_that_did_not_answer_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = PeerTier([ROW_BYTES], 4)
-    peers.maker = MAKER
+    peers = peers_of(ROW_BYTES)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     assert not peers.open(address, "0" * 32, "r", 1, 61)

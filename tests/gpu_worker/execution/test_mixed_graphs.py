@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
-from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, make_sequence, random_prompt, run
+from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
+from tests.gpu_worker.execution.engine_run import BLOCK, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.latent_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
 
@@ -45,11 +44,8 @@ def prompts(lengths: list[int]) -> list[Sequence]:
 
 def compute(runner: TorchModelRunner, mixture: list[tuple[int, int]]) -> tuple[StepResult, list[torch.Tensor]]:
     """Compute what is before, a sequence a step, and then the mixture; return that and what the cache holds."""
-    writer, blocks, sequences = (
-        PlanWriter(),
-        itertools.count(),
-        prompts([before + length for before, length in mixture]),
-    )
+    writer, blocks = PlanWriter(), itertools.count()
+    sequences = prompts([before + length for before, length in mixture])
     for sequence, (before, _) in zip(sequences, mixture, strict=True):
         sequence.block_table = [next(blocks) for _ in range(-(-len(sequence.token_ids) // BLOCK))]
         if before:
@@ -71,10 +67,8 @@ def test_padded_step_gives_what_the_eager_one_gives_and_writes_nothing_else(
     result, cache = compute(make_device_runner(model, is_graphed=True), mixture)
 
     assert result == expected
-    for tensor, other in zip(cache, expected_cache, strict=True):
-        assert torch.equal(torch.nan_to_num(tensor, nan=77.0), torch.nan_to_num(other, nan=77.0))
-        # Blocks that no sequence has are unchanged.
-        assert tensor.isnan().any()
+    torch.testing.assert_close(cache, expected_cache, rtol=0, atol=0, equal_nan=True)
+    assert all(tensor.isnan().any() for tensor in cache), "blocks that no sequence has are unchanged"
 
 
 @pytest.mark.parametrize("token_budget", [1, 9, TOKEN_BUDGET])
@@ -82,11 +76,7 @@ def test_every_step_within_the_shapes_is_replayed(
     model: CausalLM, token_budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_device_runner(model, is_graphed=True)
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("launched one kernel after the other")
-
-    monkeypatch.setattr(runner, "_launch", refuse)
+    monkeypatch.setattr(runner, "_launch", lambda *_: pytest.fail("launched one kernel after the other"))
     sequences = prompts([1, 5, 40, 100, 17])
     outcome = run(runner, sequences, token_budget=token_budget)
     assert [len(outcome.tokens[sequence.id]) for sequence in sequences] == [16] * 5
@@ -110,24 +100,21 @@ def test_large_steps_of_many_launches_are_replayed_and_change_nothing(
     """Models whose layers are many small kernels: up to 2,048 tokens, in a bounded number of graphs."""
 
     def make(*, is_graphed: bool) -> TorchModelRunner:
-        cache = poisoned_cache(many_launches, 600, many_launches.dtype)
-        runner = TorchModelRunner(many_launches, cache, NUM_SEQS, 128, LARGE_BUDGET, is_asynchronous=True)
+        sizes = {"num_blocks": 600, "max_model_len": 128, "token_budget": LARGE_BUDGET}
+        runner = make_device_runner(many_launches, is_graphed=is_graphed, **sizes)
         if is_graphed:
-            runner.capture_graphs()
             monkeypatch.setattr(runner, "_launch", lambda *_: pytest.fail("launched one kernel after the other"))
         return runner
 
     expected, expected_cache = compute(make(is_graphed=False), [(0, length) for length in lengths])
     result, cache = compute(make(is_graphed=True), [(0, length) for length in lengths])
     assert result == expected
-    for tensor, other in zip(cache, expected_cache, strict=True):
-        assert torch.equal(torch.nan_to_num(tensor, nan=77.0), torch.nan_to_num(other, nan=77.0))
+    torch.testing.assert_close(cache, expected_cache, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("captured", CapturedSteps)
 def test_only_kinds_of_steps_that_were_asked_for_are_captured(model: CausalLM, captured: CapturedSteps) -> None:
-    cache = poisoned_cache(model, 100, model.dtype)
-    runner = TorchModelRunner(model, cache, NUM_SEQS, MAX_LEN, TOKEN_BUDGET, is_asynchronous=True, captured=captured)
+    runner = make_device_runner(model, is_graphed=False, num_blocks=100, captured=captured)
     counts: list[tuple[int, int]] = []
     runner.capture_graphs(lambda *count: counts.append(count))
     # Three shapes of mixtures: 64 tokens of at most 4, 16 and 40 sequences.

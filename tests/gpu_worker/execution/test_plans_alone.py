@@ -118,19 +118,9 @@ def record(config: dict[str, Any], state: StateConfig | None, pooled: Sequence |
     """Answer all sequences with few blocks, while people and batch work come one by one."""
     constraints = SharedConstraints()
     runner = Recorder(make_runner(config, constraints))
-    scheduler = Scheduler(
-        SchedulerConfig(
-            block_size=4,
-            num_blocks=44,
-            max_num_seqs=6,
-            max_num_batched_tokens=40,
-            max_model_len=120,
-            headroom_tokens=0,
-            state=state,
-        ),
-        None if config["directory"] is None else Speculation(FixedDepth(4)),
-        constraints,
-    )
+    sizes = SchedulerConfig(4, 44, 6, 40, max_model_len=120, headroom_tokens=0, state=state)
+    speculation = None if config["directory"] is None else Speculation(FixedDepth(4))
+    scheduler = Scheduler(sizes, speculation, constraints)
     engine, coming = Engine(scheduler, runner), list(sequences())
     if pooled is not None:
         coming.insert(3, pooled)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,8 +13,8 @@ from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.registry import read_model_config
-from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, random_prompt, run
+from tests.gpu_worker.execution.pooled_sequences import assert_logits, assert_vectors, sequence_of
 
 SIZES = {
     "vocab_size": 97,
@@ -47,49 +46,33 @@ def saved(directory: Path, family: str, head: str, **options: Any) -> Any:
     return model
 
 
-def answers(directory: Path, plan: PoolingPlan) -> list[Any]:
-    """Return what the engine computes for prompts of all lengths, in chunks of 50 tokens."""
-    sequences = []
-    for length in LENGTHS:
-        prompt = random_prompt(length, length)
-        sequences.append(Sequence(str(length), prompt, length, Sampling(max_tokens=0), max_tokens=0, pooling=plan))
+def pooled(directory: Path, plan: PoolingPlan) -> list[Sequence]:
+    """Let the engine compute prompts of all lengths, in chunks of 50 tokens."""
+    sequences = [sequence_of(str(length), random_prompt(length, length), plan) for length in LENGTHS]
     run(make_runner(directory), sequences, token_budget=50)
-    return [sum(np.frombuffer(part, dtype=np.float64) for part in sequence.pooled) for sequence in sequences]
-
-
-def hidden_of(decoder: Any, length: int) -> Any:
-    with torch.no_grad():
-        return decoder(torch.tensor([random_prompt(length, length)])).last_hidden_state[0].numpy()
+    return sequences
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rows", ["last", "mean"])
 def test_layers_alone_give_the_vectors_of_transformers(tmp_path: Path, family: str, rows: Any) -> None:
     model = saved(tmp_path, family, "Model")
-    for length, vector in zip(LENGTHS, answers(tmp_path, PoolingPlan(rows)), strict=True):
-        hidden = hidden_of(model, length)
-        expected = hidden[-1] if rows == "last" else hidden.mean(0)
-        count = length if rows == "mean" else 1
-        np.testing.assert_allclose(vector / count, expected, atol=1e-4, rtol=0)
+    assert_vectors(model, pooled(tmp_path, PoolingPlan(rows)))
 
 
 def test_whole_model_whose_tensors_have_bare_names_is_read(tmp_path: Path) -> None:
     # As embedding models are published whose configuration is that of the model they were made of.
-
     model = saved(tmp_path, "Qwen3", "Model", tie_word_embeddings=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
-    for length, vector in zip(LENGTHS, answers(tmp_path, PoolingPlan("last")), strict=True):
-        np.testing.assert_allclose(vector, hidden_of(model, length)[-1], atol=1e-4, rtol=0)
+    assert_vectors(model, pooled(tmp_path, PoolingPlan("last")))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_head_of_one_class_gives_the_logit_of_transformers(tmp_path: Path, family: str) -> None:
     model = saved(tmp_path, family, "ForSequenceClassification", num_labels=1)
-    for length, logit in zip(LENGTHS, answers(tmp_path, PoolingPlan("last", "classes")), strict=True):
-        with torch.no_grad():
-            expected = model(torch.tensor([random_prompt(length, length)])).logits[0].numpy()
-        np.testing.assert_allclose(logit, expected, atol=1e-4, rtol=0)
+    for sequence in pooled(tmp_path, PoolingPlan("last", "classes")):
+        assert_logits(model, sequence)
 
 
 def test_architecture_of_no_family_is_told_where_those_stand_that_are_served(tmp_path: Path) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.sampling import Sampling
+from tests.gpu_worker.execution.device_runs import load, make_device_runner
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
+from tests.gpu_worker.execution.pooled_sequences import answer, assert_vectors, sequence_of
 
 LENGTHS = (1, 5, 40, 90, 150)
 MEAN, LAST, FIRST = PoolingPlan("mean"), PoolingPlan("last"), PoolingPlan("first")
@@ -25,37 +25,10 @@ def runner(tiny: tuple[Path, Any]) -> TorchModelRunner:
     return make_runner(tiny[0])
 
 
-def pooled_sequence(name: str, prompt: list[int], plan: PoolingPlan) -> Sequence:
-    sampling = Sampling(max_tokens=0)
-    return Sequence(name, list(prompt), len(prompt), sampling, max_tokens=0, pooling=plan)
-
-
-def answer(sequence: Sequence) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.sum([np.frombuffer(part, dtype=np.float64) for part in sequence.pooled], axis=0)
-
-
-def oracle(model: Any, prompt: list[int], plan: PoolingPlan) -> Any:
-    with torch.no_grad():
-        hidden = model.model(torch.tensor([prompt])).last_hidden_state[0]
-        if plan.rows == "mean":
-            return hidden.sum(0).numpy()
-        row = hidden[0 if plan.rows == "first" else -1]
-        return row.numpy() if plan.readout == "hidden" else model.lm_head(row)[list(plan.readout)].numpy()
-
-
-def assert_right(model: Any, sequences: list[Sequence]) -> None:
-    for sequence in sequences:
-        assert sequence.pooling is not None
-        assert sequence.num_output_tokens == 0
-        count = sequence.num_prompt_tokens if sequence.pooling.rows == "mean" else 1
-        expected = oracle(model, sequence.token_ids, sequence.pooling)
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
-
-
 def mixture() -> list[Sequence]:
     plans = (MEAN, LAST, FIRST, PoolingPlan("last", (3, 7)))
     return [
-        pooled_sequence(f"{length}-{number}", random_prompt(length, length), plan)
+        sequence_of(f"{length}-{number}", random_prompt(length, length), plan)
         for length in LENGTHS
         for number, plan in enumerate(plans)
     ]
@@ -67,7 +40,7 @@ def test_prompts_in_one_step_or_in_chunks_equal_transformers(
 ) -> None:
     sequences = mixture()
     run(runner, sequences, token_budget=token_budget, max_num_seqs=16)
-    assert_right(tiny[1], sequences)
+    assert_vectors(tiny[1].model, sequences, tiny[1].lm_head)
 
 
 def test_prompts_beside_generation_equal_transformers_and_change_no_token(
@@ -80,41 +53,38 @@ def test_prompts_beside_generation_equal_transformers_and_change_no_token(
     again = [make_sequence(f"text-{seed}", random_prompt(9 + seed, seed), sampling) for seed in range(4)]
     beside = run(runner, [*again, *sequences], token_budget=31, max_num_seqs=16, arrivals_per_step=2).tokens
     assert {name: beside[name] for name in alone} == alone
-    assert_right(tiny[1], sequences)
+    assert_vectors(tiny[1].model, sequences, tiny[1].lm_head)
 
 
 def test_preempted_prompts_begin_their_sums_again(tiny: tuple[Path, Any], runner: TorchModelRunner) -> None:
     # Generating sequences take the blocks of prompts that are being summed; these start again from their first token.
     sampling = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
     texts = [make_sequence(f"text-{seed}", random_prompt(20, seed), sampling) for seed in range(3)]
-    sequences = [pooled_sequence(f"pooled-{seed}", random_prompt(140, seed), MEAN) for seed in range(2)]
+    sequences = [sequence_of(f"pooled-{seed}", random_prompt(140, seed), MEAN) for seed in range(2)]
     outcome = run(runner, [*texts, *sequences], token_budget=8, max_num_seqs=5, num_blocks=92, headroom_tokens=0)
     assert outcome.num_preemptions > 0
     assert any(sequence.num_preemptions for sequence in sequences)
-    assert_right(tiny[1], sequences)
+    assert_vectors(tiny[1].model, sequences, tiny[1].lm_head)
 
 
 def test_known_prefix_is_taken_where_only_the_last_vector_counts(
     tiny: tuple[Path, Any], runner: TorchModelRunner
 ) -> None:
     prompt = random_prompt(48, 3)
-    sequences = [pooled_sequence("cold", prompt, LAST)]
-    warm = [pooled_sequence(plan.rows, prompt, plan) for plan in (LAST, MEAN, FIRST)]
+    sequences = [sequence_of("cold", prompt, LAST)]
+    warm = [sequence_of(plan.rows, prompt, plan) for plan in (LAST, MEAN, FIRST)]
     run(runner, [*sequences, *warm], arrivals_per_step=1)
     assert [sequence.num_cached_tokens for sequence in warm] == [44, 0, 0]
-    assert_right(tiny[1], [*sequences, *warm])
+    assert_vectors(tiny[1].model, [*sequences, *warm], tiny[1].lm_head)
 
 
 def test_steps_on_padded_buffers_equal_transformers(tiny: tuple[Path, Any]) -> None:
     # The body of graphs, called as they are replayed on a GPU: each step overwrites the hidden vectors of the last.
-    built = make_runner(tiny[0])
-    device = TorchModelRunner(
-        built.model, built.cache, 16, built.max_model_len, 64, is_asynchronous=True, captured=CapturedSteps.ALL
-    )
-    device.capture_graphs()
+    model = load(tiny[0], "cpu")
+    device = make_device_runner(model, is_graphed=True, max_num_seqs=16, captured=CapturedSteps.ALL)
     sequences = mixture()
     run(device, sequences, token_budget=64, max_num_seqs=16)
-    assert_right(tiny[1], sequences)
+    assert_vectors(tiny[1].model, sequences, tiny[1].lm_head)
 
 
 def test_vector_that_is_no_number_fails_alone(tiny: tuple[Path, Any]) -> None:
@@ -122,7 +92,7 @@ def test_vector_that_is_no_number_fails_alone(tiny: tuple[Path, Any]) -> None:
     poison = 11
     runner.model.embedding[poison] = float("nan")
     prompts = [[poison, 5, 6], [5, 6, 7], [8, 9]]
-    sequences = [pooled_sequence(str(number), prompt, MEAN) for number, prompt in enumerate(prompts)]
+    sequences = [sequence_of(str(number), prompt, MEAN) for number, prompt in enumerate(prompts)]
     outcome = run(runner, sequences)
     assert list(outcome.errors) == ["0"]
     assert [len(sequence.pooled) for sequence in sequences] == [0, 1, 1]
@@ -131,7 +101,7 @@ def test_vector_that_is_no_number_fails_alone(tiny: tuple[Path, Any]) -> None:
 def test_mean_is_the_same_to_the_bit_however_prompts_are_divided_into_steps(runner: TorchModelRunner) -> None:
     answers = []
     for token_budget in (512, 64, 23, 7):
-        sequences = [pooled_sequence(str(length), random_prompt(length, length), MEAN) for length in LENGTHS]
+        sequences = [sequence_of(str(length), random_prompt(length, length), MEAN) for length in LENGTHS]
         run(runner, sequences, token_budget=token_budget, max_num_seqs=5)
         answers.append([answer(sequence).tobytes() for sequence in sequences])
     assert all(answer == answers[0] for answer in answers)

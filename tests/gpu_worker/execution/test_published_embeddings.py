@@ -17,13 +17,12 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from gpu_worker.consumer.pooled_answers import PooledAnswers
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import EmbeddingForm, read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.pooling import Pooling
-from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, random_prompt, run
+from tests.gpu_worker.execution.pooled_sequences import sequence_of
 from tests.gpu_worker.execution.test_rotary_encoders import saved
 
 WIDTHS = (48, 112, 48)
@@ -61,7 +60,7 @@ def vector_of(directory: Path, prompt: list[int], pooling: Pooling) -> Any:
     tasks = read_model_tasks(model, ModelTokenizer(model))
     assert isinstance(tasks.embedding, EmbeddingForm), tasks.unserved
     assert tasks.names == ("embed",)
-    sequence = Sequence("0", prompt, len(prompt), Sampling(max_tokens=0), max_tokens=0, pooling=tasks.embedding.plan)
+    sequence = sequence_of("0", prompt, tasks.embedding.plan)
     run(make_runner(directory), [sequence], token_budget=64)
     return np.frombuffer(PooledAnswers(tasks).vector(pooling, sequence), dtype="<f4")
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from gpu_worker.consumer.pooled_answers import PooledAnswers
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.score_prompt import ScoredText, score_prompt
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.pooling import Pooling
-from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import BLOCK, make_runner, run
+from tests.gpu_worker.execution.pooled_sequences import sequence_of
 from tests.gpu_worker.execution.reranker_layouts import (
     DOCUMENTS,
     INSTRUCTION,
@@ -46,17 +45,11 @@ def scores(directory: Path, pairs: Pairs, instruction: str | None = None) -> lis
     tasks = read_model_tasks(model, tokenizer)
     form = tasks.score_form
     assert form is not None, tasks.unserved
-    sequences = []
-    for query, document in pairs:
-        prompt = score_prompt(tokenizer, form, ScoredText(query, document, instruction))
-        sampling = Sampling(max_tokens=0)
-        sequences.append(Sequence(str(len(sequences)), prompt, len(prompt), sampling, max_tokens=0, pooling=form.plan))
+    prompts = [score_prompt(tokenizer, form, ScoredText(*pair, instruction)) for pair in pairs]
+    sequences = [sequence_of(str(number), prompt, form.plan) for number, prompt in enumerate(prompts)]
+    runner = make_runner(directory, num_blocks=model.max_model_len // BLOCK)
     # In chunks, where the model allows it.
-    run(
-        make_runner(directory, num_blocks=model.max_model_len // BLOCK),
-        sequences,
-        token_budget=512 if form.plan.is_whole else 200,
-    )
+    run(runner, sequences, token_budget=512 if form.plan.is_whole else 200)
     answers = PooledAnswers(tasks)
     return [struct.unpack("<f", answers.vector(Pooling(task="score"), each))[0] for each in sequences]
 

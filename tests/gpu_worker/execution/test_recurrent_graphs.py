@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, poisoned_cache
+from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import Outcome, make_sequence, random_prompt, run
 from tests.gpu_worker.models.recurrent_models import save_case
 
@@ -24,18 +23,8 @@ GREEDY = Sampling(temperature=0.0, max_tokens=9)
 
 
 def make_runner(model: CausalLM, *, is_graphed: bool) -> TorchModelRunner:
-    runner = TorchModelRunner(
-        model,
-        poisoned_cache(model, 200, model.dtype),
-        NUM_SEQS,
-        64,
-        TOKEN_BUDGET,
-        is_asynchronous=True,
-        num_state_slots=NUM_SLOTS,
-    )
-    if is_graphed:
-        runner.capture_graphs()
-    return runner
+    sizes = {"max_num_seqs": NUM_SEQS, "max_model_len": 64, "num_state_slots": NUM_SLOTS}
+    return make_device_runner(model, is_graphed=is_graphed, num_blocks=200, **sizes)
 
 
 def sequences(turn: int) -> list[Sequence]:
@@ -47,15 +36,8 @@ def sequences(turn: int) -> list[Sequence]:
 
 
 def answer(runner: TorchModelRunner) -> Outcome:
-    both = [*sequences(0), *sequences(1)]
-    return run(
-        runner,
-        both,
-        state=StateConfig(NUM_SLOTS, 2),
-        token_budget=TOKEN_BUDGET,
-        max_num_seqs=NUM_SEQS,
-        arrivals_per_step=1,
-    )
+    limits = {"token_budget": TOKEN_BUDGET, "max_num_seqs": NUM_SEQS, "arrivals_per_step": 1}
+    return run(runner, [*sequences(0), *sequences(1)], state=StateConfig(NUM_SLOTS, 2), **limits)
 
 
 class CountedGraphs:
@@ -79,11 +61,7 @@ def test_steps_that_copy_states_are_replayed(tmp_path: Path, name: str, monkeypa
     model = load(tmp_path, "cpu")
     expected = answer(make_runner(model, is_graphed=False))
     runner = make_runner(model, is_graphed=True)
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("launched one kernel after the other")
-
-    monkeypatch.setattr(runner, "_launch", refuse)
+    monkeypatch.setattr(runner, "_launch", lambda *_: pytest.fail("launched one kernel after the other"))
     graphs = runner._graphs
     assert graphs is not None
     counted = CountedGraphs(graphs)

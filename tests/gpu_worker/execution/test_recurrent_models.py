@@ -75,14 +75,11 @@ def test_resumed_sequences_go_on_as_they_would_have(runner: TorchModelRunner, ex
     assert outcome.tokens == {name: tokens[int(name) + 1 :] for name, tokens in expected.items()}
 
 
-@pytest.mark.parametrize("proposer", [ChainProposer])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_drafts_of_any_quality_leave_tokens_as_they_are(
-    runner: TorchModelRunner, proposer: type[ChainProposer], temperature: float
-) -> None:
+def test_drafts_of_any_quality_leave_tokens_as_they_are(runner: TorchModelRunner, temperature: float) -> None:
     sampling = {"temperature": temperature, "seed": 5}
     plain = run(runner, sequences(**sampling), enable_prefix_caching=False)
-    runner.verify_drafts_of(proposer(plain.tokens, 0.7))
+    runner.verify_drafts_of(ChainProposer(plain.tokens, 0.7))
     try:
         outcome = run(
             runner, sequences(**sampling), policy=FixedDepth(5), token_budget=200, enable_prefix_caching=False
@@ -151,12 +148,6 @@ def test_hits_equal_cold_starts_for_every_split_of_prefix_and_suffix(
         # Another worker computed the first tokens; they continue differently there.
         first = one("first", [*prompt[:length], 96 - prompt[length - 1]])
         sequences = [first, one("again", prompt)]
-        outcome = run(
-            runner,
-            sequences,
-            state=StateConfig(num_slots=9, interval_blocks=2),
-            token_budget=token_budget,
-            max_num_seqs=1,
-        )
+        outcome = run(runner, sequences, state=StateConfig(9, 2), token_budget=token_budget, max_num_seqs=1)
         assert outcome.tokens["again"] == cold
         assert outcome.num_prefix_hits == (length // 4 * 4 if length < 27 else 24)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,8 @@ from gpu_worker.models.registry import FAMILIES, read_model_config
 from gpu_worker.models.support_page import SAMPLE
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.fake_memory import FakeMemory
-from tests.gpu_worker.execution.test_encoders import LENGTHS, answer, prompt_of, sequence_of, vectors_of
+from tests.gpu_worker.execution.pooled_sequences import assert_logits, assert_vectors, sequence_of
+from tests.gpu_worker.execution.test_encoders import LENGTHS, prompt_of
 from tests.gpu_worker.models.families.random_models import SIZES, randomize_all
 
 # Windows of five tokens to either side, in all but every third layer.
@@ -85,11 +85,7 @@ def test_prompts_side_by_side_give_the_vectors_of_transformers(tmp_path: Path, n
     sequences = sequences_of("first", "mean")
     outcome = run(make_runner(tmp_path), sequences, token_budget=130)
     assert outcome.num_prefix_hits == 0
-    for sequence in sequences:
-        assert sequence.pooling is not None
-        count = sequence.num_prompt_tokens if sequence.pooling.rows == "mean" else 1
-        expected = vectors_of(model, sequence.token_ids, sequence.pooling.rows)
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert_vectors(model, sequences)
 
 
 @pytest.mark.slow
@@ -112,10 +108,7 @@ def test_steps_on_padded_buffers_give_the_same_vectors(tmp_path: Path, name: str
     device, sequences = build_runner(config, memory=FakeMemory(1 << 40)), sequences_of("mean")
     assert sum(layer.block_bytes for layer in device.cache.layers) == 0
     run(device, sequences, token_budget=64, max_num_seqs=16)
-    for sequence in sequences:
-        count = sequence.num_prompt_tokens
-        expected = vectors_of(model, sequence.token_ids, "mean")
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert_vectors(model, sequences)
 
 
 @pytest.mark.slow
@@ -126,9 +119,7 @@ def test_a_pair_gets_the_logit_of_transformers(tmp_path: Path, rows: str) -> Non
     sequences = [sequence_of(str(length), prompt_of(length), plan) for length in LENGTHS]
     run(make_runner(tmp_path), sequences, token_budget=64)
     for sequence in sequences:
-        with torch.no_grad():
-            logit = model(torch.tensor([sequence.token_ids])).logits[0].numpy()
-        np.testing.assert_allclose(answer(sequence), logit, atol=1e-4, rtol=0)
+        assert_logits(model, sequence)
 
 
 def read(architecture: str, fields: dict[str, Any]) -> ModelConfig:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
@@ -19,7 +18,6 @@ from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner
 from tests.gpu_worker.execution.engine_run import (
-    BLOCK,
     MAX_LEN,
     Outcome,
     greedy_by_transformers,
@@ -27,6 +25,7 @@ from tests.gpu_worker.execution.engine_run import (
     make_sequence,
     random_prompt,
     run,
+    scheduler_config,
 )
 
 LENGTHS = [1, 3, 4, 5, 17, 40, 64, 90, 33, 8]
@@ -109,11 +108,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("traffic", TRAFFIC)
 def test_greedy_tokens_equal_transformers(
-    model: CausalLM,
-    prompts: list[list[int]],
-    greedy_tokens: dict[str, list[int]],
-    traffic: str,
-    form: str,
+    model: CausalLM, prompts: list[list[int]], greedy_tokens: dict[str, list[int]], traffic: str, form: str
 ) -> None:
     runner = make_device_runner(model, **FORMS[form])
     outcome = run(runner, greedy(prompts), **TRAFFIC[traffic])
@@ -249,10 +244,8 @@ def test_sequences_that_end_in_flight_change_nobody_else(
 ) -> None:
     """Sequences stop at a token that only the result shows, or are aborted; others take their rows at once."""
     runner = make_device_runner(model, is_graphed=True)
-    config = SchedulerConfig(
-        block_size=BLOCK, num_blocks=150, max_num_seqs=5, max_num_batched_tokens=32, max_model_len=MAX_LEN
-    )
-    engine, outcome = Engine(Scheduler(config), runner), Outcome()
+    scheduler = Scheduler(scheduler_config(runner, 5, 32, num_blocks=150))
+    engine, outcome = Engine(scheduler, runner), Outcome()
     sequences = greedy(prompts)
     for index, sequence in enumerate(sequences):
         if index % 3 == 0:
@@ -283,10 +276,8 @@ def test_step_that_cannot_be_launched_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner = make_device_runner(model, is_graphed=False, depth=depth, max_num_seqs=4)
-    config = SchedulerConfig(
-        block_size=BLOCK, num_blocks=150, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=MAX_LEN
-    )
-    engine, outcome = Engine(Scheduler(config), runner), Outcome()
+    scheduler = Scheduler(scheduler_config(runner, 4, 32, num_blocks=150))
+    engine, outcome = Engine(scheduler, runner), Outcome()
     for sequence in greedy(prompts):
         engine.add(sequence)
     forward, num_launches = runner._forward, 0

@@ -23,14 +23,7 @@ from gpu_worker.layers.cache_layout import CacheLayout
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner
-from tests.gpu_worker.execution.engine_run import (
-    BLOCK,
-    MAX_LEN,
-    VOCAB,
-    make_sequence,
-    random_prompt,
-    run,
-)
+from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, VOCAB, make_sequence, random_prompt, run
 
 EVERYTHING = Sampling(
     temperature=0.8,
@@ -180,21 +173,30 @@ class ValuelessModel:
 
 @pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "free", "everything"])
-def test_submitting_reads_nothing_back_and_mixes_no_devices(sampling: Sampling, is_graphed: bool) -> None:
-    runner = make_device_runner(cast("CausalLM", ValuelessModel()), is_graphed=is_graphed)
+@pytest.mark.parametrize(
+    ("max_draft_tokens", "plans", "num_drawn"),
+    [(0, all_kinds_of_steps, [1, 1, 2, 2, 2, 2]), (3, verified_steps, [2, 8, 8])],
+)
+def test_submitting_reads_nothing_back_and_mixes_no_devices(
+    sampling: Sampling, is_graphed: bool, max_draft_tokens: int, plans: Any, num_drawn: list[int]
+) -> None:
+    model = cast("CausalLM", ValuelessModel())
+    runner = make_device_runner(model, is_graphed=is_graphed, max_draft_tokens=max_draft_tokens)
+    runner.verify_drafts_of(WarmUpProposer() if max_draft_tokens else None)
     with OneDevice():
-        steps = [runner.submit(each) for each in all_kinds_of_steps(sampling)]
-    assert [len(step._outputs.tensors()[0]) for step in steps] == [1, 1, 2, 2, 2, 2]
+        steps = [runner.submit(each) for each in plans(sampling)]
+    assert [tokens_drawn(step) for step in steps] == num_drawn
 
 
-@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "free", "everything"])
-def test_submitting_drafts_reads_nothing_back_and_mixes_no_devices(sampling: Sampling, is_graphed: bool) -> None:
-    runner = make_device_runner(cast("CausalLM", ValuelessModel()), is_graphed=is_graphed, max_draft_tokens=3)
-    runner.verify_drafts_of(WarmUpProposer())
-    with OneDevice():
-        steps = [runner.submit(each) for each in verified_steps(sampling)]
-    assert [tokens_drawn(step) for step in steps] == [2, 8, 8]
+def break_rows(patch: pytest.MonkeyPatch, runner: TorchModelRunner, rows: list[int]) -> None:
+    """Let the logits of some rows be no numbers."""
+    sample = runner._sampler.sample
+
+    def broken(logits: torch.Tensor, *rest: Any) -> Any:
+        logits[rows] = float("nan")
+        return sample(logits, *rest)
+
+    patch.setattr(runner._sampler, "sample", broken)
 
 
 def test_wrong_logits_behind_a_wrong_draft_harm_nobody(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,13 +204,7 @@ def test_wrong_logits_behind_a_wrong_draft_harm_nobody(model: CausalLM, monkeypa
     runner.verify_drafts_of(WarmUpProposer())
     prompts, decodes, _ = verified_steps(Sampling(temperature=0.0, logit_bias={0: -100.0}))
     runner.submit(prompts).result()
-    sample = runner._sampler.sample
-
-    def broken(logits: torch.Tensor, *rest: Any) -> Any:
-        logits[[1, 2, 3, 5, 6, 7]] = float("nan")
-        return sample(logits, *rest)
-
-    monkeypatch.setattr(runner._sampler, "sample", broken)
+    break_rows(monkeypatch, runner, [1, 2, 3, 5, 6, 7])
     results = runner.submit(decodes).result().sampled
     assert [(len(tokens.token_ids), tokens.num_drafted, tokens.num_accepted) for tokens in results] == [(1, 3, 0)] * 2
 
@@ -235,7 +231,7 @@ def test_padding_leaves_the_cache_alone(model: CausalLM) -> None:
     for is_graphed in (True, False):
         runner = make_device_runner(model, is_graphed=is_graphed)
         run(runner, [make_sequence(str(n), random_prompt(n, n), Sampling(temperature=0.0)) for n in (3, 9, 14, 2, 30)])
-        caches.append([tensor.cpu() for layer in runner._cache.layers for tensor in layer.tensors])
+        caches.append([tensor.cpu() for layer in runner.cache.layers for tensor in layer.tensors])
     for graphed, eager in zip(*caches, strict=True):
         torch.testing.assert_close(graphed, eager, equal_nan=True, rtol=1e-4, atol=1e-4)
         assert graphed.isnan().any()
@@ -263,14 +259,8 @@ def test_logits_that_are_no_numbers_fail_their_row_in_their_step_only(
     runner, plan = make_device_runner(model, is_graphed=is_graphed), Plans()
     first, second = running("a", 5, Sampling(temperature=0.0), 0), running("b", 6, Sampling(), 10)
     runner.submit(plan((first, 0, 5), (second, 0, 6)))
-    sample = runner._sampler.sample
-
-    def broken(logits: torch.Tensor, *rest: Any) -> Any:
-        logits[1] = float("nan")
-        return sample(logits, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(runner._sampler, "sample", broken)
+        break_rows(patch, runner, [1])
         failing = runner.submit(plan((first, 5, 1), (second, 6, 1)))
     behind = runner.submit(plan((first, 6, 1), (second, 7, 1)))
     sound, failed = failing.result().sampled
@@ -289,5 +279,5 @@ def test_host_arrays_may_change_once_a_step_is_submitted(model: CausalLM) -> Non
     other = running("a", 9, Sampling(temperature=0.0), 0)
     step = again.submit(Plans()((other, 0, 9)))
     other.token_ids[:] = [0] * 9
-    again._rows.tables[:] = 77
+    again._rows.whole.host[:] = 77
     assert tokens_of(step) == expected

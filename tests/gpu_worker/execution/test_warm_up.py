@@ -15,7 +15,7 @@ from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, warm_up_pla
 from kernels.gpu_config import Gpu, GpuGeneration
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
-from tests.gpu_worker.execution.engine_run import make_sequence, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import make_sequence, run
 from tests.gpu_worker.plans import shares_of
 
 LIMITS = [
@@ -156,10 +156,9 @@ class CountingProposer(WarmUpProposer):
 
 @pytest.mark.parametrize(("num_drafts", "most"), [(3, 16), (1, 32), (63, 1)])
 def test_proposer_is_asked_for_every_size_of_batch_and_left_with_nothing(
-    num_drafts: int, most: int, tmp_path: Path
+    num_drafts: int, most: int, directory: Path
 ) -> None:
-    save_tiny_model(tmp_path)
-    runner = make_device_runner(load(tmp_path, "cpu"), is_graphed=False, max_draft_tokens=num_drafts)
+    runner = make_device_runner(load(directory, "cpu"), is_graphed=False, max_draft_tokens=num_drafts)
     proposer = CountingProposer()
     runner.verify_drafts_of(proposer)
 

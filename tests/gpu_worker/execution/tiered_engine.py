@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.engine.engine import Engine
@@ -22,7 +21,13 @@ from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.transfer import Transfer
 from shared.cache_hints import CacheHints
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, save_tiny_model
+from tests.gpu_worker.execution.engine_run import (
+    make_runner,
+    make_sequence,
+    random_prompt,
+    save_tiny_model,
+    scheduler_config,
+)
 from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
 from tests.gpu_worker.models.families.latent_cases import CASES as LATENT
 from tests.gpu_worker.models.families.random_models import save_case
@@ -34,6 +39,18 @@ CASES = {**DENSE, **LATENT}
 BLOCK = 4
 MakeFiles = Callable[[HostTier], BlockFiles]
 Answer = tuple[list[int], list[LogprobEntry]]
+
+
+OF_ALL_KINDS = pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param("llama", {}, id="full"),
+        pytest.param("llama", {"kv_cache_dtype": "int8"}, id="eight-bits"),
+        pytest.param("gemma3", {"dtype": "float32"}, id="windows"),
+        pytest.param("deepseek-v3", {}, id="latent"),
+        pytest.param("qwen3_5", {}, id="recurrent"),
+    ],
+)
 
 
 class PatientTiers(BlockTiers):
@@ -72,17 +89,8 @@ class Served:
                 self.transfer = Transfer(groups, BLOCK, host, "127.0.0.1", 30.0, lambda: maker)
             self.tiers = PatientTiers(groups, BLOCK, host, files, self.transfer)
         has_states = runner._states is not None
-        config = SchedulerConfig(
-            block_size=runner.block_size,
-            num_blocks=runner.num_blocks,
-            windows=runner.windows,
-            max_num_seqs=4,
-            max_num_batched_tokens=32,
-            max_model_len=runner.max_model_len,
-            headroom_tokens=4,
-            retained_share=retained_share,
-            state=state_config(runner.num_state_slots, BLOCK) if has_states else None,
-        )
+        state = state_config(runner.num_state_slots, BLOCK) if has_states else None
+        config = scheduler_config(runner, 4, 32, headroom_tokens=4, retained_share=retained_share, state=state)
         self.scheduler = Scheduler(config, tiers=self.tiers)
         self.engine = Engine(self.scheduler, runner)
 

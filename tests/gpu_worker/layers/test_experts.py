@@ -103,10 +103,7 @@ def test_every_way_of_storage_gives_the_same_matrices(tmp_path: Path, way: str) 
 def test_biases_of_stacks_that_alternate_are_put_in_order(tmp_path: Path) -> None:
     gate_bias, up_bias, down_bias = numbers(EXPERTS, INNER), numbers(EXPERTS, INNER, seed=3), numbers(EXPERTS, HIDDEN)
     tensors, names = WAYS["transposed and in turn"]()
-    tensors |= {
-        f"{MODULE}.gate_up_proj_bias": alternating(gate_bias, up_bias),
-        f"{MODULE}.down_proj_bias": down_bias,
-    }
+    tensors |= {f"{MODULE}.gate_up_proj_bias": alternating(gate_bias, up_bias), f"{MODULE}.down_proj_bias": down_bias}
     gate_up, down = take(tmp_path, tensors, shape_of(names, has_biases=True))
     assert gate_up.bias is not None
     assert torch.equal(gate_up.bias, torch.cat((gate_bias, up_bias), dim=1))

@@ -25,15 +25,7 @@ from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import Embedding
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
-from kernels.linear.forms import (
-    INT4,
-    INT8,
-    DenseWeight,
-    GroupQuantizedWeight,
-    ScaledWeight,
-    WeightForm,
-    concatenate,
-)
+from kernels.linear.forms import INT4, INT8, DenseWeight, GroupQuantizedWeight, ScaledWeight, WeightForm, concatenate
 from kernels.rope_kv_write import HeadNormWeights
 from tests.kernels.layer_caches import EIGHT_BITS, poisoned_cache
 from tests.kernels.poisoned_memory import poisoned_memory
@@ -269,24 +261,17 @@ def test_other_caches_are_noticed() -> None:
         assert torch.equal(ours.values.nan_to_num(), theirs.values.nan_to_num())
 
 
-@pytest.mark.parametrize("token", [-1, VOCABULARY])
-def test_unknown_token_raises(token: int) -> None:
+@pytest.mark.parametrize(
+    ("token", "position", "problem"), [(-1, 4, "vocabulary"), (VOCABULARY, 4, "vocabulary"), (1, 64, "position")]
+)
+def test_unknown_token_or_position_beyond_the_table_raises(token: int, position: int, problem: str) -> None:
     fused, _ = make_decoders(Variant(), torch.float32)
     tokens, positions, context = two_prompts(torch.float32)
-    tokens[3] = token
-    with pytest.raises(IndexError, match="vocabulary"):
-        fused(tokens, positions, context)
-
-
-def test_position_beyond_the_table_raises() -> None:
-    fused, _ = make_decoders(Variant(), torch.float32)
-    tokens, positions, context = two_prompts(torch.float32)
-    positions[13] = 64
-    with pytest.raises(IndexError, match="position"):
+    tokens[3], positions[13] = token, position
+    with pytest.raises(IndexError, match=problem):
         fused(tokens, positions, context)
 
 
 def test_float16_and_odd_sizes_are_not_fused() -> None:
     assert fusing_library(SHAPE, torch.float16, CPU) is None
-    odd = StackShape(hidden_size=53, intermediate_size=74, num_heads=6, num_kv_heads=2, head_dim=10, eps=1e-5)
-    assert fusing_library(odd, torch.bfloat16, CPU) is None
+    assert fusing_library(replace(SHAPE, hidden_size=53), torch.bfloat16, CPU) is None

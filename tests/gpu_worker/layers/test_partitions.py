@@ -32,6 +32,7 @@ from kernels.linear.forms import DenseWeight
 from kernels.moe import RoutingRule
 from kernels.ssd import SsdSizes
 from kernels.state_rows import StateRows
+from tests.gpu_worker.layers.contexts import context_of_one
 
 HIDDEN, LENGTH, CPU = 32, 9, torch.device("cpu")
 DELTA, SSD = DeltaSizes(4, 8, 8, 8), SsdSizes(4, 8, 2, 8)
@@ -130,10 +131,7 @@ MIXERS = [
     (Mamba2Shape(SSD, 4), Mamba2Shape(SsdSizes(2, 8, 1, 8), 4), halved_mamba2),
     (ShortConvShape(16, 3, True), ShortConvShape(8, 3, True), halved_conv),
 ]
-BLOCKS = [
-    GatedShape(24, has_bias=True, gate_scale=0.7, down_scale=1.3),
-    PlainShape(24, Activation.GELU, has_bias=True),
-]
+BLOCKS = [GatedShape(24, has_bias=True, gate_scale=0.7, down_scale=1.3), PlainShape(24, Activation.GELU, has_bias=True)]
 
 
 def source() -> LayerSource:
@@ -151,17 +149,9 @@ def context_of(memory: LayerMemory) -> AttentionContext:
     layout = CacheLayout((memory,)).flat()
     states = allocate_states(layout, 1, 0, CPU)
     starts, lengths = torch.tensor([0, LENGTH], dtype=torch.int32), torch.tensor([LENGTH], dtype=torch.int32)
-    return AttentionContext(
-        caches=allocate_groups(layout, [1], 16, torch.float32, CPU).layers,
-        slot_mapping=torch.arange(LENGTH),
-        block_tables=torch.zeros(1, 1, dtype=torch.int32),
-        query_starts=starts,
-        context_lens=lengths,
-        max_query_len=LENGTH,
-        max_context_len=LENGTH,
-        states=() if states is None else states.layers,
-        state_rows=StateRows(torch.zeros(1, dtype=torch.int64), starts, lengths, LENGTH),
-    )
+    rows = StateRows(torch.zeros(1, dtype=torch.int64), starts, lengths, LENGTH)
+    caches = allocate_groups(layout, [1], 16, torch.float32, CPU).layers
+    return context_of_one(caches, LENGTH, states=() if states is None else states.layers, state_rows=rows)
 
 
 def mixed(weights: Any, memory: LayerMemory, x: torch.Tensor) -> torch.Tensor:

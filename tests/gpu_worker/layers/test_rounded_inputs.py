@@ -40,12 +40,7 @@ from tests.kernels.conftest import (
     interpreter_takes_loop_bounds,
 )
 
-__all__ = [
-    "fast_interpreter",
-    "interpreter_patches_once",
-    "interpreter_rounds_to_fp8",
-    "interpreter_takes_loop_bounds",
-]
+__all__ = ["fast_interpreter", "interpreter_patches_once", "interpreter_rounds_to_fp8", "interpreter_takes_loop_bounds"]
 GPU = Gpu(GpuGeneration.HOPPER, 132)
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
 SIZE, INNER, HEADS, KV_HEADS, DIM, NUM_LAYERS = 256, 384, 4, 2, 64, 2

@@ -18,7 +18,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.batch.rows import BatchRows
+from gpu_worker.execution.batch.rows import BlockTables
 from gpu_worker.execution.batch.transfers import Download, Upload
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
@@ -30,11 +30,7 @@ from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.models.pairs import Pair
 from tests.gpu_worker.models.variants import SIZES
-from tests.gpu_worker.speculative.draft_files import (
-    eagle_config,
-    eagle_tensors,
-    save_draft,
-)
+from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
 
 _READS = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "cpu", "nonzero", "equal"}
 """Functions that hand numbers of a tensor to Python, or whose result has a size that depends on them."""
@@ -91,7 +87,7 @@ def recorded_traffic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
     """
     traffic = Traffic()
     recorder = _Recorder(traffic)
-    init, send, wait, tables = Upload.__init__, Upload.send, Download.wait, BatchRows.block_tables
+    init, send, wait, tables = Upload.__init__, Upload.send, Download.wait, BlockTables.of
 
     def copying_init(upload: Upload, device: torch.device, *, is_copied: bool | None = None) -> None:
         init(upload, device, is_copied=True)
@@ -102,7 +98,7 @@ def recorded_traffic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
         send(upload)
         recorder.is_sending = False
 
-    def device_tables(rows: BatchRows, numbers: torch.Tensor) -> torch.Tensor:
+    def device_tables(rows: BlockTables, numbers: torch.Tensor) -> torch.Tensor:
         # A CPU looks them up in the host's own tables, a GPU in those on the device.
         recorder.is_sending = True
         found = tables(rows, numbers)
@@ -117,7 +113,7 @@ def recorded_traffic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
     with monkeypatch.context() as patch, recorder:
         patch.setattr(Upload, "__init__", copying_init)
         patch.setattr(Upload, "send", counted_send)
-        patch.setattr(BatchRows, "block_tables", device_tables)
+        patch.setattr(BlockTables, "of", device_tables)
         patch.setattr(Download, "wait", counted_wait)
         yield traffic
 

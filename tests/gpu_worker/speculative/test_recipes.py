@@ -12,14 +12,10 @@ from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.speculative.draft_files import draft_dtype, rows_num_bytes
-from gpu_worker.speculative.ngram.index import BYTES_PER_TOKEN
+from gpu_worker.speculative.ngram.proposer import BYTES_PER_TOKEN
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import with_room_for_proposer
-from tests.gpu_worker.speculative.draft_files import (
-    eagle_config,
-    eagle_tensors,
-    save_draft,
-)
+from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
 
 DEMO_MODEL = Path("ops/demo_model/model")
 ROWS = 16

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.execution.tiers.directory import DirectoryStore
 from gpu_worker.execution.tiers.file_format import Maker
+from gpu_worker.execution.tiers.file_store import DirectoryStore
 from shared.objects.s3 import bucket_errors
 from tests.ops.cli.command import headrace_here
 

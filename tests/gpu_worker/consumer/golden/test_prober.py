@@ -95,7 +95,7 @@ def test_stale_block_of_the_prefix_cache_fails_the_next_probe(place: int, baseli
     anchor = lab.prober._sequence(baseline.prompts[0].token_ids, Sampling(), 1)
     blocks = lab.engine.scheduler._blocks._cache.match(anchor)  # type: ignore[union-attr]
     other = blocks[(place + 9) % len(blocks)]
-    for stack in lab.runner._cache.groups[0].stacks:
+    for stack in lab.runner.cache.groups[0].stacks:
         for tensor in (stack.keys, stack.values):
             tensor[:, blocks[place]] = tensor[:, other]
     lab.probe()

@@ -43,8 +43,8 @@ def test_rows_and_device_tables_follow_random_traffic() -> None:
             table = item.sequence.block_table
             assert item.sequence.row == row < rows.spare
             assert rows.prompt_lens[row] == item.sequence.num_prompt_tokens
-            assert rows.tables[row, : len(table)].tolist() == table
-            assert rows.block_tables(torch.tensor([row]))[0, : len(table)].tolist() == table
+            assert rows.whole.host[row, : len(table)].tolist() == table
+            assert rows.whole.of(torch.tensor([row]))[0, : len(table)].tolist() == table
         assert all(sequence.row is None for sequence in departed)
         assert {sequence.id for sequence in changes.departed} == {sequence.id for sequence in departed}
 
@@ -54,9 +54,9 @@ def test_table_whose_upload_was_never_sent_is_written_again_after_its_row_was_re
     sequence.block_table = [5, 7]
     item = ScheduledSequence(sequence, 0, 1, True)
     rows.follow(writer.write_any([item]), Upload(CPU))
-    rows.tables[:] = 0
+    rows.whole.host[:] = 0
     plan, upload = writer.write_any([item], [sequence]), Upload(CPU)
     rows.follow(plan, upload)
     upload.send()
     assert [new.id for new in plan.new] == ["s"]
-    assert rows.block_tables(torch.tensor(plan.rows)).tolist() == [[5, 7, 0, 0]]
+    assert rows.whole.of(torch.tensor(plan.rows)).tolist() == [[5, 7, 0, 0]]

@@ -17,17 +17,8 @@ from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import make_device_runner
-from tests.gpu_worker.execution.drafts.scripted_proposers import (
-    ChainProposer,
-    HostileProposer,
-    WatchingProposer,
-)
-from tests.gpu_worker.execution.engine_run import (
-    Outcome,
-    make_sequence,
-    random_prompt,
-    run,
-)
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, HostileProposer, WatchingProposer
+from tests.gpu_worker.execution.engine_run import Outcome, make_sequence, random_prompt, run
 
 DEPTH = 6
 OPTIONS: list[dict[str, Any]] = [
@@ -53,10 +44,7 @@ FORMS: dict[str, dict[str, bool]] = {
     "eager": {"is_graphed": False},
     "graphed": {"is_graphed": True},
 }
-PROPOSERS: dict[str, type[ChainProposer]] = {
-    "chains": ChainProposer,
-    "hostile": HostileProposer,
-}
+PROPOSERS: dict[str, type[ChainProposer]] = {"chains": ChainProposer, "hostile": HostileProposer}
 
 
 def sequences() -> list[Sequence]:

@@ -48,7 +48,7 @@ def test_logprobs_are_nearly_those_of_the_models_dtype(runner: TorchModelRunner,
         found.append(torch.tensor([entry.logprob for entry in entries]))
     difference = (found[0] - found[1]).abs().mean()
     # This random model's logits are sharp. fp8 has three bits of fraction, int8 seven below the largest.
-    assert 0 < difference < (0.04 if runner._cache.layers[0].keys.dtype == torch.int8 else 0.2)
+    assert 0 < difference < (0.04 if runner.cache.layers[0].keys.dtype == torch.int8 else 0.2)
 
 
 def test_plain_torch_says_the_same(
@@ -57,7 +57,7 @@ def test_plain_torch_says_the_same(
     for module in ("paged_attention", "rope_kv_write"):
         monkeypatch.setattr(f"kernels.{module}.dispatch.cpu_library", lambda: None)
     monkeypatch.setattr("gpu_worker.layers.fused_decoder.cpu_library", lambda: None)
-    dtype = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}[runner._cache.layers[0].keys.dtype]
+    dtype = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}[runner.cache.layers[0].keys.dtype]
     plain = run(make_runner(directory, kv_cache_dtype=dtype), sequences(PROMPTS), token_budget=20)
     agreeing = sum(plain.tokens[name][:8] == tokens[:8] for name, tokens in alone.items())
     assert agreeing >= len(PROMPTS) - 2

@@ -10,7 +10,6 @@ from typing import Any
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
@@ -24,15 +23,9 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
 from ops.bench.spec.fixed_depth import FixedDepth
-from tests.gpu_worker.execution.engine_run import Outcome
+from tests.gpu_worker.execution.engine_run import Outcome, answer, scheduler_config
 
-DEFAULTS: dict[str, Any] = {
-    "block_size": 4,
-    "num_blocks": 200,
-    "max_num_seqs": 6,
-    "num_threads": 1,
-    "max_draft_tokens": 4,
-}
+DEFAULTS = {"block_size": 4, "num_blocks": 200, "max_num_seqs": 6, "num_threads": 1, "max_draft_tokens": 4}
 
 
 class Run:
@@ -50,32 +43,15 @@ class Run:
         own.clear()
         own.verify_drafts_of(proposer)
         has_states = own.model_config.has_states
-        config = SchedulerConfig(
-            block_size=own.block_size,
-            num_blocks=num_blocks or own.num_blocks,
-            windows=own.windows,
-            max_num_seqs=own.step_limits.max_num_seqs,
-            max_num_batched_tokens=32,
-            max_model_len=own.max_model_len,
-            headroom_tokens=0,
-            state=state_config(own.num_state_slots, own.block_size) if has_states else None,
-            num_groups=self.num_stages,
-        )
+        state = state_config(own.num_state_slots, own.block_size) if has_states else None
+        changes = {"num_blocks": num_blocks or own.num_blocks, "state": state, "num_groups": self.num_stages}
+        config = scheduler_config(own, own.step_limits.max_num_seqs, 32, headroom_tokens=0, **changes)
         speculation = None if proposer is None else Speculation(FixedDepth(4))
         return Engine(Scheduler(config, speculation, self._constraints), self.runner)
 
     def answer(self, sequences: list[Sequence], **options: Any) -> Outcome:
         """Answer sequences that come one by one."""
-        engine, outcome, coming = self.engine(**options), Outcome(), list(sequences)
-        while coming or engine.has_work():
-            if coming:
-                engine.add(coming.pop(0))
-            for event in engine.step():
-                outcome.add(event)
-            if engine.last_error is not None:
-                raise engine.last_error
-        outcome.num_preemptions = engine.stats.num_preemptions
-        return outcome
+        return answer(self.engine(**options), sequences, arrivals_per_step=1)
 
 
 @contextmanager

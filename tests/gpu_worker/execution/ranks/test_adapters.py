@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -16,14 +16,12 @@ from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.ranks import process as process_module
-from gpu_worker.execution.ranks.adapters import ReceivedAdapter, encoded_pieces
-from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece
+from gpu_worker.execution.ranks.beside import BesideSteps, encoded_pieces
+from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece, Done, PackAdapter, PlaceAdapter
+from gpu_worker.execution.ranks.replies import RankProblemError
 from gpu_worker.execution.ranks.runner import GroupRunner
-from gpu_worker.execution.ranks.tasks import RankProblemError
 from gpu_worker.layers.adapters import AdapterTargets
-from gpu_worker.layers.division import Division, divided_layer
-from gpu_worker.layers.ranks import Ranks
-from gpu_worker.models.loader import load_model
+from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from kernels.low_rank import LowRank, LowRankPart
 from shared.errors import HeadraceError
@@ -34,7 +32,7 @@ from tests.gpu_worker.core.sequences import limit
 from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
 from tests.gpu_worker.execution.ranks import full_member
 from tests.gpu_worker.execution.ranks.group_run import Run, started
-from tests.gpu_worker.execution.ranks.test_divided_models import CPU, FORMS, MODELS, TOKENS
+from tests.gpu_worker.execution.ranks.test_divided_models import FORMS, MODELS, TOKENS, load
 from tests.gpu_worker.execution.ranks.test_group import assert_same, replace_rank
 from tests.gpu_worker.execution.ranks.thread_ranks import on_ranks, sharing_memory
 from tests.gpu_worker.quantization.checkpoints import make_checkpoint
@@ -56,19 +54,18 @@ def _random_adapter(targets: AdapterTargets) -> dict[str, LowRank]:
     return found
 
 
-def _scores(directory: Path, adapter: Mapping[str, LowRank], ranks: Ranks | None = None) -> list[torch.Tensor]:
+def _scores(directory: Path, adapter: Mapping[str, LowRank], ranks: Ranks = ALONE) -> list[torch.Tensor]:
     """Score a sequence with an adapter and one without, in chunks and then token by token."""
-    model = load_model(directory, torch.float32, CPU, num_adapters=2, **({} if ranks is None else {"ranks": ranks}))
-    if ranks is not None:
-        layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
-        model.config = replace(model.config, layers=layers)
-    assert model.adapters is not None
-    received = ReceivedAdapter(model.adapters)
+    model = load(directory, ranks, num_adapters=2)
+    done: SimpleQueue[Done] = SimpleQueue()
+    beside = BesideSteps(model, done.put)
     for piece in encoded_pieces(adapter):
         command = COMMANDS.decode(piece[4:])
         assert isinstance(command, AdapterPiece)
-        received.add(command)
-    model.adapters.place(SLOT, received.pack(), max(low_rank.rank for low_rank in adapter.values()))
+        beside.do(command)
+    for task in (PackAdapter(1, max(low_rank.rank for low_rank in adapter.values())), PlaceAdapter(1, SLOT)):
+        beside.do(task)
+        assert done.get(timeout=60) == Done(1, None)
     run = AdaptedRun(model, [TOKENS, TOKENS])
     run.slots = {0: SLOT}
     steps = [run.step(step) for step in ({0: 13, 1: 9}, {0: 14, 1: 18}, *[{0: 1, 1: 1}] * 3)]
@@ -76,9 +73,9 @@ def _scores(directory: Path, adapter: Mapping[str, LowRank], ranks: Ranks | None
 
 
 def _check(directory: Path, make_ranks: Callable[[Ranks], Ranks], *, has_whole_experts: bool = False) -> None:
-    whole_model = load_model(directory, torch.float32, CPU, num_adapters=2)
-    assert whole_model.adapters is not None
-    adapter = _random_adapter(whole_model.adapters)
+    targets = load(directory, ALONE, num_adapters=2).adapters
+    assert targets is not None
+    adapter = _random_adapter(targets)
     whole = _scores(directory, adapter)
     assert (whole[0] - whole[1]).abs().max() > 0.1
     found = on_ranks(

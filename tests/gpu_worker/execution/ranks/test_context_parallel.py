@@ -14,7 +14,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from shared.errors import ConfigError
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
+from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.ranks.group_run import started
 from tests.gpu_worker.execution.ranks.test_group import assert_same, check, sequences
 from tests.gpu_worker.execution.ranks.test_same_tokens import SIZES
@@ -54,9 +54,8 @@ def bytes_a_token(directory: Path) -> int:
 
 
 @pytest.mark.slow
-def test_ranks_that_share_tokens_are_replaced(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path)
-    check(tmp_path, 2, **CONTEXT)
+def test_ranks_that_share_tokens_are_replaced(directory: Path) -> None:
+    check(directory, 2, **CONTEXT)
 
 
 @pytest.mark.slow

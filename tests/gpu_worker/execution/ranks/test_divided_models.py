@@ -16,6 +16,7 @@ import torch
 
 from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
 from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM, is_fused
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
@@ -48,35 +49,44 @@ MODELS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def load(directory: Path, ranks: Ranks = ALONE) -> CausalLM:
+def load(directory: Path, ranks: Ranks, **settings: Any) -> CausalLM:
     """Load a rank's part of a model, whose configuration is that of the part."""
-    model = load_model(directory, torch.float32, CPU, ranks=ranks)
+    model = load_model(directory, torch.float32, CPU, ranks=ranks, **settings)
     if ranks.size > 1:
         layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
         model.config = replace(model.config, layers=layers)
     return model
 
 
-def logits(directory: Path, ranks: Ranks = ALONE) -> torch.Tensor:
+def logits(directory: Path, ranks: Ranks) -> torch.Tensor:
     """Score a prompt in chunks and then token by token."""
     run = PagedRun(load(directory, ranks), [TOKENS], kept=ranks.tokens)
     return torch.cat([run.step({0: count})[0] for count in (13, 14, 1, 1, 1)])
 
 
-def assert_divisible(directory: Path, size: int, **division: Any) -> None:
-    whole, first, others = both(directory, size, **division)
+def assert_divisible(directory: Path, size: int, *, in_one_call: bool = False, **division: Any) -> None:
+    share = sharing_memory(size) if in_one_call else None
+
+    def scores(ranks: Any) -> torch.Tensor:
+        return logits(directory, ranks if share is None or ranks is ALONE else share(ranks))
+
+    whole, side_by_side = both(scores, size, **division)
     assert whole.std() > 0.05
-    side_by_side = torch.cat([first, *others], dim=1)[:, : whole.shape[1]]
-    torch.testing.assert_close(side_by_side, whole, atol=1e-4 * float(whole.abs().max()), rtol=0)
+    assert_near(side_by_side, whole)
 
 
-def both(directory: Path, size: int, **division: Any) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return what the whole model scores, what rank 0 of a divided one does of its tokens, and what the others do."""
-    first, *others = on_ranks(size, lambda ranks: logits(directory, ranks), **division)
-    return logits(directory), first, others
+def both(scores: Callable[[Ranks], torch.Tensor], size: int, **division: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the whole model scores, and what ranks that have some of its tokens each do, side by side."""
+    whole = scores(ALONE)
+    return whole, torch.cat(on_ranks(size, scores, **division), dim=1)[:, : whole.shape[1]]
 
 
-def check(name: str, size: int, directory: Path, **division: Any) -> None:
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+def save_divisible(name: str, size: int, directory: Path, **division: Any) -> ModelConfig:
+    """Save a model, unless it cannot be divided."""
     MODELS[name](directory)
     config = read_model_config(directory)
     if config.is_bidirectional:
@@ -86,6 +96,11 @@ def check(name: str, size: int, directory: Path, **division: Any) -> None:
             divided_layer(layer, Division(0, size, **division))
     except IndivisibleError as error:
         pytest.skip(str(error))
+    return config
+
+
+def check(name: str, size: int, directory: Path, **division: Any) -> None:
+    save_divisible(name, size, directory, **division)
     assert_divisible(directory, size, **division)
 
 
@@ -131,9 +146,8 @@ def test_prompt_of_ranks_that_share_tokens_may_be_cut_anywhere(tmp_path: Path) -
             found.append(torch.cat((first, second[0], second[1], last[1])))
         return torch.cat(found)
 
-    whole, parts = scores(ALONE), on_ranks(2, scores, context_size=2)
-    side_by_side = torch.cat(parts, dim=1)[:, : whole.shape[1]]
-    torch.testing.assert_close(side_by_side, whole, atol=1e-4 * float(whole.abs().max()), rtol=0)
+    whole, side_by_side = both(scores, 2, context_size=2)
+    assert_near(side_by_side, whole)
 
 
 @pytest.mark.slow
@@ -178,25 +192,11 @@ def test_every_family_in_one_call_scores_as_one(name: str, size: int, tmp_path: 
 
 
 def check_fused(name: str, size: int, directory: Path) -> None:
-    MODELS[name](directory)
-    config = read_model_config(directory)
-    try:
-        for layer in config.layers:
-            divided_layer(layer, Division(0, size))
-    except IndivisibleError as error:
-        pytest.skip(str(error))
+    config = save_divisible(name, size, directory)
     if not is_fused(config, torch.float32, CPU, size):
         assert name not in FUSED
         pytest.skip("is computed layer by layer")
-    assert_fused_scores_as_one(directory, size)
-
-
-def assert_fused_scores_as_one(directory: Path, size: int) -> None:
-    share = sharing_memory(size)
-    parts = on_ranks(size, lambda ranks: logits(directory, share(ranks)))
-    whole = logits(directory)
-    side_by_side = torch.cat(parts, dim=1)[:, : whole.shape[1]]
-    torch.testing.assert_close(side_by_side, whole, atol=1e-4 * float(whole.abs().max()), rtol=0)
+    assert_divisible(directory, size, in_one_call=True)
 
 
 def _gptq(bits: int, group_size: int, **options: bool) -> Pack:
@@ -272,7 +272,7 @@ def test_every_form_in_one_call_scores_as_one(name: str, size: int, tmp_path: Pa
         pytest.skip("ranks round their own inputs")
     settings, pack, options = FORMS[name]
     make_checkpoint(tmp_path, settings, pack, **options)
-    assert_fused_scores_as_one(tmp_path, size)
+    assert_divisible(tmp_path, size, in_one_call=True)
 
 
 @pytest.mark.slow
@@ -284,7 +284,6 @@ def test_every_form_of_weights_scores_as_one(name: str, size: int, tmp_path: Pat
         assert_divisible(tmp_path, size)
         return
     # Inputs are rounded, each rank's by themselves: as near to what they stand for as those of the whole are.
-    whole, *parts = both(tmp_path, size)
-    first = torch.cat([parts[0], *parts[1]], dim=1)[:, : whole.shape[1]]
+    whole, side_by_side = both(lambda ranks: logits(tmp_path, ranks), size)
     plain = oracle_logits(made.oracle, TOKENS)
-    assert (first - plain).std() < 1.1 * (whole - plain).std() < 0.2 * plain.std()
+    assert (side_by_side - plain).std() < 1.1 * (whole - plain).std() < 0.2 * plain.std()

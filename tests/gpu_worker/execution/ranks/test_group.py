@@ -37,7 +37,7 @@ from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.core.sequences import limit
-from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, random_prompt, save_tiny_model
+from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, random_prompt
 from tests.gpu_worker.execution.mixed_sequences import mixed_sequences
 from tests.gpu_worker.execution.ranks.group_run import Run, started
 from tests.gpu_worker.models.recurrent_models import save_case
@@ -63,11 +63,7 @@ def assert_same(found: Outcome, expected: Outcome, tolerance: float = 1e-4) -> N
 
 
 def check(
-    directory: Path,
-    size: int,
-    proposer: Proposer | None = None,
-    budget: BlockBudget | None = None,
-    **settings: Any,
+    directory: Path, size: int, proposer: Proposer | None = None, budget: BlockBudget | None = None, **settings: Any
 ) -> None:
     """Answer the same sequences alone and as a group: with room, with preemptions, and with drafts.
 
@@ -127,9 +123,8 @@ def assert_gone(pids: Iterable[int]) -> None:
             os.kill(pid, 0)
 
 
-def test_two_ranks_give_the_tokens_of_one_before_and_after_one_is_killed(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path)
-    check(tmp_path, 2, budget=BlockBudget(4, 1, 1, 4))
+def test_two_ranks_give_the_tokens_of_one_before_and_after_one_is_killed(directory: Path) -> None:
+    check(directory, 2, budget=BlockBudget(4, 1, 1, 4))
 
 
 @pytest.mark.slow
@@ -151,19 +146,17 @@ def begin(run: Run) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_ranks_that_meet_by_torch_give_the_tokens_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_meet_by_torch_give_the_tokens_of_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "cpu_library", lambda: None)
-    save_tiny_model(tmp_path)
-    check(tmp_path, 2)
+    check(directory, 2)
 
 
 @pytest.mark.slow
-def test_ranks_verify_the_drafts_of_a_model_that_rank_0_alone_has(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path)
+def test_ranks_verify_the_drafts_of_a_model_that_rank_0_alone_has(directory: Path) -> None:
     settings = {"block_size": 4, "num_blocks": 200, "max_num_seqs": 6, "num_threads": 1}
-    runner = build_runner(RunnerConfig(tmp_path, **settings, keeps_all_tokens=True))
+    runner = build_runner(RunnerConfig(directory, **settings, keeps_all_tokens=True))
     sizes = {"vocab_size": VOCAB, "max_model_len": runner.max_model_len, "max_num_batched_tokens": 32}
-    check(tmp_path, 2, DraftModelProposer(runner, **sizes))
+    check(directory, 2, DraftModelProposer(runner, **sizes))
 
 
 @pytest.mark.slow
@@ -172,9 +165,8 @@ def test_four_ranks_give_the_tokens_of_one(tmp_path: Path) -> None:
     check(tmp_path, 4)
 
 
-def test_rank_that_freezes_in_a_step_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_tiny_model(tmp_path)
-    with started(tmp_path, 2) as (run, group):
+def test_rank_that_freezes_in_a_step_is_replaced(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with started(directory, 2) as (run, group):
         assert group is not None
         replace_rank(run, group, 1, signal.SIGSTOP)
         pids = group.pids.values()
@@ -184,9 +176,8 @@ def test_rank_that_freezes_in_a_step_is_replaced(tmp_path: Path, caplog: pytest.
     assert_gone(pids)
 
 
-def test_process_that_was_replaced_loses_no_group_by_its_silence(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path)
-    with started(tmp_path, 2) as (run, group):
+def test_process_that_was_replaced_loses_no_group_by_its_silence(directory: Path) -> None:
+    with started(directory, 2) as (run, group):
         assert group is not None
         (before,) = group._processes.values()
         replace_rank(run, group, 1, signal.SIGKILL)
@@ -195,9 +186,8 @@ def test_process_that_was_replaced_loses_no_group_by_its_silence(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_rank_that_freezes_while_nothing_runs_is_missed(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path)
-    with started(tmp_path, 2) as (run, group):
+def test_rank_that_freezes_while_nothing_runs_is_missed(directory: Path) -> None:
+    with started(directory, 2) as (run, group):
         assert group is not None
         os.kill(group.pids[1], signal.SIGSTOP)
         hurt = time.monotonic()
@@ -210,9 +200,8 @@ def test_rank_that_freezes_while_nothing_runs_is_missed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rank_that_fails_within_a_step_keeps_its_weights(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path)
-    with started(tmp_path, 2) as (run, group):
+def test_rank_that_fails_within_a_step_keeps_its_weights(directory: Path) -> None:
+    with started(directory, 2) as (run, group):
         assert group is not None
         before = group.pids
         steps = begin(run)
@@ -230,10 +219,9 @@ def test_rank_that_fails_within_a_step_keeps_its_weights(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_ranks_that_die_again_and_again_while_they_load_break_the_runner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save_tiny_model(tmp_path)
-    with started(tmp_path, 2) as (run, group):
+    with started(directory, 2) as (run, group):
         assert group is not None
         monkeypatch.setattr(process_module, "_MEMBER", "tests.gpu_worker.execution.ranks.dying_member")
         os.kill(group.pids[1], signal.SIGKILL)
@@ -247,9 +235,10 @@ def test_ranks_that_die_again_and_again_while_they_load_break_the_runner(
             next(begin(run))
 
 
-def test_timer_of_a_lost_group_runs_before_anybody_can_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_tiny_model(tmp_path)
-    group = RankGroup(config(tmp_path), exits_when_stuck=True)
+def test_timer_of_a_lost_group_runs_before_anybody_can_stop_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = RankGroup(config(directory), exits_when_stuck=True)
     seen: list[str | None] = []
 
     def slow(seconds: float) -> threading.Timer:
@@ -269,8 +258,7 @@ def run_python(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_ranks_end_with_rank_0_also_when_that_is_killed_in_a_step(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path)
+def test_ranks_end_with_rank_0_also_when_that_is_killed_in_a_step(directory: Path) -> None:
     script = """
 import sys
 from pathlib import Path
@@ -283,7 +271,7 @@ with started(Path(sys.argv[1]), 2) as (run, group):
     for _ in steps:
         pass
 """
-    with run_python(script, str(tmp_path)) as process:
+    with run_python(script, str(directory)) as process:
         assert process.stdout is not None
         rank = int(process.stdout.readline())
         process.kill()
@@ -301,9 +289,8 @@ def test_process_that_does_not_leave_in_time_is_ended() -> None:
 
 
 @pytest.mark.slow
-def test_rank_that_cannot_load_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_tiny_model(tmp_path)
-    few = replace(config(tmp_path), num_blocks=None, kv_cache_bytes=1 << 50)
+def test_rank_that_cannot_load_is_told_in_a_sentence(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(config(directory), num_blocks=None, kv_cache_bytes=1 << 50)
     group = RankGroup(few)
     pids = group.pids.values()
 
@@ -325,9 +312,8 @@ def config(directory: Path) -> RunnerConfig:
     return RunnerConfig(directory, block_size=4, num_blocks=60, num_threads=1, tensor_parallel_size=2)
 
 
-def test_ranks_have_room_to_sum_the_stream_of_the_largest_step(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path)
-    large = replace(config(tmp_path), max_num_batched_tokens=50_000)
+def test_ranks_have_room_to_sum_the_stream_of_the_largest_step(directory: Path) -> None:
+    large = replace(config(directory), max_num_batched_tokens=50_000)
     library = cpu_library()
     assert library is not None, "the tests need g++"
     host = LocalHost(large, is_shared=True, log_level="info", log_format="text")
@@ -337,19 +323,17 @@ def test_ranks_have_room_to_sum_the_stream_of_the_largest_step(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_rank_of_another_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_tiny_model(tmp_path)
+def test_rank_of_another_torch_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = group_module.identity
     monkeypatch.setattr(group_module, "identity", lambda config: {**own(config), "torch": "0.1"})
     with pytest.raises(ConfigError, match=r"is 2, but rank 1 has another torch: .*, and rank 0 has 0\.1"):
-        RankGroup(config(tmp_path))
+        RankGroup(config(directory))
 
 
-def test_rank_that_never_comes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_tiny_model(tmp_path)
+def test_rank_that_never_comes_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "_MEETING_S", 0.3)
     monkeypatch.setattr(process_module, "_MEMBER", "tests.gpu_worker.execution.ranks.silent_member")
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"rank 1 did not answer within 0\.3 s"):
-        RankGroup(config(tmp_path))
+        RankGroup(config(directory))
     assert time.monotonic() - began < 5

@@ -19,6 +19,7 @@ from msgspec.msgpack import Decoder
 from gpu_worker.execution.ranks import link as link_module
 from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener, connect
 from gpu_worker.execution.ranks.meeting import ProcessGroupRanks
+from gpu_worker.execution.runner_config import RunnerConfig
 
 TOKEN = "a token of a group in a test"
 NUMBERS, TEXT = Decoder(list[int]), Decoder(str)
@@ -171,7 +172,7 @@ def test_ranks_listen_on_loopback_alone_unless_the_operator_says_otherwise(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    ranks = ProcessGroupRanks(0, 1, torch.device("cpu"))
+    ranks = ProcessGroupRanks(0, RunnerConfig(Path()))
     ranks.join(str(tmp_path / "store"))
     try:
         assert ranks.gather(torch.ones(2, 3)).tolist() == torch.ones(2, 3).tolist()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from gpu_worker.execution.ranks.board import make_board
 from gpu_worker.execution.ranks.meeting import SharedMemoryRanks
+from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import OneStage, Ranks
 from kernels.cpu_library import cpu_library
 from kernels.layer_cache import CachedTokens
@@ -70,8 +72,8 @@ def sharing_memory(size: int) -> Callable[[ThreadRanks], Ranks]:
     """Return what makes ranks that sum through memory, as processes on a CPU do, of those that are threads."""
     library = cpu_library()
     assert library is not None, "the tests need g++"
-    board = make_board(size)
-    return lambda ranks: SharedMemoryRanks(ranks.rank, size, board.exchange(ranks.rank, library), False)
+    board, config = make_board(size), RunnerConfig(Path(), tensor_parallel_size=size)
+    return lambda ranks: SharedMemoryRanks(ranks.rank, config, board.exchange(ranks.rank, library))
 
 
 def on_ranks(

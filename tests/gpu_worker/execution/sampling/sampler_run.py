@@ -68,7 +68,7 @@ class SamplerRun:
         drawn = self.sampler.sample(logits.to(self.device, copy=True), staged)
         count = len(sampled.rows) if drafts is None else len(drafts)
         outputs = StepOutputs([True] * count, [drawn], [], drafts)
-        step: Any = SimpleNamespace(step=0, scores=None)
+        step: Any = SimpleNamespace(plan=SimpleNamespace(step=0), scores=None)
         return SubmittedStep(step, outputs, Downloads(self.device)).result().sampled
 
 

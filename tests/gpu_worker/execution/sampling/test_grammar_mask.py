@@ -15,14 +15,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
-from tests.gpu_worker.execution.engine_run import (
-    VOCAB,
-    Outcome,
-    make_runner,
-    make_sequence,
-    random_prompt,
-    run,
-)
+from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.structured_output import tiny_tokenizer
 from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of, text_of, tokens_of
 

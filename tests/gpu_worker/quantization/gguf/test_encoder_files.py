@@ -24,15 +24,8 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import EmbeddingForm, Unserved, read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
 from tests.gpu_worker.execution.engine_run import make_runner, run
-from tests.gpu_worker.execution.test_encoders import (
-    SEPARATOR,
-    SIZES,
-    answer,
-    prompt_of,
-    saved,
-    sequence_of,
-    vectors_of,
-)
+from tests.gpu_worker.execution.pooled_sequences import assert_vectors, sequence_of
+from tests.gpu_worker.execution.test_encoders import SEPARATOR, SIZES, prompt_of, saved
 from tests.gpu_worker.quantization.gguf.test_defects import Change, Parts, field, without
 from tests.gpu_worker.quantization.gguf.vocabularies import CORPUS, TEXTS
 from tests.gpu_worker.quantization.gguf.written_file import written
@@ -121,10 +114,7 @@ def test_vectors_equal_transformers(encoder: tuple[Path, Any]) -> None:
     plan = PoolingPlan("mean", is_whole=True)
     sequences = [sequence_of(str(length), prompt_of(length), plan) for length in (1, 17, 60)]
     run(make_runner(path, dtype="float32"), sequences, token_budget=64)
-    for sequence in sequences:
-        count = sequence.num_prompt_tokens
-        expected = vectors_of(model, sequence.token_ids, "mean")
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert_vectors(model, sequences)
 
 
 def test_second_segment_begins_behind_the_separator(encoder: tuple[Path, Any]) -> None:

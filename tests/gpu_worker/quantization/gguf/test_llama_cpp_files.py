@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
-import numpy as np
 import pytest
 import torch
 
@@ -22,8 +21,9 @@ from gpu_worker.quantization.gguf.encoder_names import ENCODERS as ENCODER_FILES
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
 from gpu_worker.text.model_directory import read_model_directory
 from tests.gpu_worker.execution.engine_run import make_runner, run
+from tests.gpu_worker.execution.pooled_sequences import assert_logits, assert_vectors, sequence_of
 from tests.gpu_worker.execution.test_encoders import FAMILIES as ENCODERS
-from tests.gpu_worker.execution.test_encoders import answer, prompt_of, saved, sequence_of, vectors_of
+from tests.gpu_worker.execution.test_encoders import prompt_of, saved
 from tests.gpu_worker.execution.test_rotary_encoders import saved as saved_rotary
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.converted import Converted
@@ -115,10 +115,7 @@ def _assert_vectors_equal(path: Path, model: Any) -> None:
     """Compare the mean vectors of two prompts with those of `transformers`."""
     sequences = [sequence_of(str(length), prompt_of(length), PoolingPlan("mean", is_whole=True)) for length in (3, 40)]
     run(make_runner(path, dtype="float32"), sequences, token_budget=64)
-    for sequence in sequences:
-        count = sequence.num_prompt_tokens
-        expected = vectors_of(model, sequence.token_ids, "mean")
-        np.testing.assert_allclose(answer(sequence) / count, expected / count, atol=1e-4, rtol=0)
+    assert_vectors(model, sequences)
 
 
 @pytest.mark.parametrize("family", ENCODERS)
@@ -174,9 +171,7 @@ def test_scores_of_a_converted_reranker_equal_transformers(tools: LlamaCpp, tmp_
     sequences = [sequence_of(str(length), prompt_of(length), plan) for length in (3, 40)]
     run(make_runner(path, dtype="float32"), sequences, token_budget=64)
     for sequence in sequences:
-        with torch.no_grad():
-            logit = model(torch.tensor([sequence.token_ids])).logits[0].numpy()
-        np.testing.assert_allclose(answer(sequence), logit, atol=1e-4, rtol=0)
+        assert_logits(model, sequence)
     assert read_model_directory(path).num_classes == 1
 
 

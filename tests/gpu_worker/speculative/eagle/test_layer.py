@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
-from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
-from gpu_worker.speculative.hidden_vectors.weights import EntryStep
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer, EntryStep
 from gpu_worker.speculative.registry import recipe_of_weights
 from kernels.layer_cache import LayerCache
+from tests.gpu_worker.layers.contexts import context_of_one
 from tests.gpu_worker.models.pairs import Pair
 from tests.gpu_worker.models.variants import SIZES
 from tests.gpu_worker.speculative.draft_files import (
@@ -37,15 +36,7 @@ def steps(layer: DraftLayer, token_ids: torch.Tensor, hidden: torch.Tensor, chun
     first = 0
     for count in chunks:
         positions = torch.arange(first, first + count)
-        context = AttentionContext(
-            caches=caches,
-            slot_mapping=positions,
-            block_tables=torch.arange(LENGTH // BLOCK, dtype=torch.int32)[None],
-            query_starts=torch.tensor([0, count], dtype=torch.int32),
-            context_lens=torch.tensor([first + count], dtype=torch.int32),
-            max_query_len=count,
-            max_context_len=first + count,
-        )
+        context = context_of_one(caches, count, first, LENGTH // BLOCK)
         yield EntryStep(token_ids[positions], hidden[positions], positions, context)
         first += count
 

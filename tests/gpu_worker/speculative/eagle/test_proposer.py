@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_worker.core.draft import NO_DRAFT, Draft
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution import runner_config
-from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
+from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -29,7 +27,9 @@ from tests.gpu_worker.speculative.draft_files import (
     eagle_tensors,
     save_draft,
 )
-from tests.gpu_worker.speculative.recorder import Listener, Recorder, recorded_runner
+from tests.gpu_worker.speculative.recorder import DraftOracle, Listener, Recorder, exact_drafts, recorded_runner
+
+__all__ = ["exact_drafts"]
 
 SIZE, NUM_FEATURES, TAPPED = 48, VOCAB // 2, [1, 0]
 LEAST_CHANCE = 0.1
@@ -41,48 +41,20 @@ RUNS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def exact_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft in float32, where a CPU would draft in bfloat16."""
-    monkeypatch.setattr(runner_config, "choose_draft_dtype", lambda model, device: model)
-
-
-class Oracle:
+class Oracle(DraftOracle):
     """Knows the model, as `transformers` has it, and the layer's tensors."""
 
     def __init__(self, model: Any, tensors: Tensors) -> None:
+        super().__init__(LEAST_CHANCE)
         self.model = model
         self.tensors = tensors
-        self.num_checked = 0
-        self.num_deep = 0
 
-    @torch.no_grad()
-    def check(self, request: DraftRequest, draft: Draft) -> None:
-        """Assert that a draft is what the layer predicts from the whole sequence.
-
-        Of a prompt that was found in the cache but for its last token, no hidden vector was ever seen.
-        """
-        if request.sequence.num_output_tokens == 0:
-            assert draft == NO_DRAFT
-            return
-        token_ids = torch.tensor(request.sequence.token_ids)
-        hidden = self.read(token_ids[None])
-        total = 0.0
-        for token_id in draft.token_ids:
-            assert total >= math.log(LEAST_CHANCE)
-            embedded = self.model.model.embed_tokens(token_ids[1:])
-            hidden = torch.cat((hidden, self.outputs(embedded, hidden)[-1:]))
-            score, likeliest = self.scores(hidden[-1]).max(-1)
-            assert likeliest == token_id
-            total += float(score)
-            token_ids = torch.cat((token_ids, likeliest[None]))
-        assert len(draft) == request.num_tokens or total < math.log(LEAST_CHANCE)
-        self.num_deep += len(draft) > 2
-        self.num_checked += 1
+    def following(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        yielded = self.outputs(self.model.model.embed_tokens(token_ids), hidden)[-1]
+        return yielded, self.scores(yielded)
 
     def read(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return what the layer reads of the model."""
-        hidden: torch.Tensor = self.model.model(token_ids).last_hidden_state[0, :-1]
+        hidden: torch.Tensor = self.model.model(token_ids[None]).last_hidden_state[0]
         return hidden
 
     def outputs(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -97,8 +69,8 @@ class Eagle3Oracle(Oracle):
     is_stream_normed = False
 
     def read(self, token_ids: torch.Tensor) -> torch.Tensor:
-        streams = self.model.model(token_ids, output_hidden_states=True).hidden_states
-        return torch.cat([streams[layer][0, :-1] for layer in TAPPED], dim=1) @ self.tensors["fc.weight"].T
+        streams = self.model.model(token_ids[None], output_hidden_states=True).hidden_states
+        return torch.cat([streams[layer][0] for layer in TAPPED], dim=1) @ self.tensors["fc.weight"].T
 
     def outputs(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return eagle3_outputs(self.tensors, embedded, hidden, is_stream_normed=self.is_stream_normed)

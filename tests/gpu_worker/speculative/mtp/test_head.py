@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution import runner_config
-from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.loader import load_model
+from gpu_worker.speculative.hidden_vectors.layer import EntryStep
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
-from gpu_worker.speculative.hidden_vectors.weights import EntryStep
 from gpu_worker.speculative.mtp.head import load_head
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import with_room_for_proposer
@@ -28,11 +23,14 @@ from ops.bench.spec.fixed_depth import FixedDepth
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
+from tests.gpu_worker.layers.contexts import context_of_one
 from tests.gpu_worker.models.pairs import CPU
 from tests.gpu_worker.quantization.packers import fp8_blocks
 from tests.gpu_worker.speculative.mtp.headed_models import FAMILIES, HeadedModel, save_headed
-from tests.gpu_worker.speculative.recorder import recorded_runner
+from tests.gpu_worker.speculative.recorder import DraftOracle, exact_drafts, recorded_runner
 from tests.kernels.poisoned_memory import poisoned_memory
+
+__all__ = ["exact_drafts"]
 
 LEAST_CHANCE = 0.005
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
@@ -43,37 +41,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def exact_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft in float32, where a CPU would draft in bfloat16."""
-    monkeypatch.setattr(runner_config, "choose_draft_dtype", lambda model, device: model)
-
-
-class Oracle:
-    """Compares drafts with what the head drafts by a dense computation."""
+class Oracle(DraftOracle):
+    """Compares drafts with what the head drafts by a dense computation, applied to its own vectors at each depth."""
 
     def __init__(self, headed: HeadedModel) -> None:
-        self.headed = headed
-        self.num_deep = 0
-
-    def check(self, request: DraftRequest, draft: Draft) -> None:
-        """Assert that a draft is the likeliest by the dense head, applied to its own vectors at each depth."""
-        if request.sequence.num_output_tokens == 0:
-            assert draft == NO_DRAFT
-            return
-        token_ids = torch.tensor(request.sequence.token_ids)
-        hidden = self.headed.hidden(token_ids)[:-1]
-        total = 0.0
-        for token_id in draft.token_ids:
-            assert total >= math.log(LEAST_CHANCE)
-            handed_on, log_probabilities = self.headed.head(token_ids[1:], hidden)
-            score, likeliest = log_probabilities.max(-1)
-            assert likeliest == token_id
-            total += float(score)
-            hidden = torch.cat((hidden, handed_on[None]))
-            token_ids = torch.cat((token_ids, likeliest[None]))
-        assert len(draft) == request.num_tokens or total < math.log(LEAST_CHANCE)
-        self.num_deep += len(draft) > 2
+        super().__init__(LEAST_CHANCE)
+        self.read, self.following = headed.hidden, headed.head
 
 
 def sequences() -> list[Sequence]:
@@ -200,15 +173,7 @@ def yielded(directory: Path, hidden: torch.Tensor) -> torch.Tensor:
     head = load_head(directory, load_model(directory, torch.float32, CPU))
     cache = allocate_kv_cache(LENGTH // BLOCK, BLOCK, head.config, head.dtype, CPU)
     positions = torch.arange(LENGTH)
-    context = AttentionContext(
-        caches=cache.layers,
-        slot_mapping=positions,
-        block_tables=torch.arange(LENGTH // BLOCK, dtype=torch.int32)[None],
-        query_starts=torch.tensor([0, LENGTH], dtype=torch.int32),
-        context_lens=torch.tensor([LENGTH], dtype=torch.int32),
-        max_query_len=LENGTH,
-        max_context_len=LENGTH,
-    )
+    context = context_of_one(cache.layers, LENGTH, num_blocks=LENGTH // BLOCK)
     with torch.inference_mode():
         return head.forward(EntryStep(positions + 7, hidden, positions, context))
 

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import DraftRequest
-from gpu_worker.speculative.ngram.index import BYTES_PER_TOKEN, MATCH_TOKENS, RunIndex
-from gpu_worker.speculative.ngram.proposer import MAX_INDEXED_TOKENS, NgramProposer
+from gpu_worker.speculative.ngram.proposer import (
+    BYTES_PER_TOKEN,
+    MATCH_TOKENS,
+    MAX_INDEXED_TOKENS,
+    NgramProposer,
+    RunIndex,
+)
 from shared.sampling import Sampling
 
 MANY = 1 << 20
