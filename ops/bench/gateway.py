@@ -118,7 +118,7 @@ def _system(step_ms: float, num_gateways: int) -> Iterator[Target]:
 def _floor(step_ms: float, num_tokens: int) -> Iterator[Target]:
     command = [sys.executable, "-m", "ops.bench.floor_server", str(step_ms), str(num_tokens)]
     with parts() as system:
-        pid, port = system.start(command, "floor", "\n")
+        pid, port = system.start("floor", command, "\n")
         yield Target("floor", Address(HOST, int(port), "any"), {"gateway": [pid]})
 
 

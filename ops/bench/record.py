@@ -20,10 +20,10 @@ _PACKAGES = ("msgspec", "nats-py", "uvloop", "httptools", "torch")
 class ResultTable:
     """Prints rows below the names of their columns, and records them."""
 
-    def __init__(self, benchmark: str, columns: Sequence[str] = (), command: str | None = None) -> None:
+    def __init__(self, benchmark: str, columns: Sequence[str] = (), module: str | None = None) -> None:
         self._benchmark = benchmark
         self._columns = columns
-        self._command = command_line(benchmark) if command is None else command
+        self._command = " ".join([f"python -m ops.bench.{module or benchmark}", *sys.argv[1:]])
         self._widths: dict[str, int] = {}
 
     def add(self, row: Mapping[str, object], **others: object) -> None:
@@ -43,11 +43,6 @@ class ResultTable:
 
 def _cell(row: Mapping[str, object], name: str) -> str:
     return "-" if row.get(name) is None else str(row[name])
-
-
-def command_line(module: str) -> str:
-    """Return how a bench was called, as it is recorded."""
-    return " ".join([f"python -m ops.bench.{module}", *sys.argv[1:]])
 
 
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:

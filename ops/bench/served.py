@@ -19,12 +19,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn
+from ops.bench.comparison import OURS, add_load_options, add_shapes, compare, loads_of
 from ops.bench.engine import Load
 from ops.bench.make_model import SHAPES, Shape, Size, make_model
 from ops.bench.options import add_list, bench_parser
-from ops.bench.peers.engines import PeerUnavailableError, Task, measure_ours
-from ops.bench.peers.servers import Server, max_tokens, servers
+from ops.bench.peers.engines import PeerUnavailableError, Server, Task, max_tokens, measure_ours, servers
 from ops.bench.record import ResultTable
 from ops.load_generator.answer import read
 from ops.load_generator.connection import Address, Answer
@@ -159,11 +158,9 @@ def _compare(size: str, precision: str, options: argparse.Namespace, table: Resu
             found = [server for server in found if server.name in (OURS, *options.servers)]
         task = Task(model, loads_of(options), options.num_threads)
         in_round = {server.name: partial(measure, server, task, shape.vocab_size) for server in found}
-        results, missing = measure_in_turn(in_round, options.rounds)
-        versions = {server.name: server.version() for server in found if server.name not in missing}
-    asked = {"threads": options.num_threads, "prompt": options.prompt, "new": options.new}
-    required = (OURS, *(options.servers or ()))
-    add_rows(table, results, versions, missing, required, model=size, dtype=precision, **asked)
+        versions = {server.name: server.version for server in found}
+        asked = {"model": size, "dtype": precision, "threads": options.num_threads}
+        compare(table, in_round, options, versions, (OURS, *(options.servers or ())), **asked)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import math
 import random
 import statistics
@@ -21,8 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from urllib.request import Request, urlopen
 
 from ops.bench.executed import ExecutedEngine, Execution, take_turns
 from ops.bench.options import bench_parser, positive, writable
@@ -37,6 +34,7 @@ from ops.simulation.profile import Profile, WorkerLimits, write_profile
 from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.step_time import LinearTimes, StepWork
 from ops.simulation.workload import Arrival, Synthetic
+from ops.stack.plan import DEMO_MODEL_NAME
 
 WORKER = WorkerLimits(16, 4000, 16, 512, 2048)
 VOCABULARY = range(20, 1000)
@@ -258,11 +256,6 @@ def _prompt_steps(prompt: int) -> list[StepWork]:
     return [StepWork(0, 0, [(start, min(size, prompt - start))]) for start in range(0, prompt, size)]
 
 
-def _get(url: str, key: str) -> Any:
-    with urlopen(Request(url, headers={"Authorization": f"Bearer {key}"}), timeout=10) as answer:
-        return json.loads(answer.read())
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, fit and score."""
     options = _parser().parse_args(arguments)
@@ -272,8 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings |= {"MAX_NUM_BATCHED_TOKENS": WORKER.max_num_batched_tokens, "MAX_MODEL_LEN": WORKER.max_model_len}
         settings |= {"INTERACTIVE_TTFT_SLO_S": 600, "NUM_THREADS": 1}
         with headrace_up([], own_settings(**settings)) as ready:
-            name = _get(f"{ready['url']}/v1/models", ready["api_key"])["data"][0]["id"]
-            system = System(address_of(ready, name))
+            system = System(address_of(ready, DEMO_MODEL_NAME))
             system.serve([Arrival(0.0, 100, 30)] * 4)
             profile = score_served(system, profile, loads, options.rounds)
     if options.profile is not None:

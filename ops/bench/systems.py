@@ -166,33 +166,16 @@ class Parts:
     stack: ExitStack
     directory: Path
 
-    def start(self, command: Sequence[str], name: str, ready_word: str, **settings: object) -> tuple[int, str]:
-        """Run a command until its log has a word; return its pid and its log."""
+    def start(
+        self, name: str, command: Sequence[str], ready_word: str = "", port: int | None = None, **settings: object
+    ) -> tuple[int, str]:
+        """Run a command until its log has a word, and a given port listens; return its pid and its log."""
         log = self.directory / f"{name}.log"
 
         def is_ready() -> bool:
-            return ready_word in log.read_text(errors="replace")
+            return ready_word in log.read_text(errors="replace") and (port is None or accepts(port))
 
         return self.stack.enter_context(running(command, log, is_ready, own_settings(**settings))), log.read_text()
-
-    def start_listener(self, command: Sequence[str], name: str, port: int) -> int:
-        """Run a command, wait until it listens on a port, and return its pid."""
-        log = self.directory / f"{name}.log"
-        return self.stack.enter_context(running(command, log, lambda: accepts(port), own_settings()))
-
-    def start_nats(self) -> tuple[int, str]:
-        """Run a NATS server; return its pid and its address."""
-        port = free_port()
-        command = [find_nats_server(), "-a", HOST, "-p", str(port), "-js", "-sd", str(self.directory / "jetstream")]
-        return self.start_listener(command, "nats", port), f"nats://{HOST}:{port}"
-
-    def start_gateway(self, module: Sequence[str], nats_url: str, **settings: object) -> tuple[int, int]:
-        """Run a gateway; return its pid and its port."""
-        settings = {"NATS_URL": nats_url, "PORT": 0, "API_KEY": API_KEY, **settings}
-        pid, log = self.start([sys.executable, "-m", *module], "gateway", " serving ", **settings)
-        found = re.search(r" serving .*url=http://[\d.]+:(\d+)", log)
-        assert found is not None
-        return pid, int(found[1])
 
 
 @contextmanager
@@ -214,11 +197,19 @@ class Target:
 @contextmanager
 def isolated_gateway(step_ms: float) -> Iterator[Target]:
     """Run a gateway before NATS and a stamping worker."""
+    port = free_port()
+    url = f"nats://{HOST}:{port}"
     with parts() as system:
-        nats, nats_url = system.start_nats()
-        command = [sys.executable, "-m", "ops.bench.stamping_worker", nats_url, MODEL, str(step_ms)]
-        worker, _ = system.start(command, "worker", "")
-        gateway, port = system.start_gateway(["gateway"], nats_url, DRAIN_TIMEOUT_S=1)
+        storage = str(system.directory / "jetstream")
+        nats, _ = system.start(
+            "nats", [find_nats_server(), "-a", HOST, "-p", str(port), "-js", "-sd", storage], port=port
+        )
+        command = [sys.executable, "-m", "ops.bench.stamping_worker", url, MODEL, str(step_ms)]
+        worker, _ = system.start("worker", command)
+        settings = {"NATS_URL": url, "PORT": 0, "API_KEY": API_KEY, "DRAIN_TIMEOUT_S": 1}
+        gateway, log = system.start("gateway", [sys.executable, "-m", "gateway"], " serving ", **settings)
+        found = re.search(r" serving .*url=http://[\d.]+:(\d+)", log)
+        assert found is not None
         time.sleep(1.0)  # heartbeats arrive
         pids = {"nats": [nats], "worker": [worker], "gateway": [gateway]}
-        yield Target("isolated", Address(HOST, port, MODEL, API_KEY), pids)
+        yield Target("isolated", Address(HOST, int(found[1]), MODEL, API_KEY), pids)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -67,10 +68,10 @@ class Freeze(Fault):
         """Stop them, all at once."""
         parts = [system.part(name) for name in self.parts]
         for part in parts:
-            part.freeze()
+            part.signal(signal.SIGSTOP)
         await asyncio.sleep(self.for_s)
         for part in parts:
-            part.thaw()
+            part.signal(signal.SIGCONT)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class Squeeze(Fault):
         part = system.part(self.part)
         if part.is_running:
             with contextlib.suppress(ProcessLookupError):
-                part.limit(resource.RLIMIT_AS, 1)
+                _, hard = resource.prlimit(part.pid, resource.RLIMIT_AS)
+                resource.prlimit(part.pid, resource.RLIMIT_AS, (1, hard))
         await asyncio.sleep(self.for_s)
         part.kill()
         await part.revive()
@@ -109,6 +111,20 @@ class Sever(Fault):
         await asyncio.sleep(self.for_s)
         for link in links:
             await link.set(LinkState.WHOLE)
+
+
+@dataclass(frozen=True)
+class Jump(Fault):
+    """The wall clock of gateways and workers is wrong by an offset for `for_s`."""
+
+    offset_s: int
+
+    async def run(self, system: System) -> None:
+        """Change the clock, and change it back."""
+        assert system.clock is not None
+        system.clock.jump(self.offset_s)
+        await asyncio.sleep(self.for_s)
+        system.clock.jump(0)
 
 
 class FaultLog:

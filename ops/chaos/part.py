@@ -44,7 +44,7 @@ class Part:
 
     @property
     def pid(self) -> int:
-        """Process id of the present or last process."""
+        """Of the present or last process."""
         assert self._process is not None
         return self._process.pid
 
@@ -83,14 +83,6 @@ class Part:
             RuntimeError: It ended or was not ready in time.
         """
         self.launch()
-        await self.wait_ready()
-
-    async def wait_ready(self) -> None:
-        """Wait until the process serves.
-
-        Raises:
-            RuntimeError: It ended or was not ready in time.
-        """
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not self.is_ready(self.log):
@@ -104,16 +96,14 @@ class Part:
         """End the process at once, as a crash or the kernel out of memory would."""
         self.is_expected_dead = True
         self.num_kills += 1
-        if self.is_running:
-            self.signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
     async def terminate(self, timeout_s: float = 30.0) -> int | None:
         """Ask the process to drain and end; return its status, or None when it had to be killed."""
         self.is_expected_dead = True
-        if self.is_running:
-            self.signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self.is_running:
             if asyncio.get_running_loop().time() > deadline:
@@ -123,25 +113,11 @@ class Part:
         assert self._process is not None
         return self._process.returncode
 
-    def freeze(self) -> None:
-        """Stop the process from running; its connections stay open."""
-        if self.is_running:
-            self.signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen process go on."""
-        if self.is_running:
-            self.signal(signal.SIGCONT)
-
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def limit(self, kind: int, soft: int | None) -> None:
-        """Set a soft resource limit of the running process; None takes it away."""
-        hard = resource.prlimit(self.pid, kind)[1]
-        resource.prlimit(self.pid, kind, (hard if soft is None else soft, hard))
+        """Send a signal to the process if it runs."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     async def revive(self) -> None:
         """Start the process if it is dead, and count its death if the scenario did not kill it."""

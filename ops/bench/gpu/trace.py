@@ -112,13 +112,13 @@ def decode_step(
 ) -> Callable[[int], object]:
     """Return a decode of a number of sequences, each with a context."""
     from ops.bench.gpu.step.random_model import random_model
-    from ops.bench.gpu.step.step_engine import EngineSizes, StaticStep, StepEngine
+    from ops.bench.gpu.step.step_engine import StaticStep, StepEngine
     from ops.bench.gpu.step.steps import RoundedLinears
 
     max_model_len = context + 16
     linears = None if rounded is None else RoundedLinears(rounded)
     model, _ = random_model(shape, max_model_len, device, keeps_tensors=False if rounded else None, linears=linears)
-    engine = StepEngine(model, EngineSizes(num_seqs, max_model_len, has_graphs=False))
+    engine = StepEngine(model, num_seqs, max_model_len, has_graphs=False)
     return StaticStep(model, engine.cache, [(1, context)] * num_seqs, max_model_len)
 
 

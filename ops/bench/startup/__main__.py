@@ -25,19 +25,8 @@ from ops.bench.record import ResultTable
 _READ_BYTES = 16 << 20
 _TIMEOUT_S = 900.0
 _COLUMNS = (
-    "shape",
-    "gb",
-    "files",
-    "plain_read_s",
-    "load_s",
-    "load_gb_per_s",
-    "profile_s",
-    "capture_s",
-    "ready_s",
-    "peak_rss_gb",
-    "first_ms",
-    "second_ms",
-    "compiled",
+    *("shape", "gb", "files", "plain_read_s", "load_s", "load_gb_per_s", "profile_s", "capture_s", "ready_s"),
+    *("peak_rss_gb", "first_ms", "second_ms", "compiled"),
 )
 
 
@@ -62,16 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> dict[str, object]:
     """Read the files plainly and start the engine, both from the same state; return seconds and GB/s of loading."""
-
-    def prepare() -> None:
-        if is_cold:
-            evict(directory)
-        else:
-            read_plainly(directory)
-
-    prepare()
+    prepare = evict if is_cold else read_plainly
+    prepare(directory)
     read_s = read_plainly(directory)
-    prepare()
+    prepare(directory)
     engine = run_child("startup.engine_start", directory, device)
     return {
         "plain_read_s": round(read_s, 4),

@@ -15,7 +15,7 @@ from ops.chaos.load import Load
 from ops.chaos.mix import Body, plain_bodies
 from ops.chaos.observer import Seen
 from ops.chaos.outcome import Outcome, percentile
-from ops.chaos.scenarios.gateway_deaths import has_all_slots
+from ops.chaos.scenarios.deaths import has_all_slots
 from ops.chaos.stream_client import ask
 from ops.chaos.system import API_KEY, MAX_CONCURRENT, System, SystemOptions
 

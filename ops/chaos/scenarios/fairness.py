@@ -17,7 +17,7 @@ from ops.chaos.ledger import Entry, Verdict
 from ops.chaos.load import Load
 from ops.chaos.mix import Body, plain_bodies
 from ops.chaos.outcome import Outcome
-from ops.chaos.scenarios.batch import TENANT, Publisher
+from ops.chaos.scenarios.poison import TENANT, Publisher
 from ops.chaos.stream_client import ask, request_bytes
 from ops.chaos.system import MODEL, System, SystemOptions
 from shared.streams import INTERACTIVE_STREAM

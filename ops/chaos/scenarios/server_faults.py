@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ops.chaos import aftermath, disturbance
 from ops.chaos.disturbance import Disturbance
 from ops.chaos.fault_proxy import LinkState
-from ops.chaos.faults import Fault, FaultLog, Freeze, Kill, Sever
+from ops.chaos.faults import Fault, FaultLog, Freeze, Jump, Kill, Sever
 from ops.chaos.ledger import Entry, Verdict
 from ops.chaos.load import Load
 from ops.chaos.mix import mixed_bodies, plain_bodies
 from ops.chaos.outcome import Outcome, percentile
 from ops.chaos.stream_client import ask
 from ops.chaos.system import API_KEY, System, SystemOptions
-from ops.chaos.wall_clock import HOUR_S, Jump, WallClock
 
 PARTITION_S = 10.0
 ONE_WAY_S = 8.0
@@ -33,6 +30,7 @@ NARROW_S = 15.0
 # Two seconds until a link is known to be too narrow, and time for what it still has to carry for admitted requests.
 NARROW_SILENCE_S = 5.0
 _ASKING_INTERVAL_S = 0.1
+_HOUR_S = 3600
 _OPTIONS = SystemOptions(num_gateways=2, num_workers=2)
 _WITH_LINKS = replace(_OPTIONS, has_faulty_links=True)
 _WORKER_LINK = (LinkState.PARTITIONED, LinkState.HALF_OPEN, LinkState.MUTE, LinkState.CUT, LinkState.SLOW)
@@ -88,6 +86,16 @@ SERVER_FAULTS = (
         ],
         max_silence_p99_s=NARROW_SILENCE_S,
         false_alarm="the connection to NATS is lost",
+    ),
+    # The wall clock of gateways and workers jumps an hour forward and back, then an hour back and forward.
+    Disturbance(
+        "clock-jump",
+        "0 failed, no silence",
+        SystemOptions(num_workers=2, has_movable_clock=True),
+        mixed_bodies(50),
+        lambda n: [Jump(1.0, 1.5, _HOUR_S if n % 2 == 0 else -_HOUR_S)],
+        num_requests=600,
+        max_silence_p99_s=1.5,
     ),
 )
 
@@ -199,19 +207,3 @@ def _judge_refusals(outcome: Outcome, state: LinkState, asked: _Asked) -> None:
     slow = [wait_s for wait_s in waits_s if wait_s > allowed_s]
     problem = f"{state.value}: {len(slow)} of {len(waits_s)} were not refused {allowed_s:.2f} s after NATS is suspected"
     outcome.expect(not slow, problem)
-
-
-async def clock_jump(num_requests: int | None) -> Outcome:
-    """The wall clock of gateways and workers jumps an hour forward and back, then an hour back and forward."""
-    with tempfile.TemporaryDirectory() as directory:
-        clock = WallClock(Path(directory))
-        jumps = Disturbance(
-            "clock-jump",
-            "0 failed, no silence",
-            SystemOptions(num_workers=2, environ=clock.environ),
-            mixed_bodies(50),
-            lambda n: [Jump(1.0, 1.5, clock, HOUR_S if n % 2 == 0 else -HOUR_S)],
-            num_requests=600,
-            max_silence_p99_s=1.5,
-        )
-        return await jumps(num_requests)

@@ -29,10 +29,8 @@ from ops.bench.engine import (
     read_bandwidth,
     share_text,
 )
-from ops.bench.engine_compare import measure_all
 from ops.bench.make_model import SHAPES, Shape, Size, make_model, weight_shapes
 from ops.bench.peers import convert_to_gguf
-from ops.bench.peers.engines import PeerUnavailableError, Task
 from ops.cli.bench import command
 from ops.sizing.traffic import bytes_per_decode_step
 from tests.gpu_worker.quantization.gguf.llama_cpp import VARIABLE, find_llama_cpp
@@ -156,18 +154,6 @@ def test_model_becomes_the_file_that_its_peer_reads(options: dict[str, int], tmp
 def test_medians_are_taken_of_each_figure() -> None:
     results = [Measurement(1, 30, 3), Measurement(2, 10, 1), Measurement(3, 20, 2)]
     assert medians(results) == Measurement(2, 20, 2)
-
-
-def test_engine_that_cannot_run_is_reported_and_the_others_are_measured() -> None:
-    def absent(task: Task) -> dict[int, Measurement]:
-        raise PeerUnavailableError("no cmake")
-
-    def steady(task: Task) -> dict[int, Measurement]:
-        return {1: Measurement(5, 7)}
-
-    results, missing = measure_all({OURS: steady, "absent": absent}, Task(Path(), [Load(1, 1, 1)], 1), rounds=2)
-    assert missing == {"absent": "no cmake"}
-    assert results == {(OURS, 1): Measurement(5, 7)}
 
 
 def test_ratio_is_taken_to_the_best_peer() -> None:

@@ -177,10 +177,7 @@ def rotation_case(device: torch.device, model: ModelShape, num_tokens: int) -> C
         num_bytes,
         0,
         num_sets,
-        {
-            OURS: lambda index, entry=None: sets[index].rotate(entry),
-            "torch.compile": lambda index: fused(sets[index]),
-        },
+        {OURS: lambda index, entry=None: sets[index].rotate(entry), "torch.compile": lambda index: fused(sets[index])},
     )
 
 

@@ -65,10 +65,7 @@ class MixtureSizes:
             Stored.Q6_K: self._six_bits,
             Stored.FP8: self._float8,
         }[self.stored]
-        return (
-            make(device, 2 * self.expert_size, self.hidden_size),
-            make(device, self.hidden_size, self.expert_size),
-        )
+        return (make(device, 2 * self.expert_size, self.hidden_size), make(device, self.hidden_size, self.expert_size))
 
     def _plain(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
         weight = torch.empty(self.num_experts, rows, columns, device=device, dtype=torch.bfloat16)

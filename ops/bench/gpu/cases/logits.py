@@ -13,19 +13,7 @@ from kernels.logits_bitmask.reference import forbid_tokens_reference
 from kernels.sampling import SamplingParameters, sample_tokens
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.reference import sample_tokens_reference
-from ops.bench.gpu.case import (
-    OURS,
-    Candidate,
-    Case,
-    Entry,
-    Op,
-    OpSuite,
-    Shapes,
-    compiled,
-    sets_for,
-    sizes,
-    wrong_share,
-)
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, compiled, sets_for, sizes, wrong_share
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B
 
 # Standard deviations of random logits. At 1 half the vocabulary is in the nucleus; at 4 some tens, as in a model.

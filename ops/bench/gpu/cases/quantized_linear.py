@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
-from kernels.linear.forms import (
-    INT4,
-    INT8,
-    SCALE_BLOCK,
-    GroupQuantizedWeight,
-    Number,
-    QuantizedWeight,
-    ScaledWeight,
-)
+from kernels.linear.forms import INT4, INT8, SCALE_BLOCK, GroupQuantizedWeight, Number, QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
 from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scale_matrix, scaled_linear
 from kernels.linear.gpu_scaled.block_product import multiply_blocks
@@ -212,7 +204,7 @@ def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     return {
         f"{OURS}/product": lambda index: scaled_linear_triton(
             rows.values, rows.scales, scaled[index], None, x.dtype, gpu
-        ),
+        )
     }
 
 

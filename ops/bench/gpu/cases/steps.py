@@ -111,11 +111,7 @@ def _decode(
 
 
 def _decodes(
-    suffix: str,
-    shape: ModelShape,
-    batches: tuple[int, ...] = _BATCHES,
-    has_peer: bool = False,
-    context: int = _CONTEXT,
+    suffix: str, shape: ModelShape, batches: tuple[int, ...] = _BATCHES, has_peer: bool = False, context: int = _CONTEXT
 ) -> OpSuite:
     cases = (_decode(shape, num_seqs, has_peer, context) for num_seqs in batches)
     return _suite(f"decode_step_{suffix}", shape, *cases)
@@ -138,7 +134,7 @@ def _both(suffix: str, shape: ModelShape) -> OpSuite:
 
 def _throughput(num_seqs: int, prompt: int, new: int, has_peer: bool) -> CaseSpec:
     sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "has_peer": has_peer}
-    return _spec(f"{num_seqs} x {prompt} in {new} out", LLAMA3_8B, "serving", "throughput_case", **sizes)
+    return _spec(f"{num_seqs} x {prompt} in {new} out", LLAMA3_8B, "steps", "throughput_case", **sizes)
 
 
 def _verified(num_seqs: int) -> CaseSpec:
@@ -150,7 +146,7 @@ def _verified(num_seqs: int) -> CaseSpec:
 def _scripted(num_seqs: int, prompt: int, new: int) -> CaseSpec:
     label = f"{num_seqs} x {prompt}/{new}, {_ACCEPTANCE:.0%} scripted"
     sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "num_drafts": _DRAFTS}
-    return _spec(label, LLAMA3_8B, "serving", "scripted_case", **sizes, acceptance=_ACCEPTANCE)
+    return _spec(label, LLAMA3_8B, "steps", "scripted_case", **sizes, acceptance=_ACCEPTANCE)
 
 
 DECODE_8B = _decodes("8b", LLAMA3_8B, has_peer=True)
@@ -178,7 +174,5 @@ VERIFICATION = _suite(
 # A tenth of the output beside a peer, half of it without: what ten minutes leave room for.
 THROUGHPUT = _suite("throughput", LLAMA3_8B, _throughput(256, 1000, 500, False), _throughput(64, 1000, 100, True))
 PREFIX_CACHE = _suite(
-    "prefix_cache",
-    LLAMA3_8B,
-    _spec(f"{_PREFILL_TOKENS} 0% hits", LLAMA3_8B, "serving", "prefix_cache_case", **_PROMPTS),
+    "prefix_cache", LLAMA3_8B, _spec(f"{_PREFILL_TOKENS} 0% hits", LLAMA3_8B, "steps", "prefix_cache_case", **_PROMPTS)
 )

@@ -9,7 +9,7 @@ from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.step_engine import EngineSizes, PagedBatch, StepEngine
+from ops.bench.gpu.step.step_engine import PagedBatch, StepEngine
 from ops.bench.gpu.step.transformers_peer import RoutedPeer, TransformersPeer
 
 _NUM_DECODED = 3
@@ -57,7 +57,7 @@ def routed_error(device: torch.device, shape: ModelShape, lengths: tuple[int, ..
 
 def _prompts_and_logits(model: CausalLM, lengths: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     prompts = [torch.randint(model.config.vocab_size, (length,), device=model.device) for length in lengths]
-    cache = StepEngine(model, EngineSizes(len(lengths), max(lengths), has_graphs=False)).cache
+    cache = StepEngine(model, len(lengths), max(lengths), has_graphs=False).cache
     return list(zip(prompts, _paged_logits(model, cache, prompts), strict=True))
 
 
@@ -83,7 +83,7 @@ def graphs_error(device: torch.device, shape: ModelShape, num_seqs: int, prompt_
     model, _ = random_model(shape, prompt_len + num_seqs + num_new, device)
     tokens = []
     for has_graphs in (False, True):
-        engine = StepEngine(model, EngineSizes(num_seqs, model.config.max_model_len, has_graphs=has_graphs))
+        engine = StepEngine(model, num_seqs, model.config.max_model_len, has_graphs=has_graphs)
         # Of different lengths; the random prompts are the same for either engine.
         sequences = [engine.add(engine.random_prompt(prompt_len + index), num_new) for index in range(num_seqs)]
         engine.run()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from kernels.gpu_config import GpuGeneration, Rows, by_generation, entry_of
-from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, Shapes
+from kernels.gpu_config import GpuGeneration
+from ops.bench.gpu.case import OURS, Case, Entry, Op, Shapes
 from ops.bench.gpu.run import poisoned_memory, reason_of
 from ops.bench.gpu.timer import Timer
 
 # The present entry stays unless another one is faster by more than measurements differ.
 _LEAST_GAIN = 0.01
-# A kernel is ahead of another way to compute the same when it is faster by more than measurements differ.
-_LEAST_LEAD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +66,6 @@ class Choice:
 
     entry: Entry
     trials: list[Trial]
-
-
-def present_entry(fields: str, table: Mapping[str, Rows], key: int, generation: GpuGeneration) -> Entry:
-    """Return the entry of a table that serves a key; the largest one serves larger keys."""
-    rows = by_generation(table)[generation]
-    return entry_of(fields, rows.get(key, rows[max(rows)]))
-
-
-def ahead_until(
-    timer: Timer, num_sets: int, numbers: Iterable[int], calls: Callable[[int], tuple[Candidate, Candidate]]
-) -> int:
-    """Return the largest of `numbers`, ascending, up to which the first of two calls is ahead; 0 at none."""
-    last = 0
-    for number in numbers:
-        ours, other = (timer.measure(call, num_sets).seconds for call in calls(number))
-        if ours * (1 + _LEAST_LEAD) >= other:
-            break
-        last = number
-    return last
 
 
 def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -> Choice:

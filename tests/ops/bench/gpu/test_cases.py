@@ -16,15 +16,7 @@ from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes
 from kernels.ssd import SsdSizes, ssd
 from ops.bench.gpu.case import OURS, Case
-from ops.bench.gpu.cases import (
-    attention,
-    attention_batch,
-    elementwise,
-    experts,
-    logits,
-    quantized_linear,
-    recurrent,
-)
+from ops.bench.gpu.cases import attention, attention_batch, elementwise, experts, logits, quantized_linear, recurrent
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.shapes import DENSE_MODELS
 from ops.bench.gpu.suites import all_suites

@@ -148,7 +148,7 @@ def test_suites_that_break_their_process_leave_the_others_and_their_run(
         suite = json.loads(arguments[1])["suite"]
         if suite == "crashing":
             raise JobFailedError("its process was ended by SIGSEGV")
-        RunRecord(tmp_path, CPU, None, "a command", 7).append_checks([CheckResult(suite, "shape", 0.0, 0.1)])
+        RunRecord(tmp_path, CPU, None, "a command", 7).append(CheckResult(suite, "shape", 0.0, 0.1))
         return WRONG if suite == "wrong" else 0
 
     monkeypatch.setattr(suite_run, "run_apart", run_apart)
