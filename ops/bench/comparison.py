@@ -14,7 +14,7 @@ from statistics import median
 from typing import Protocol, TypeVar
 
 from ops.bench.engine import Load, medians
-from ops.bench.make_model import Shape, Size, make_model
+from ops.bench.make_model import SHAPES, Shape, make_model
 from ops.bench.options import add_list, positive
 from ops.bench.peers.engines import PeerUnavailableError
 from ops.bench.record import ResultTable
@@ -135,7 +135,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 def add_shapes(parser: argparse.ArgumentParser) -> None:
     """Add the option that says which models are made."""
-    add_list(parser, "--shapes", str, ["15m", "160m"], "models with random weights", [size.value for size in Size])
+    add_list(parser, "--shapes", str, ["15m", "160m"], "models with random weights", list(SHAPES))
 
 
 def loads_of(options: argparse.Namespace) -> list[Load]:

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_load_options(parser)
     options = parser.parse_args(arguments)
     found = [peer for peer in peers(options.cache) if options.peers is None or peer.name in options.peers]
-    engines = {OURS: measure_ours} | {peer.name: peer.measure for peer in found}
+    engines = {OURS: measure_ours} | {peer.name: peer.run for peer in found}
     versions = {peer.name: peer.version for peer in found}
     table = ResultTable("engine", _COLUMNS, "engine_compare")
     for shape in options.shapes:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 import torch
 
@@ -68,16 +69,11 @@ class Form:
 
 @contextmanager
 def _kernels(is_compiled: bool) -> Iterator[None]:
-    before = os.environ.get("HEADRACE_CPU_KERNELS")
-    if not is_compiled:
-        os.environ["HEADRACE_CPU_KERNELS"] = "off"
-    cpu_library.cache_clear()
     try:
-        yield
+        with mock.patch.dict(os.environ, {} if is_compiled else {"HEADRACE_CPU_KERNELS": "off"}):
+            cpu_library.cache_clear()
+            yield
     finally:
-        os.environ.pop("HEADRACE_CPU_KERNELS", None)
-        if before is not None:
-            os.environ["HEADRACE_CPU_KERNELS"] = before
         cpu_library.cache_clear()
 
 

@@ -33,7 +33,7 @@ from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.transfer import Transfer
 from ops.bench.comparison import median_ratio, model_of
-from ops.bench.make_model import SHAPES, Size
+from ops.bench.make_model import SHAPES
 from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.stepping import BLOCK_SIZE, SteppedEngine, engine_of
@@ -224,7 +224,7 @@ def _row(name: str, base: list[float], other: list[float], share: float | None =
 def main(arguments: Values[str] | None = None) -> None:
     """Measure, print and record."""
     parser = bench_parser("kv_tiers", __doc__)
-    parser.add_argument("--shape", choices=[size.value for size in Size], default=Size.M15, help="of random weights")
+    parser.add_argument("--shape", choices=SHAPES, default="15m", help="of random weights")
     parser.add_argument("--prompt", type=positive, default=8192, help="tokens of the prompts that are restored")
     parser.add_argument("--rounds", type=positive, default=5, help="pairs of each measurement")
     parser.add_argument("--num-threads", type=positive, help="of CPU operations; by default as many as a worker takes")

@@ -21,7 +21,7 @@ from statistics import median
 
 from ops.bench.comparison import OURS, add_load_options, add_shapes, compare, loads_of
 from ops.bench.engine import Load
-from ops.bench.make_model import SHAPES, Shape, Size, make_model
+from ops.bench.make_model import SHAPES, Shape, make_model
 from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import PeerUnavailableError, Server, Task, max_tokens, measure_ours, servers
 from ops.bench.record import ResultTable
@@ -116,7 +116,7 @@ def token_times(answer: Answer, max_tokens: int) -> list[float]:
 
 def measure(server: Server, task: Task, vocab_size: int, number: int) -> dict[int, Served]:
     """Start a server and measure it, in the round of a number; ours also without queue and gateway."""
-    with server.start(task) as address:
+    with server.run(task) as address:
         served = asyncio.run(_serve(address, task.loads, vocab_size, number))
     if server.name == OURS:
         alone = measure_ours(task)
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _compare(size: str, precision: str, options: argparse.Namespace, table: ResultTable) -> None:
-    shape, (method, llama_precision) = SHAPES[Size(size)], PRECISIONS[precision]
+    shape, (method, llama_precision) = SHAPES[size], PRECISIONS[precision]
     with _models(shape, method) as (plain, model):
         found = servers(options.cache, plain, llama_precision)
         if options.servers is not None:

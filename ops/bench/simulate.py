@@ -83,11 +83,6 @@ def fitted(steps: Sequence[MeasuredStep], measured_on: str) -> Profile:
     return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.spread)
 
 
-def saturation_of(profile: Profile) -> float:
-    """Predict the requests a second that are served at most, of 150 tokens and 60 to generate."""
-    return predicted(profile, [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
-
-
 def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:
     """Return what the simulation says."""
     scenario = Scenario(1, profile.worker.config(), profile.times, ttft_slo_s=1e6, latency_s=profile.latency_s)
@@ -141,7 +136,8 @@ def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[A
     for execution in warm:
         for _ in itertools.chain(fitting.serve(execution), scoring.serve(Execution(execution.arrivals))):
             pass
-    saturation = saturation_of(fitted(_steps(warm), ""))
+    # Requests a second that are served at most, of 150 tokens and 60 to generate.
+    saturation = predicted(fitted(_steps(warm), ""), [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
     loads = scored_loads(saturation, options.requests, options.seed)
     executions: list[Execution] = []
     turns: dict[str, list[tuple[dict[str, float], Sequence[MeasuredStep]]]] = {name: [] for name in loads}
@@ -216,13 +212,18 @@ def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[
     hosts: list[tuple[int, float]] = []
     ways: list[float] = []
     seen: list[dict[str, dict[str, float]]] = []
+    size = WORKER.max_num_batched_tokens
     for _ in range(rounds):
         for batch, prompt, output in BATCHES:
             hosts += _host_times(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt, profile)
         for prompt in PROMPTS:
             (answer,) = system.serve([Arrival(0.0, prompt, 2)])
-            ways.append(answer.ttft_s - sum(profile.times.seconds(work)[1] for work in _prompt_steps(prompt)))
-        seen.append({name: _summed(system.serve(load)) for name, load in loads.items()})
+            chunks = ((start, min(size, prompt - start)) for start in range(0, prompt, size))
+            ways.append(answer.ttft_s - sum(profile.times.seconds(StepWork(0, 0, [chunk]))[1] for chunk in chunks))
+        answers = {name: system.serve(load) for name, load in loads.items()}
+        seen.append(
+            {name: measured([(each.sent_at, [at for at, _ in each.texts]) for each in answers[name]]) for name in loads}
+        )
     host, latency_s = fit_host(hosts), max(0.0, statistics.median(ways))
     profile = replace(profile, measured_on="headrace up, the demo model", host=host, latency_s=latency_s)
     scores = Scores()
@@ -230,10 +231,6 @@ def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[
         scores.add("served", name, [each[name] for each in seen], predicted(profile, load))
     print(scores.bands())
     return replace(profile, errors=scores.errors)
-
-
-def _summed(answers: Sequence[Reading]) -> dict[str, float]:
-    return measured([(seen.sent_at, [at for at, _ in seen.texts]) for seen in answers])
 
 
 def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Profile) -> list[tuple[int, float]]:
@@ -248,12 +245,6 @@ def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Pr
                 device_s = profile.device.seconds(batch, batch * (prompt + place), ())
                 found.append((batch, max(0.0, later - earlier - device_s)))
     return found
-
-
-def _prompt_steps(prompt: int) -> list[StepWork]:
-    """Return the steps of a prompt that is alone."""
-    size = WORKER.max_num_batched_tokens
-    return [StepWork(0, 0, [(start, min(size, prompt - start))]) for start in range(0, prompt, size)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -159,30 +159,27 @@ def address_of(ready: Mapping[str, Any], model: str) -> Address:
     return Address(url.hostname, url.port or 80, model, ready["api_key"])
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Starts the parts of a system, which run until the stack unwinds; logs and files lie in `directory`."""
-
-    stack: ExitStack
-    directory: Path
-
-    def start(
-        self, name: str, command: Sequence[str], ready_word: str = "", port: int | None = None, **settings: object
-    ) -> tuple[int, str]:
-        """Run a command until its log has a word, and a given port listens; return its pid and its log."""
-        log = self.directory / f"{name}.log"
-
-        def is_ready() -> bool:
-            return ready_word in log.read_text(errors="replace") and (port is None or accepts(port))
-
-        return self.stack.enter_context(running(command, log, is_ready, own_settings(**settings))), log.read_text()
-
-
 @contextmanager
-def parts() -> Iterator[Parts]:
-    """Stop what is started, and remove the folder, when the block ends."""
+def parts() -> Iterator[Callable[..., tuple[int, str]]]:
+    """Yield a function that starts a part of a system, which runs until the block ends.
+
+    It takes a name, a command, a word that the log has when the part is ready, a port that then listens, and settings;
+    it returns the pid and the log.
+    """
     with ExitStack() as stack:
-        yield Parts(stack, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-"))))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-")))
+
+        def start(
+            name: str, command: Sequence[str], ready_word: str = "", port: int | None = None, **settings: object
+        ) -> tuple[int, str]:
+            log = folder / f"{name}.log"
+
+            def is_ready() -> bool:
+                return ready_word in log.read_text(errors="replace") and (port is None or accepts(port))
+
+            return stack.enter_context(running(command, log, is_ready, own_settings(**settings))), log.read_text()
+
+        yield start
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +196,12 @@ def isolated_gateway(step_ms: float) -> Iterator[Target]:
     """Run a gateway before NATS and a stamping worker."""
     port = free_port()
     url = f"nats://{HOST}:{port}"
-    with parts() as system:
-        storage = str(system.directory / "jetstream")
-        nats, _ = system.start(
-            "nats", [find_nats_server(), "-a", HOST, "-p", str(port), "-js", "-sd", storage], port=port
-        )
-        command = [sys.executable, "-m", "ops.bench.stamping_worker", url, MODEL, str(step_ms)]
-        worker, _ = system.start("worker", command)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as storage, parts() as start:
+        server = [find_nats_server(), "-a", HOST, "-p", str(port), "-js", "-sd", storage]
+        nats, _ = start("nats", server, port=port)
+        worker, _ = start("worker", [sys.executable, "-m", "ops.bench.stamping_worker", url, MODEL, str(step_ms)])
         settings = {"NATS_URL": url, "PORT": 0, "API_KEY": API_KEY, "DRAIN_TIMEOUT_S": 1}
-        gateway, log = system.start("gateway", [sys.executable, "-m", "gateway"], " serving ", **settings)
+        gateway, log = start("gateway", [sys.executable, "-m", "gateway"], " serving ", **settings)
         found = re.search(r" serving .*url=http://[\d.]+:(\d+)", log)
         assert found is not None
         time.sleep(1.0)  # heartbeats arrive

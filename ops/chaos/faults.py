@@ -31,10 +31,12 @@ class Fault(ABC):
 
 
 @dataclass(frozen=True)
-class Kill(Fault):
-    """SIGKILL of a process, started again after `for_s`."""
-
+class _PartFault(Fault):
     part: str
+
+
+class Kill(_PartFault):
+    """SIGKILL of a process, started again after `for_s`."""
 
     async def run(self, system: System) -> None:
         """Kill it."""
@@ -44,11 +46,8 @@ class Kill(Fault):
         await part.revive()
 
 
-@dataclass(frozen=True)
-class Drain(Fault):
+class Drain(_PartFault):
     """SIGTERM of a process, started again `for_s` after it has ended."""
-
-    part: str
 
     async def run(self, system: System) -> None:
         """Let it drain."""
@@ -74,11 +73,8 @@ class Freeze(Fault):
             part.signal(signal.SIGCONT)
 
 
-@dataclass(frozen=True)
-class Squeeze(Fault):
+class Squeeze(_PartFault):
     """No memory for a process: every allocation that needs a new page from the kernel fails; killed after `for_s`."""
-
-    part: str
 
     async def run(self, system: System) -> None:
         """Take its memory, then kill what is left."""
@@ -102,15 +98,10 @@ class Sever(Fault):
 
     async def run(self, system: System) -> None:
         """Change the links."""
-        links = [
-            link for (part, server), link in system.links.items() if server == self.server and self.part in (None, part)
-        ]
-        assert links, f"no link between {self.part} and {self.server}"
-        for link in links:
-            await link.set(self.state)
+        assert any(self.part in (None, part) for part, _ in system.links), f"{self.part} has no link"
+        await system.set_links(self.state, self.server, self.part)
         await asyncio.sleep(self.for_s)
-        for link in links:
-            await link.set(LinkState.WHOLE)
+        await system.set_links(LinkState.WHOLE, self.server, self.part)
 
 
 @dataclass(frozen=True)
@@ -135,13 +126,13 @@ class FaultLog:
 
     async def run(self, system: System, schedule: Sequence[Fault]) -> None:
         """Let all faults of a schedule happen, and return when the last is mended."""
-        began = time.monotonic()
+
+        async def run_one(fault: Fault) -> None:
+            await asyncio.sleep(fault.at_s)
+            start = time.monotonic()
+            await fault.run(system)
+            self.windows.append((start, time.monotonic()))
+
         async with asyncio.TaskGroup() as faults:
             for fault in schedule:
-                faults.create_task(self._run_one(system, fault, began))
-
-    async def _run_one(self, system: System, fault: Fault, began: float) -> None:
-        await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
-        start = time.monotonic()
-        await fault.run(system)
-        self.windows.append((start, time.monotonic()))
+                faults.create_task(run_one(fault))

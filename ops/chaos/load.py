@@ -142,15 +142,15 @@ class Load:
 
     @contextlib.asynccontextmanager
     async def _lag_measured(self) -> AsyncIterator[None]:
-        measuring = asyncio.create_task(self._measure_lag())
+        async def measure() -> None:
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(_LAG_TICK_S)
+                self.max_lag_s = max(self.max_lag_s, time.monotonic() - before - _LAG_TICK_S)
+
+        measuring = asyncio.create_task(measure())
         try:
             yield
         finally:
             measuring.cancel()
             await asyncio.gather(measuring, return_exceptions=True)
-
-    async def _measure_lag(self) -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(_LAG_TICK_S)
-            self.max_lag_s = max(self.max_lag_s, time.monotonic() - before - _LAG_TICK_S)

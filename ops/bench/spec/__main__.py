@@ -16,13 +16,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, fields
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -37,6 +38,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.bench.comparison import median_ratio
 from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -52,6 +54,7 @@ _LEAST_PROMPTS = 8
 _LESSONS = 16
 """Batches that the adaptive depth learns from before it is measured: its first trials are not typical of a worker."""
 
+_rate = attrgetter("tokens_per_s")
 _PROPOSERS = ["ngram", "draft", "eagle"]
 Prompts = list[list[int]]
 _DOCUMENT_TOKENS = 160
@@ -200,33 +203,28 @@ class Comparison:
 
     def row(self) -> dict[str, object]:
         """Return the figures: medians over the rounds, of ratios within a round."""
-        acceptance = statistics.median(run.acceptance for run in self.fixed)
-        ratio = statistics.median(f.step_s / p.step_s for f, p in zip(self.fixed, self.plain, strict=True))
-        cost = (ratio - 1) / self.depth
+        acceptance = median(run.acceptance for run in self.fixed)
+        ratio = median(f.step_s / p.step_s for f, p in zip(self.fixed, self.plain, strict=True))
         # Where nothing can be drafted, a step makes one token.
-        share = statistics.median(run.drafting_share for run in self.fixed)
-        accepted = statistics.median(run.num_accepted_tokens / max(1, run.num_drafts) for run in self.fixed)
-        predicted = sum(acceptance**count for count in range(1, self.depth + 1))
-        num_tokens = 1 + share * predicted
+        share = median(run.drafting_share for run in self.fixed)
+        accepted = median(run.num_accepted_tokens / max(1, run.num_drafts) for run in self.fixed)
+        drafts = median(run.num_draft_tokens / run.num_tokens for run in self.adaptive)
+        num_tokens = 1 + share * sum(acceptance**count for count in range(1, self.depth + 1))
         return {
-            "plain_tokens_per_s": round(statistics.median(run.tokens_per_s for run in self.plain), 1),
-            "plain_step_ms": round(statistics.median(run.step_s for run in self.plain) * 1e3, 3),
+            "plain_tokens_per_s": round(median(run.tokens_per_s for run in self.plain), 1),
+            "plain_step_ms": round(median(run.step_s for run in self.plain) * 1e3, 3),
             "depth": self.depth,
             "acceptance": round(acceptance, 3),
             "accepted_per_draft": round(accepted, 2),
-            "draft_cost": round(cost, 3),
+            "draft_cost": round((ratio - 1) / self.depth, 3),
             "drafting_share": round(share, 3),
-            "fixed_speedup": self._speedup(self.fixed),
+            "fixed_speedup": median_ratio(map(_rate, self.fixed), map(_rate, self.plain)),
             "formula_speedup": round(num_tokens / ratio, 3),
-            "adaptive_speedup": self._speedup(self.adaptive),
+            "adaptive_speedup": median_ratio(map(_rate, self.adaptive), map(_rate, self.plain)),
             "adaptive_drafts_per_token": round(
-                statistics.median(run.num_draft_tokens / run.num_tokens for run in self.adaptive), 2
+                median(run.num_draft_tokens / run.num_tokens for run in self.adaptive), 2
             ),
         }
-
-    def _speedup(self, runs: list[Run]) -> float:
-        ratios = [run.tokens_per_s / plain.tokens_per_s for run, plain in zip(runs, self.plain, strict=True)]
-        return round(statistics.median(ratios), 3)
 
 
 def compare(

@@ -16,7 +16,7 @@ import pytest
 from ops.bench import kv_tiers, record
 from ops.bench.comparison import OURS, add_rows, measure_in_turn
 from ops.bench.engine import EngineBench, Load, Measurement
-from ops.bench.make_model import SHAPES, Size, make_model
+from ops.bench.make_model import SHAPES, make_model
 from ops.bench.peers.engines import PeerUnavailableError
 
 SMALL = "--shapes 15m --batch 1 4 --prompt 512 --new 16 --rounds 1"
@@ -76,7 +76,7 @@ def test_count_below_one_is_refused_before_a_model_is_made(option: str, capsys: 
 
 def test_sequences_outlast_the_measurement_of_a_full_batch(tmp_path: Path) -> None:
     """Each prompt takes a step's whole budget; the first sequence decodes while the others are prefilled."""
-    make_model(SHAPES[Size.M15], tmp_path)
+    make_model(SHAPES["15m"], tmp_path)
     load = Load(batch=6, prompt=32, new=2)
     bench = EngineBench(tmp_path, dtype="bfloat16", num_threads=1, max_load=load, token_budget=32, block_size=16)
     assert bench.measure(load).decode_rate > 0

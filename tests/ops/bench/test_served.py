@@ -97,7 +97,7 @@ def test_peer_has_room_for_the_largest_load_wherever_it_stands(monkeypatch: pyte
     monkeypatch.setattr(engines, "_running", note)
     monkeypatch.setattr(engines, "vllm_python", lambda home: home / "python")
     (vllm,) = (server for server in servers(Path("."), Path("."), "BF16") if server.name == "vLLM CPU")
-    with vllm.start(Task(Path("."), [Load(32, 512, 64), Load(1, 512, 64)], 2)):
+    with vllm.run(Task(Path("."), [Load(32, 512, 64), Load(1, 512, 64)], 2)):
         (command,) = commands
 
     assert command[command.index("--max-num-seqs") + 1] == "32"
