@@ -221,9 +221,7 @@ class Comparison:
             "fixed_speedup": median_ratio(map(_rate, self.fixed), map(_rate, self.plain)),
             "formula_speedup": round(num_tokens / ratio, 3),
             "adaptive_speedup": median_ratio(map(_rate, self.adaptive), map(_rate, self.plain)),
-            "adaptive_drafts_per_token": round(
-                median(run.num_draft_tokens / run.num_tokens for run in self.adaptive), 2
-            ),
+            "adaptive_drafts_per_token": round(drafts, 2),
         }
 
 

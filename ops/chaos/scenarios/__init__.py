@@ -9,7 +9,7 @@ from ops.chaos.scenarios import clients, deaths, fairness, poison, resumed_strea
 
 Scenario = Callable[[int | None], Awaitable[Outcome]]
 
-_TABLE = (*deaths.WORKER_DEATHS, *server_faults.SERVER_FAULTS, *deaths.GATEWAY_DEATHS, *resumed_streams.RESUMED_STREAMS)
+_TABLE = (*deaths.DEATHS, *server_faults.SERVER_FAULTS, *resumed_streams.RESUMED_STREAMS)
 SCENARIOS: dict[str, Scenario] = {scenario.case: scenario for scenario in _TABLE} | {
     "nats-partition": server_faults.nats_partition,
     "one-way-links": server_faults.one_way_links,

@@ -194,10 +194,10 @@ async def test_disturbed_load_is_checked_by_what_the_scenario_promises(checks: l
     options = SystemOptions(num_workers=1)
     faults = Disturbance(
         "c",
+        lambda n: [Fault(0.0, 0.0, "worker-0")],
         "p",
         options,
         [BODY],
-        lambda n: [Fault(0.0, 0.0, "worker-0")],
         tail_s=0.0,
         min_faults=2,
         queue_timeout_s=9.0,
