@@ -204,7 +204,8 @@ def measure_streams(bench: Bench, rounds: int, table: ResultTable) -> None:
         IMAGES: lambda: bench.shown(1),
     }
     taken = in_turns({kind: partial(bench.steps_s, flood) for kind, flood in floods.items()}, rounds)
-    means, longest = ({kind: list(map(of, runs)) for kind, runs in taken.items()} for of in (mean, max))
+    means = {kind: list(map(mean, runs)) for kind, runs in taken.items()}
+    longest = {kind: list(map(max, runs)) for kind, runs in taken.items()}
     for kind in floods:
         table.add(
             {

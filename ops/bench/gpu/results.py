@@ -40,7 +40,7 @@ class CheckResult:
     def row(self) -> dict[str, object]:
         """Return what is recorded. JSON has no NaN: it becomes text."""
         error = self.error if self.error is None or self.error == self.error else "nan"
-        told = {"check": self.op, "shape": self.label, "error": error, "tolerance": self.tolerance}
+        told: dict[str, object] = {"check": self.op, "shape": self.label, "error": error, "tolerance": self.tolerance}
         return told | {"is_right": self.is_right, "failure": self.failure}
 
 

@@ -84,17 +84,17 @@ def summarise(spans: Iterable[Span], num_replays: int) -> StepTrace:
 
 def trace_step(step: Callable[[int], object], device: torch.device, num_replays: int = NUM_REPLAYS) -> StepTrace:
     """Replay a step, or call it again and again where there are no graphs, under the profiler."""
-    run = _captured(step) if device.type == "cuda" else (lambda: step(0))
+    activity, is_gpu = torch.profiler.ProfilerActivity, device.type == "cuda"
+    run = _captured(step) if is_gpu else (lambda: step(0))
     run()
-    kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-    activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CUDA if device.type == "cuda" else activity.CPU]) as profile:
+    with torch.profiler.profile(activities=[activity.CUDA if is_gpu else activity.CPU]) as profile:
         for _ in range(num_replays):
             run()
-        if device.type == "cuda":
+        if is_gpu:
             torch.cuda.synchronize(device)
     events: Any = profile.events()
     # Of calls on a host those alone that no other one made.
+    kind = DeviceType.CUDA if is_gpu else DeviceType.CPU
     found = [event for event in events if event.device_type == kind and event.cpu_parent is None]
     return summarise((Span(event.name, event.time_range.start, event.time_range.end) for event in found), num_replays)
 
@@ -138,12 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shape = shape.first(options.layers)
         trace = trace_step(decode_step(shape, num_seqs, options.context, device, rounded), device, options.replays)
         print("\n".join(_lines(name, trace)), flush=True)
-        row = {
-            "step": name,
-            "layers": shape.num_layers,
-            "context": options.context,
-            "device": machine_of(device)["device"],
-        }
+        row = {"step": name, "layers": shape.num_layers, "context": options.context} | machine_of(device)
         sums = {"busy_us": trace.busy_us, "gaps_us": trace.gaps_us, "kernels": trace.kernels}
         append_lines(path, [{**origin(command, ("torch", "triton")), **row, **sums}])
         if device.type == "cuda":

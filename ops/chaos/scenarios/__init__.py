@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from ops.chaos.disturbance import Disturbance
 from ops.chaos.outcome import Outcome
 from ops.chaos.scenarios import clients, deaths, fairness, poison, resumed_streams, server_faults
+from ops.chaos.scenarios.resumed_streams import ResumedStreams
 
 Scenario = Callable[[int | None], Awaitable[Outcome]]
 
-_TABLE = (*deaths.DEATHS, *server_faults.SERVER_FAULTS, *resumed_streams.RESUMED_STREAMS)
+_TABLE: tuple[Disturbance | ResumedStreams, ...] = (
+    *deaths.DEATHS,
+    *server_faults.SERVER_FAULTS,
+    *resumed_streams.RESUMED_STREAMS,
+)
 SCENARIOS: dict[str, Scenario] = {scenario.case: scenario for scenario in _TABLE} | {
     "nats-partition": server_faults.nats_partition,
     "one-way-links": server_faults.one_way_links,

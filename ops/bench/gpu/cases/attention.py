@@ -136,6 +136,10 @@ def _paged_peers(
     batches = cache(lambda size: [make_batch(device, shape, lengths, size) for _ in range(num_sets)])
     found: dict[str, Callable[[int], object]] = {}
     missing: dict[str, str] = {}
+
+    def call(attend: Callable[[Batch], object], size: int, index: int) -> object:
+        return attend(batches(size)[index])
+
     for name, size, load in (
         ("FlashAttention-3", BLOCK_SIZE, _load_flash_attention),
         ("FlashAttention-3", 128, _load_flash_attention),
@@ -147,7 +151,7 @@ def _paged_peers(
         except (ImportError, AttributeError) as error:
             missing[f"{name}/{size}"] = str(error)
         else:
-            found[f"{name}/{size}"] = lambda index, attend=attend, size=size: attend(batches(size)[index])
+            found[f"{name}/{size}"] = partial(call, attend, size)
     return found, missing
 
 

@@ -11,7 +11,7 @@ from kernels.activation import Activation, gated
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
-from ops.bench.gpu.case import OURS, Case, Entry, Op, compiled, relative_error, rotated, sizes
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, compiled, relative_error, rotated, sizes
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
@@ -61,7 +61,8 @@ def rms_norm_case(device: torch.device, num_rows: int, size: int) -> Case:
     def make() -> torch.Tensor:
         return torch.randn(2, num_rows, size, device=device).bfloat16()
 
-    calls = {OURS: partial(normalise, weight), "torch.compile": compiled(in_torch), "_fused_rms_norm": in_torch}
+    calls: dict[str, Candidate] = {OURS: partial(normalise, weight), "_fused_rms_norm": in_torch}
+    calls["torch.compile"] = compiled(in_torch)
     return Case(num_bytes, 0, *rotated(num_bytes, make, calls))
 
 

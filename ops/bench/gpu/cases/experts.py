@@ -92,11 +92,11 @@ def experts_error(device: torch.device, sizes: MixtureSizes, num_tokens: int) ->
     if sizes.stored is not Stored.FP8:
         return relative_error(result, expected)
     # Inputs may be rounded as the forms say, or not at all.
-    unrounded = (
+    first, second = (
         ExpertWeights(tuple(replace(form, activation="none") for form in part.forms if isinstance(form, ScaledWeight)))
         for part in (gate_up, down)
     )
-    exact = experts_reference(x, ids, weights, *unrounded, sizes.activation)
+    exact = experts_reference(x, ids, weights, first, second, sizes.activation)
     return min(relative_error(result, expected), relative_error(result, exact))
 
 
