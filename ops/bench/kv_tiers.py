@@ -85,8 +85,7 @@ def restored_s(runner: TorchModelRunner, prompt: int, rounds: int, directory: Pa
         text = worker.engine.random_prompt(prompt)
         cold.append(worker.engine.serve_s([text], 1))
         if worker.files is not None:
-            files = worker.files
-            _settle(lambda files=files: files.stored_bytes)  # type: ignore[misc]
+            _settle(worker.files)
             worker = Worker(runner, folder)
         else:
             worker.engine.serve_s([worker.engine.random_prompt(prompt)], 1)
@@ -206,10 +205,10 @@ def _wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def _settle(count: Callable[[], int]) -> None:
+def _settle(files: BlockFiles) -> None:
     """Wait until nothing more is written."""
     deadline, previous = time.monotonic() + _MAX_SETTLE_S, -1
-    while (now := count()) != previous and time.monotonic() < deadline:
+    while (now := files.stored_bytes) != previous and time.monotonic() < deadline:
         previous = now
         time.sleep(0.3)
 
@@ -237,22 +236,16 @@ def main(arguments: Values[str] | None = None) -> None:
     shape = replace(SHAPES[options.shape], max_len=longest)
     with model_of(shape) as model, tempfile.TemporaryDirectory() as directory:
         num_blocks = (longest + NUM_STREAMS * 600) // BLOCK_SIZE + 8
-        config = RunnerConfig(
-            model, num_blocks=num_blocks, max_num_seqs=8, max_model_len=longest, num_threads=options.num_threads
-        )
-        runner, rounds = build_runner(replace(config, max_num_batched_tokens=TOKEN_BUDGET)), options.rounds
+        config = RunnerConfig(model, num_blocks=num_blocks, max_num_seqs=8, num_threads=options.num_threads)
+        config = replace(config, max_model_len=longest, max_num_batched_tokens=TOKEN_BUDGET)
+        runner, rounds = build_runner(config), options.rounds
         rows = [restored_s(runner, options.prompt, rounds, folder) for folder in (None, Path(directory))]
         rows += second_token_s(runner, options.prompt, rounds)
         for what, clock in (("time", time.perf_counter), ("processor time", time.thread_time)):
             pairs = stream_itl_s(runner, options.prompt // 8, rounds, Path(directory), clock)
             rows.append(_row(f"streams beside offloading, {what}", *pairs))
-        common = {
-            "model": options.shape,
-            "prompt": options.prompt,
-            "dtype": str(runner.dtype),
-            "threads": torch.get_num_threads(),
-        }
-    ResultTable("kv_tiers").add_all(rows, **common)
+        common = {"model": options.shape, "prompt": options.prompt, "dtype": str(runner.dtype)}
+    ResultTable("kv_tiers").add_all(rows, **common, threads=torch.get_num_threads())
 
 
 if __name__ == "__main__":

@@ -113,11 +113,9 @@ def peak_rss_bytes(pids: Iterable[int]) -> int:
     """Return the sum of the processes' largest resident sizes so far."""
     total = 0
     for pid in pids:
-        try:
+        with suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
-        except OSError:
-            continue
-        total += next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+            total += next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
     return total
 
 

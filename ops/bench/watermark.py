@@ -148,8 +148,8 @@ def corpus_texts(directory: Path, model: Path, length: int) -> Iterator[list[int
                 yield text
 
 
-def false_positives(texts: Iterable[list[int]]) -> tuple[int, dict[float, int]]:
-    """Count unmarked texts, each with a random key, and their p-values at or below each level.
+def tell_false_positives(table: ResultTable, texts: Iterable[list[int]], length: int) -> None:
+    """Count unmarked texts, each with a random key, and their p-values at or below each level; print and record it.
 
     The p-values are those of torch's regularized incomplete Gamma function, not the detector's own sum.
     """
@@ -160,7 +160,9 @@ def false_positives(texts: Iterable[list[int]]) -> tuple[int, dict[float, int]]:
         tails = torch.special.gammaincc(counts.double(), sums)
         for level in LEVELS:
             found[level] += int((tails <= level).sum())
-    return num_texts, found
+    for level, count in found.items():
+        row = {"measure": f"false positives of {num_texts}", "at": f"p <= {level:g}", "value": count}
+        table.add(row, texts=num_texts, length=length)
 
 
 def _perplexity(texts: Values[Text]) -> tuple[float, float]:
@@ -230,14 +232,7 @@ def run(writer: Writer, length: int, num_texts: int, num_pairs: int) -> None:
         tell("median log10 p", at, round(sorted(values)[len(values) // 2], 1))
     curves = [Line(f"{each} tokens", EDITS, shares) for each, shares in found.items()]
     PLOT.write_text(picture(line_chart("Share of marked texts found at p ≤ 1e-5", "share of tokens replaced", curves)))
-    _tell_false_positives(table, itertools.islice(itertools.cycle(text.token_ids for text in plain), num_pairs), length)
-
-
-def _tell_false_positives(table: ResultTable, texts: Iterable[list[int]], length: int) -> None:
-    num_texts, found = false_positives(texts)
-    for level, count in found.items():
-        row = {"measure": f"false positives of {num_texts}", "at": f"p <= {level:g}", "value": count}
-        table.add(row, texts=num_texts, length=length)
+    tell_false_positives(table, itertools.islice(itertools.cycle(text.token_ids for text in plain), num_pairs), length)
 
 
 def main(arguments: Values[str] | None = None) -> None:
@@ -251,7 +246,7 @@ def main(arguments: Values[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.corpus is not None:
         texts = itertools.islice(corpus_texts(options.corpus, options.model, options.length), options.pairs)
-        _tell_false_positives(ResultTable("watermark", COLUMNS), texts, options.length)
+        tell_false_positives(ResultTable("watermark", COLUMNS), texts, options.length)
         return
     run(Writer(options.model, options.length), options.length, options.texts, options.pairs)
 

@@ -260,28 +260,23 @@ def _headrace(task: Task) -> Iterator[Address]:
 
 @contextmanager
 def _llama(home: Path, plain: Path, precision: str, task: Task) -> Iterator[Address]:
-    batch, prompt = _largest(task)
+    batch, prompt, length = _largest(task)
     command = [str(llama_program(home, "llama-server")), "-m", str(convert_for_llama(plain, home, precision))]
     command += ["--alias", _MODEL, "--offline", "-t", str(task.num_threads), "-b", "2048", "-ub", str(prompt)]
-    command += ["-np", str(batch), "-c", str(batch * _sequence_tokens(task))]
+    command += ["-np", str(batch), "-c", str(batch * length)]
     with _running(command, {}) as address:
         yield address
 
 
 @contextmanager
 def _vllm(home: Path, task: Task) -> Iterator[Address]:
-    batch, prompt = _largest(task)
+    batch, prompt, length = _largest(task)
     command = [str(vllm_python(home)), "-m", "vllm.entrypoints.openai.api_server", "--model", str(task.model)]
     command += ["--served-model-name", _MODEL, "--dtype", "bfloat16", "--max-num-seqs", str(batch)]
-    command += ["--max-model-len", str(_sequence_tokens(task)), "--disable-log-stats"]
+    command += ["--max-model-len", str(length), "--disable-log-stats"]
     command += ["--max-num-batched-tokens", str(max(prompt, 512))]
     with _running(command, vllm_environ(task.num_threads)) as address:
         yield address
-
-
-def _largest(task: Task) -> tuple[int, int]:
-    """Return the most sequences of a load, and the longest prompt."""
-    return max(load.batch for load in task.loads), max(load.prompt for load in task.loads)
 
 
 def max_tokens(batch: int, new: int) -> int:
@@ -292,9 +287,11 @@ def max_tokens(batch: int, new: int) -> int:
     return new + batch + 1
 
 
-def _sequence_tokens(task: Task) -> int:
-    """Return the tokens of the longest sequence, with a few to spare."""
-    return max(load.prompt + max_tokens(load.batch, load.new) for load in task.loads) + 8
+def _largest(task: Task) -> tuple[int, int, int]:
+    """Return the most sequences of a load, the longest prompt, and the longest sequence, with a few tokens to spare."""
+    loads = [(load.batch, load.prompt, load.prompt + max_tokens(load.batch, load.new) + 8) for load in task.loads]
+    batch, prompt, length = map(max, zip(*loads, strict=True))
+    return batch, prompt, length
 
 
 @contextmanager

@@ -46,10 +46,9 @@ _KILLS: tuple[Fault, ...] = (
 )
 NUM_NEIGHBOURS = 40
 NUM_JOBS = 48
-_DEADLY_TOKENS = (0, None, 1, 9, 32, 99)
-"""After how many tokens each kind of poisonous job kills; None: as a prompt."""
-
-_POISON_TOKENS = 140
+# They kill after 0, 1, 9, 32 or 99 tokens, and one as a prompt.
+_POISONS: list[dict[str, Any]] = [{"seed": POISON_SEED + number, "num_tokens": 140} for number in (0, 1, 9, 32, 99)]
+_POISONS.insert(1, {"seed": 0, "text": DEADLY_TEXT})
 _PAUSE_S = 4.0
 _RESTART_S = 0.3
 # Beside interactive requests the 32 tokens of a trial take minutes.
@@ -97,9 +96,9 @@ class Publisher:
         self.published.append(job_id)
         return True
 
-    async def publish_surely(self, job_id: str, seed: int, num_tokens: int = JOB_TOKENS, text: str = "job ") -> None:
+    async def publish_surely(self, job_id: str, seed: int, **fields: Any) -> None:
         """Publish a job, again and again until it is acknowledged."""
-        while not await self.publish(job_id, seed, num_tokens, text):  # noqa: ASYNC110
+        while not await self.publish(job_id, seed, **fields):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
     async def results(self, job_ids: Sequence[str], timeout_s: float) -> dict[str, dict[str, Any]]:
@@ -199,7 +198,11 @@ async def poison(num_requests: int | None) -> Outcome:
                 ended_after_s.append(round(time.monotonic() - began, 2))
                 await loading
                 windows.append((began, time.monotonic()))
-                _judge_poison(entry, outcome)
+                verdict = entry.judge(None)
+                is_told = verdict is Verdict.FAILED and bool(entry.request_id) and entry.status in (200, 500, 502)
+                problem = f"the poisonous request is {verdict.value}: status {entry.status}, {entry.error}"
+                outcome.expect(is_told, problem)
+                outcome.figures["poison's error"] = entry.error
         outcome.count(load.ledger, windows)
         outcome.figures |= {"poisons": len(windows), "poison ended after s": max(ended_after_s)}
         outcome.figures["worker deaths"] = sum(part.num_exits for part in system.workers)
@@ -215,13 +218,6 @@ async def _ask_poison(system: System, number: int) -> Entry:
     return entry
 
 
-def _judge_poison(entry: Entry, outcome: Outcome) -> None:
-    verdict = entry.judge(None)
-    is_told = verdict is Verdict.FAILED and bool(entry.request_id) and (entry.status or 0) in (200, 500, 502)
-    outcome.expect(is_told, f"the poisonous request is {verdict.value}: status {entry.status}, {entry.error}")
-    outcome.figures["poison's error"] = entry.error
-
-
 async def batch_poison(num_requests: int | None) -> Outcome:
     """Eight jobs and a poisonous one every four seconds, beside interactive requests; `num_requests` are the former."""
     outcome = Outcome("batch-poison", "0 neighbours failed, poison said to be")
@@ -235,7 +231,7 @@ async def batch_poison(num_requests: int | None) -> Outcome:
             async with load.going_on(8):
                 for number in range(math.ceil((num_requests or NUM_JOBS) / NUM_KINDS)):
                     poisons.append(f"poison-{number}")
-                    await _publish_poison(publisher, poisons[-1], _DEADLY_TOKENS[number % len(_DEADLY_TOKENS)])
+                    await publisher.publish_surely(poisons[-1], **_POISONS[number % len(_POISONS)])
                     for kind in range(NUM_KINDS):
                         jobs.append(f"job-{number}-{kind}")
                         await publisher.publish_surely(jobs[-1], kind)
@@ -251,10 +247,3 @@ async def batch_poison(num_requests: int | None) -> Outcome:
         outcome.figures |= {"poisons": len(poisons), "worker deaths": sum(part.num_exits for part in system.workers)}
         await aftermath.check(system, load, outcome)
     return outcome
-
-
-async def _publish_poison(publisher: Publisher, job_id: str, deadly_token: int | None) -> None:
-    if deadly_token is None:
-        await publisher.publish_surely(job_id, 0, text=DEADLY_TEXT)
-    else:
-        await publisher.publish_surely(job_id, POISON_SEED + deadly_token, _POISON_TOKENS)

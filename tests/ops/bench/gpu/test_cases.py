@@ -107,7 +107,6 @@ def test_every_candidate_of_a_case_runs(name: str, monkeypatch: pytest.MonkeyPat
 
 def test_baselines_compute_what_ours_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elementwise, "compiled", lambda function: function)
-    monkeypatch.setattr(elementwise, "compiled", lambda function: function)
     for build in (partial(elementwise.silu_mul_case, CPU, 3, 64), partial(elementwise.rotation_case, CPU, TINY, 9)):
         torch.manual_seed(0)
         ours = build().candidates[OURS](0)

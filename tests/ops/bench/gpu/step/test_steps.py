@@ -189,18 +189,15 @@ def test_steps_whose_drafts_are_all_wrong_make_a_token_a_sequence() -> None:
     assert [len(case.candidates[name](0)) for name in (OURS_ON_DEVICE, f"{PLAIN}/device")] == [15, 3]
 
 
-@pytest.mark.parametrize("suite", [suite for suite in all_suites() if "step" in suite.name], ids=lambda s: s.name)
+STEP_SUITES = [suite for suite in all_suites() if "step" in suite.name]
+
+
+@pytest.mark.parametrize("suite", [*STEP_SUITES, steps.THROUGHPUT, steps.PREFIX_CACHE], ids=lambda suite: suite.name)
 def test_cases_at_the_models_sizes_are_called_rightly(suite: OpSuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("decode_case", "prefill_case", "verification_case", "scripted_case"):
-        monkeypatch.setattr(step_cases, name, create_autospec(getattr(step_cases, name), return_value="built"))
+    for kind in ("decode", "prefill", "verification", "scripted", "throughput", "prefix_cache"):
+        case = f"{kind}_case"
+        monkeypatch.setattr(step_cases, case, create_autospec(getattr(step_cases, case), return_value="built"))
     assert [spec.build(CPU) for spec in suite.cases] == ["built"] * len(suite.cases)
-
-
-def test_loads_of_many_steps_are_called_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("throughput_case", "prefix_cache_case"):
-        monkeypatch.setattr(step_cases, name, create_autospec(getattr(step_cases, name), return_value="built"))
-    for suite in (steps.THROUGHPUT, steps.PREFIX_CACHE):
-        assert {spec.build(CPU) for spec in suite.cases} == {"built"}
 
 
 def test_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
