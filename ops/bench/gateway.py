@@ -39,7 +39,15 @@ from ops.stack.plan import DEMO_MODEL_NAME
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line names, print a table, and record each row; return 1 where nothing starts."""
-    options = _parser().parse_args(arguments)
+    parser = bench_parser("gateway", __doc__)
+    parser.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
+    parser.add_argument("--gateways", type=positive, default=1, help="Gateway processes of the whole system.")
+    add_list(parser, "--concurrency", positive, [1, 16, 64, 256], "Connections: 1,16,64,256.")
+    parser.add_argument("--tokens", type=positive, default=128, help="Tokens per request.")
+    parser.add_argument("--rounds", type=positive, default=3, help="Requests per connection.")
+    parser.add_argument("--resumable", action="store_true", help="Streams that survive their gateway.")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
+    options = parser.parse_args(arguments)
     try:
         uvloop.run(_measure_all(options))
     except StartError as error:
@@ -113,18 +121,6 @@ _COLUMNS = (
     *("target", "concurrency", "requests_per_s", "tokens_per_s", "us_per_token", "cores"),
     *("ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "delay_p50_ms", "delay_p99_ms", "rss_mb", "failures"),
 )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = bench_parser("gateway", __doc__)
-    parser.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
-    parser.add_argument("--gateways", type=positive, default=1, help="Gateway processes of the whole system.")
-    add_list(parser, "--concurrency", positive, [1, 16, 64, 256], "Connections: 1,16,64,256.")
-    parser.add_argument("--tokens", type=positive, default=128, help="Tokens per request.")
-    parser.add_argument("--rounds", type=positive, default=3, help="Requests per connection.")
-    parser.add_argument("--resumable", action="store_true", help="Streams that survive their gateway.")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
-    return parser
 
 
 if __name__ == "__main__":

@@ -83,11 +83,6 @@ def _limit(sequence: Sequence, budget: KvBudget, max_num_blocks: int) -> None:
         sequence.scores = BlockScores(sequence.budget)
 
 
-def windows(token_ids: list[int], length: int, count: int) -> list[list[int]]:
-    """Return the first pieces of a text."""
-    return [token_ids[first : first + length] for first in range(0, len(token_ids) - length + 1, length)][:count]
-
-
 def repeated(token_ids: list[int], length: int, count: int) -> list[tuple[list[int], list[int]]]:
     """Return passages, each with a text from elsewhere that fills up to `length` tokens with the passage twice."""
     source, room = random.Random(6), length - 2 * PASSAGE
@@ -217,7 +212,9 @@ def main(arguments: Values[str] | None = None) -> None:
     documents = held_out_documents()
     token_ids = [token for text in documents for token in tokenizer.encode_text(text, add_special_tokens=False)]
     table = ResultTable("long_contexts", ("measure", "at", "value", "of 16 bits whole", "bytes"))
-    found = perplexities(options.model, windows(token_ids, options.length, options.texts), options.length, table)
+    length = options.length
+    texts = [token_ids[first : first + length] for first in range(0, len(token_ids) - length + 1, length)]
+    found = perplexities(options.model, texts[: options.texts], length, table)
     cases = repeated(token_ids, options.recall_length, options.passages)
     by_depth = recall(options.model, cases, options.recall_length, table)
     flat_memory(options.model, options.tokens, KvBudget(512, options.policy), table)

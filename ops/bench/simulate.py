@@ -249,7 +249,13 @@ def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Pr
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, fit and score."""
-    options = _parser().parse_args(arguments)
+    parser = bench_parser("simulate", __doc__)
+    parser.add_argument("--profile", type=writable, help="file to write what was fitted, for `headrace simulate`")
+    parser.add_argument("--served", action="store_true", help="score the whole system too")
+    parser.add_argument("--requests", type=positive, default=200, help="of each load that is scored")
+    parser.add_argument("--rounds", type=positive, default=1, help="in which each load is served once")
+    parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
+    options = parser.parse_args(arguments)
     profile, loads = score_engine(options)
     if options.served:
         settings = {"MAX_NUM_SEQS": WORKER.max_num_seqs, "NUM_BLOCKS": WORKER.num_blocks, "CACHE_TTL_S": 0}
@@ -261,16 +267,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             profile = score_served(system, profile, loads, options.rounds)
     if options.profile is not None:
         write_profile(profile, options.profile)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = bench_parser("simulate", __doc__)
-    parser.add_argument("--profile", type=writable, help="file to write what was fitted, for `headrace simulate`")
-    parser.add_argument("--served", action="store_true", help="score the whole system too")
-    parser.add_argument("--requests", type=positive, default=200, help="of each load that is scored")
-    parser.add_argument("--rounds", type=positive, default=1, help="in which each load is served once")
-    parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
-    return parser
 
 
 if __name__ == "__main__":

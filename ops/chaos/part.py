@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from ops.stack.tether import tethered
 
 START_TIMEOUT_S = 60.0
+_DRAIN_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -100,18 +102,15 @@ class Part:
         if self._process is not None:
             self._process.wait()
 
-    async def terminate(self, timeout_s: float = 30.0) -> int | None:
-        """Ask the process to drain and end; return its status, or None when it had to be killed."""
+    async def terminate(self) -> None:
+        """Ask the process to drain and end, and wait for that; kill it when it takes too long."""
         self.is_expected_dead = True
         self.signal(signal.SIGTERM)
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         while self.is_running:
-            if asyncio.get_running_loop().time() > deadline:
+            if time.monotonic() > deadline:
                 self.kill()
-                return None
             await asyncio.sleep(0.02)
-        assert self._process is not None
-        return self._process.returncode
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process if it runs."""

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,7 @@ class System:
     Attributes:
         links: Fault proxies by (part, server), e.g. `("worker-0", "nats")`.
         clock: The wall clock of gateways and workers, where it is movable.
+        keys_file: The keys of the gateways, which read it again when it changes.
         limited_key: A key that may have `MAX_CONCURRENT` requests at once.
         observer: An administrator's view of NATS.
     """
@@ -108,16 +109,12 @@ class System:
         self.gateways: list[Part] = []
         self.workers: list[Part] = []
         self.gateway_ports: dict[str, int] = {}
+        self.keys_file = self.directory / "keys.json"
         self.limited_key = ""
         self.clock: WallClock | None = None
         self.nats = self._nats_part()
         self.redis = self._redis_part()
-        self.observer = Observer(self.nats_url, "admin", _PASSWORD)
-
-    @property
-    def nats_url(self) -> str:
-        """Where NATS listens."""
-        return f"nats://127.0.0.1:{self.nats_port}"
+        self.observer = Observer(f"nats://127.0.0.1:{self.nats_port}", "admin", _PASSWORD)
 
     def role_url(self, role: str) -> str:
         """Return where a client of this role connects: `gateway`, `worker`, or `batch` for a publisher of jobs."""
@@ -169,21 +166,22 @@ class System:
     @asynccontextmanager
     async def supervised(self, restart_s: float) -> AsyncIterator[None]:
         """Start what dies by itself again, `restart_s` after its death, until the block ends."""
-        supervising = asyncio.create_task(self._supervise(restart_s))
+
+        async def supervise() -> None:
+            while True:
+                for part in self.parts:
+                    if not part.is_running and not part.is_expected_dead:
+                        await asyncio.sleep(restart_s)
+                        part.num_exits += 1
+                        part.launch()
+                await asyncio.sleep(0.05)
+
+        supervising = asyncio.create_task(supervise())
         try:
             yield
         finally:
             supervising.cancel()
             await asyncio.gather(supervising, return_exceptions=True)
-
-    async def _supervise(self, restart_s: float) -> None:
-        while True:
-            for part in self.parts:
-                if not part.is_running and not part.is_expected_dead:
-                    await asyncio.sleep(restart_s)
-                    part.num_exits += 1
-                    part.launch()
-            await asyncio.sleep(0.05)
 
     async def _start(self) -> None:
         if self.options.has_movable_clock:
@@ -207,11 +205,6 @@ class System:
             part.kill()
         for link in self.links.values():
             await link.close()
-
-    @property
-    def keys_file(self) -> Path:
-        """The keys of the gateways, which read it again when it changes."""
-        return self.directory / "keys.json"
 
     def _nats_part(self) -> Part:
         command = [find_nats_server(), "-c", str(commands.NATS_CONFIG)]
@@ -271,14 +264,10 @@ class System:
             # Without -P what is in the current directory would be imported first.
             command.insert(1, "-P")
             environ["PYTHONPATH"] = str(self.directory / commit)
-        return self._part(name, command, environ, _says_serving)
+        return self._part(name, command, environ, lambda log: " serving " in log or '"serving"' in log)
 
-    def _part(self, name: str, command: list[str], environ: dict[str, str], is_ready: object) -> Part:
-        return Part(name, command, environ, self.directory / f"{name}.log", is_ready)  # type: ignore[arg-type]
-
-
-def _says_serving(log: str) -> bool:
-    return " serving " in log or '"serving"' in log
+    def _part(self, name: str, command: list[str], environ: dict[str, str], is_ready: Callable[[str], bool]) -> Part:
+        return Part(name, command, environ, self.directory / f"{name}.log", is_ready)
 
 
 def _unpack(commit: str, directory: Path) -> None:

@@ -63,11 +63,6 @@ class ModelShape:
     head_dim = _Count("head_dim")
 
     @property
-    def has_qk_norm(self) -> bool:
-        """Whether the heads of queries and keys are normalised."""
-        return bool(self.fields["model_type"] == "qwen3")
-
-    @property
     def projections(self) -> dict[str, tuple[int, int]]:
         """Return a dense layer's matrices as (out_features, in_features), those that share inputs fused."""
         query_size = self.num_heads * self.head_dim

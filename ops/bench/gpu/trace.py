@@ -6,7 +6,6 @@ recorded are, of one replay, the time of each kernel and how often it runs, the 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections import Counter
@@ -125,7 +124,13 @@ def decode_step(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trace the steps that are asked for; return 2 without a GPU, unless a CPU is asked for."""
-    options = _parser().parse_args(arguments)
+    parser = bench_parser("gpu.trace", __doc__ or "")
+    parser.add_argument("--step", action="append", choices=STEPS, help="may be given again; otherwise the first hour's")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--layers", type=positive, help="cut the models to their first layers")
+    parser.add_argument("--context", type=positive, default=_CONTEXT)
+    parser.add_argument("--replays", type=positive, default=NUM_REPLAYS)
+    options = parser.parse_args(arguments)
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("Nothing was traced: torch finds no CUDA device (--device cpu traces the host).", file=sys.stderr)
@@ -145,16 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             torch.cuda.empty_cache()
     print(f"records: {path}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = bench_parser("gpu.trace", __doc__ or "")
-    parser.add_argument("--step", action="append", choices=STEPS, help="may be given again; otherwise the first hour's")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--layers", type=positive, help="cut the models to their first layers")
-    parser.add_argument("--context", type=positive, default=_CONTEXT)
-    parser.add_argument("--replays", type=positive, default=NUM_REPLAYS)
-    return parser
 
 
 def _lines(name: str, trace: StepTrace) -> list[str]:

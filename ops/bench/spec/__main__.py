@@ -273,19 +273,6 @@ def _runner_config(model: Path, options: argparse.Namespace) -> RunnerConfig:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = bench_parser("spec", __doc__)
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
-    proposers = "what drafts; what draft and eagle draft by lies beside the model, in folders of these names"
-    add_list(parser, "--proposer", str, _PROPOSERS, proposers, _PROPOSERS)
-    add_list(parser, "--batch", positive, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
-    parser.add_argument("--new", type=positive, default=128, help="tokens of an answer")
-    parser.add_argument("--rounds", type=positive, default=6)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--num-threads", type=positive, help="of CPU operations; as of a worker if not given")
-    return parser
-
-
 def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object]]:
     runner = build_runner(_runner_config(model, options))
     common = {"dtype": str(runner.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
@@ -310,7 +297,16 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
 
 def main(arguments: Values[str] | None = None) -> None:
     """Measure, print and record."""
-    options = _parser().parse_args(arguments)
+    parser = bench_parser("spec", __doc__)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
+    proposers = "what drafts; what draft and eagle draft by lies beside the model, in folders of these names"
+    add_list(parser, "--proposer", str, _PROPOSERS, proposers, _PROPOSERS)
+    add_list(parser, "--batch", positive, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
+    parser.add_argument("--new", type=positive, default=128, help="tokens of an answer")
+    parser.add_argument("--rounds", type=positive, default=6)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--num-threads", type=positive, help="of CPU operations; as of a worker if not given")
+    options = parser.parse_args(arguments)
     table = ResultTable("spec")
     for row in _rows(options.model, options):
         table.add(row)

@@ -93,9 +93,10 @@ def _case_of(
     candidates: dict[str, Candidate] = {
         name: lambda index, entry=None, sets=sets: sets[index].attend(entry=entry) for name, sets in batches.items()
     }
-    queries = sum(query for query, _ in lengths)
-    num_bytes = cache_bytes + 2 * queries * shape.numbers_per_pair
-    return Case(num_bytes, 2 * pairs * shape.numbers_per_pair, num_sets, candidates)
+    # The products that a query takes with one token, in all heads.
+    per_pair = shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim))
+    num_bytes = cache_bytes + 2 * sum(query for query, _ in lengths) * per_pair
+    return Case(num_bytes, 2 * pairs * per_pair, num_sets, candidates)
 
 
 def _expanded(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Candidate:

@@ -48,11 +48,6 @@ class AttentionShape:
         """Return what is kept of a token."""
         return self.num_kv_heads * (self.head_dim if self.latent_dim else 2 * self.head_dim)
 
-    @property
-    def numbers_per_pair(self) -> int:
-        """Return the products that a query takes with one token, in all heads."""
-        return self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
-
     def seen(self, query: int, context: int) -> tuple[int, int]:
         """Return how many tokens a sequence reads, and how many pairs of a query and a token it multiplies."""
         window = self.sliding_window or context

@@ -125,7 +125,9 @@ class RotationInputs:
         self.key_cache, self.value_cache = torch.zeros(shape, device=device, dtype=torch.bfloat16)
         self.slots = torch.randperm(num_blocks * BLOCK_SIZE, device=device)[:num_tokens]
         weights = torch.rand(2, dim, device=device).bfloat16() + 0.5
-        self.head_norm = HeadNormWeights(weights[0], weights[1], 1e-6) if model.has_qk_norm else None
+        self.head_norm = (
+            HeadNormWeights(weights[0], weights[1], 1e-6) if model.fields["model_type"] == "qwen3" else None
+        )
 
     def rotate(self, entry: Entry | None = None) -> torch.Tensor:
         """Run our op; on a GPU launched by an entry where one is given."""
