@@ -11,7 +11,7 @@ from ops.chaos import aftermath
 from ops.chaos.faults import Fault, FaultLog
 from ops.chaos.load import ANSWER_TIMEOUT_S, Load
 from ops.chaos.mix import Body, mixed_bodies
-from ops.chaos.outcome import Outcome, percentile
+from ops.chaos.outcome import Outcome, percentile, spread
 from ops.chaos.system import System, SystemOptions
 
 SETTLED_S = 1.0
@@ -102,9 +102,7 @@ def _judge_silences(outcome: Outcome, disturbance: Disturbance, lag_s: float) ->
         outcome.expect(p99_s <= limit_s + lag_s, f"silences have a p99 of {p99_s:.2f} s, not {limit_s:g} s")
     limit_s, p99_s = disturbance.max_recovery_p99_s, percentile(outcome.recoveries_s, 0.99)
     if limit_s is not None and p99_s is not None:
-        outcome.figures["silent after it was mended p50/p99/max s"] = [
-            percentile(outcome.recoveries_s, share) for share in (0.5, 0.99, 1.0)
-        ]
+        outcome.figures["silent after it was mended p50/p99/max s"] = spread(outcome.recoveries_s)
         problem = f"streams were silent for {p99_s:.2f} s (p99) after it was mended, not {limit_s:g} s"
         outcome.expect(p99_s <= limit_s + lag_s, problem)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from ops.chaos.disturbance import Disturbance
 from ops.chaos.outcome import Outcome
 from ops.chaos.scenarios import clients, deaths, fairness, poison, resumed_streams, server_faults
 from ops.chaos.scenarios.resumed_streams import ResumedStreams
 
-Scenario = Callable[[int | None], Awaitable[Outcome]]
+Scenario = Callable[[int | None], Coroutine[Any, Any, Outcome]]
 
 _TABLE: tuple[Disturbance | ResumedStreams, ...] = (
     *deaths.DEATHS,

@@ -15,7 +15,7 @@ from ops.chaos.faults import Fault, FaultLog, Freeze, Jump, Kill, Sever
 from ops.chaos.ledger import Entry, Verdict
 from ops.chaos.load import Load
 from ops.chaos.mix import mixed_bodies, plain_bodies
-from ops.chaos.outcome import Outcome, percentile
+from ops.chaos.outcome import Outcome, percentile, spread
 from ops.chaos.stream_client import ask
 from ops.chaos.system import API_KEY, System, SystemOptions
 
@@ -193,9 +193,7 @@ def _judge_refusals(outcome: Outcome, state: LinkState, asked: _Asked) -> None:
     outcome.figures[f"{state.value}: refusals"] = len(asked.answers)
     outcome.figures[f"{state.value}: asked too late by s"] = round(asked.max_lag_s, 3)
     outcome.figures[f"{state.value}: first refusals after s"] = percentile(early_s, 1.0)
-    outcome.figures[f"{state.value}: refusals beyond that p50/p99/max s"] = [
-        percentile(waits_s, share) for share in (0.5, 0.99, 1.0)
-    ]
+    outcome.figures[f"{state.value}: refusals beyond that p50/p99/max s"] = spread(waits_s)
     allowed_s = REFUSAL_S + asked.max_lag_s
     slow = [wait_s for wait_s in waits_s if wait_s > allowed_s]
     problem = f"{state.value}: {len(slow)} of {len(waits_s)} were not refused {allowed_s:.2f} s after NATS is suspected"

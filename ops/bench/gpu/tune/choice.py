@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import geometric_mean
 
 import torch
 
@@ -86,7 +87,9 @@ def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -
     right = [trial for trial in right if trial.failure is None]
     if not right:
         raise RuntimeError(f"{tuning.label}: no entry is right; the present one: {trials[0].failure}")
-    _score(right)
+    bests = [min(times) for times in zip(*(trial.seconds for trial in right), strict=True)]
+    for trial in right:
+        trial.score = geometric_mean(s / best_s for s, best_s in zip(trial.seconds, bests, strict=True))
     best = min(right, key=lambda trial: trial.score)
     keeps = trials[0].failure is None and trials[0].score <= best.score * (1 + _LEAST_GAIN)
     return Choice(present if keeps else best.entry, trials)
@@ -110,10 +113,3 @@ def _time(label: str, case: Case, trial: Trial, timer: Timer) -> None:
         trial.seconds.append(timer.measure(partial(case.candidates[OURS], entry=trial.entry), case.num_sets).seconds)
     except Exception as error:  # a shape of the problem that the checks do not have
         trial.failure = f"{label}: {reason_of(error)}"
-
-
-def _score(trials: Sequence[Trial]) -> None:
-    bests = [min(times) for times in zip(*(trial.seconds for trial in trials), strict=True)]
-    for trial in trials:
-        ratios = [seconds / best for seconds, best in zip(trial.seconds, bests, strict=True)]
-        trial.score = math.exp(sum(map(math.log, ratios)) / len(ratios))
