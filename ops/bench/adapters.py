@@ -7,26 +7,27 @@ adapter each, of all linear layers. Times are those that one thread computes, wh
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Sequence as Values
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 
-from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets
 from kernels.low_rank import LowRank, LowRankPart
+from ops.bench.comparison import in_turns, median_ratio
 from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.record import ResultTable
-from ops.bench.stepping import SteppedEngine, engine_of
+from ops.bench.stepping import SteppedEngine, make_engine
 from ops.stack.config import DEMO_MODEL
 
-WITHOUT, IDLE, ADAPTED = "without", "idle", "adapted"
+WITHOUT, IDLE, ADAPTED = KINDS = ("without", "idle", "adapted")
 PROMPT_TOKENS = 64
 STEPS = 30
-_BLOCK_SIZE = 16
 
 
 def random_adapter(targets: AdapterTargets, rank: int, seed: int) -> dict[str, LowRank]:
@@ -46,64 +47,48 @@ def random_adapter(targets: AdapterTargets, rank: int, seed: int) -> dict[str, L
     }
 
 
-class Bench:
-    """Owns an engine for each kind."""
-
-    def __init__(self, model: Path, batch: int, rank: int, dtype: str) -> None:
-        self._batch = batch
-        self._engines: dict[str, SteppedEngine] = {}
-        for kind in (WITHOUT, IDLE, ADAPTED):
-            config = RunnerConfig(
-                model,
-                dtype=dtype,
-                block_size=_BLOCK_SIZE,
-                num_blocks=batch * -(-(PROMPT_TOKENS + STEPS + 10) // _BLOCK_SIZE),
-                max_num_seqs=batch,
-                max_model_len=PROMPT_TOKENS + STEPS + 10,
-                num_threads=1,
-                max_loras=0 if kind == WITHOUT else batch,
-            )
-            runner = build_runner(config)
-            if (targets := runner.model.adapters) is not None:
-                for slot in range(batch):
-                    adapter = random_adapter(targets, rank, slot)
-                    most = max(low_rank.rank for low_rank in adapter.values())
-                    targets.place(slot, targets.pack(adapter), most)
-            self._engines[kind] = engine_of(runner, max_num_seqs=batch, has_prefix_cache=False)
-
-    def run(self, kind: str) -> tuple[float, float]:
-        """Serve a batch of one kind; return the seconds of computing of its prompts, and of a step."""
-        engine, sequences = self._engines[kind], []
-        for slot in range(self._batch):
-            sequence = engine.add(engine.random_prompt(PROMPT_TOKENS), STEPS + 8)
-            sequence.adapter = slot if kind == ADAPTED else None
-            sequences.append(sequence)
-        begun = time.thread_time()
-        engine.prefill(sequences)
-        prefilled = time.thread_time()
-        engine.step_seconds(STEPS)
-        stepped = time.thread_time()
-        engine.abort(sequences)
-        return prefilled - begun, (stepped - prefilled) / STEPS
+def engine_for(kind: str, model: Path, batch: int, rank: int, dtype: str) -> SteppedEngine:
+    """Load the model for a batch of one kind."""
+    max_len, max_loras = PROMPT_TOKENS + STEPS + 10, 0 if kind == WITHOUT else batch
+    config = RunnerConfig(model, dtype, max_num_seqs=batch, max_model_len=max_len, num_threads=1, max_loras=max_loras)
+    engine = make_engine(config)
+    if (targets := engine.runner.model.adapters) is not None:
+        for slot in range(batch):
+            adapter = random_adapter(targets, rank, slot)
+            targets.place(slot, targets.pack(adapter), max(low_rank.rank for low_rank in adapter.values()))
+    return engine
 
 
-def measure(bench: Bench, batch: int, rank: int, rounds: int, table: ResultTable) -> None:
+def serve(engine: SteppedEngine, batch: int, *, is_adapted: bool) -> tuple[float, float]:
+    """Serve a batch; return the seconds of computing of its prompts, and of a step."""
+    sequences = [engine.add(engine.random_prompt(PROMPT_TOKENS), STEPS + 8) for _ in range(batch)]
+    for slot, sequence in enumerate(sequences):
+        sequence.adapter = slot if is_adapted else None
+    begun = time.thread_time()
+    engine.prefill(sequences)
+    prefilled = time.thread_time()
+    engine.step_seconds(STEPS)
+    stepped = time.thread_time()
+    engine.abort(sequences)
+    return prefilled - begun, (stepped - prefilled) / STEPS
+
+
+def measure(options: argparse.Namespace, batch: int, table: ResultTable) -> None:
     """Measure all kinds in turns, print them beside the engine without adapters, and record them."""
-    taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in (WITHOUT, IDLE, ADAPTED)}
-    for _ in range(rounds):
-        for kind, times in taken.items():
-            times.append(bench.run(kind))
-    for kind, times in taken.items():
-        pairs = list(zip(times, taken[WITHOUT], strict=True))
+    engines = {kind: engine_for(kind, options.model, batch, options.rank, options.dtype) for kind in KINDS}
+    measures = {kind: partial(serve, engine, batch, is_adapted=kind == ADAPTED) for kind, engine in engines.items()}
+    taken = {kind: list(zip(*times, strict=True)) for kind, times in in_turns(measures, options.rounds).items()}
+    for kind, (prompts, steps) in taken.items():
+        plain_prompts, plain_steps = taken[WITHOUT]
         table.add(
             {
                 "batch": batch,
-                "rank": rank,
+                "rank": options.rank,
                 "kind": kind,
-                "step_ms": round(median(step for _, step in times) * 1e3, 3),
-                "prompts_ms": round(median(prompts for prompts, _ in times) * 1e3, 3),
-                "decode_speed": round(median(plain / step for (_, step), (_, plain) in pairs), 3),
-                "prompt_speed": round(median(plain / prompts for (prompts, _), (plain, _) in pairs), 3),
+                "step_ms": round(median(steps) * 1e3, 3),
+                "prompts_ms": round(median(prompts) * 1e3, 3),
+                "decode_speed": median_ratio(plain_steps, steps),
+                "prompt_speed": median_ratio(plain_prompts, prompts),
             }
         )
 
@@ -119,8 +104,7 @@ def main(arguments: Values[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     table = ResultTable("adapters")
     for batch in options.batch:
-        bench = Bench(options.model, batch, options.rank, options.dtype)
-        measure(bench, batch, options.rank, options.rounds, table)
+        measure(options, batch, table)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Protocol, TypeVar
 
 from ops.bench.engine import Load, medians
-from ops.bench.make_model import Shape, Size, make_model
+from ops.bench.make_model import SHAPES, Shape, make_model
 from ops.bench.options import add_list, positive
 from ops.bench.peers.engines import PeerUnavailableError
 from ops.bench.record import ResultTable
@@ -36,7 +37,19 @@ class Figures(Protocol):
 
 
 Measured = TypeVar("Measured", bound=Figures)
+Value = TypeVar("Value")
 Rates = Mapping[tuple[str, int], float]
+
+
+def in_turns(measures: Mapping[str, Callable[[], Value]], rounds: int) -> dict[str, list[Value]]:
+    """Call each once a round, so that all share the machine's good and bad moments; return what they returned."""
+    found = [{name: measure() for name, measure in measures.items()} for _ in range(rounds)]
+    return {name: [each[name] for each in found] for name in measures}
+
+
+def median_ratio(values: Iterable[float], bases: Iterable[float], digits: int = 3) -> float:
+    """Return the median of the ratios of pairs."""
+    return round(median(value / base for value, base in zip(values, bases, strict=True)), digits)
 
 
 def measure_in_turn(
@@ -89,19 +102,24 @@ def add_rows(
         row = common | {"engine": name, "engine_version": versions.get(name), "batch": batch}
         row |= {"decode_tokens_per_s": round(measured.decode_rate, 1)} | measured.others()
         table.add(row | ({} if ratio is None else {"of_best_peer": round(ratio, 3)}), not_available=missing)
-    print_missing(missing, required)
-
-
-def print_missing(missing: Mapping[str, str], required: Iterable[str]) -> None:
-    """Print which engines could not be measured, and why.
-
-    Raises:
-        SystemExit: A required one is among them.
-    """
     for name, reason in missing.items():
         print(f"{name}: not available: {reason}")
     if absent := sorted(set(required) & set(missing)):
         raise SystemExit(f"not measured: {', '.join(absent)}")
+
+
+def compare(
+    table: ResultTable,
+    engines: Mapping[str, Callable[[int], Mapping[int, Measured]]],
+    options: argparse.Namespace,
+    versions: Mapping[str, Callable[[], str | None]] | None = None,
+    required: Iterable[str] = (OURS,),
+    **common: object,
+) -> None:
+    """Measure engines in turn as the options of loads ask, and print and record the rows; `add_rows` says what."""
+    results, missing = measure_in_turn(engines, options.rounds)
+    told = {name: version() for name, version in (versions or {}).items() if name not in missing}
+    add_rows(table, results, told, missing, required, prompt=options.prompt, new=options.new, **common)
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +135,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 def add_shapes(parser: argparse.ArgumentParser) -> None:
     """Add the option that says which models are made."""
-    add_list(parser, "--shapes", str, ["15m", "160m"], "models with random weights", [size.value for size in Size])
+    add_list(parser, "--shapes", str, ["15m", "160m"], "models with random weights", list(SHAPES))
 
 
 def loads_of(options: argparse.Namespace) -> list[Load]:

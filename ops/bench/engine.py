@@ -147,7 +147,9 @@ class EngineBench:
         """Serve a load once, beginning with an empty engine."""
         engine = self._engine
         room = self._room(load)
-        sequences = [engine.add(engine.random_prompt(load.prompt), room, temperature) for _ in range(load.batch)]
+        sequences = [
+            engine.add(engine.random_prompt(load.prompt), room, temperature=temperature) for _ in range(load.batch)
+        ]
         prefill_s, steps = engine.prefill(sequences), engine.step_seconds(load.new)
         engine.abort(sequences)
         return Measurement(

@@ -7,29 +7,17 @@ appends them to `results/engine.jsonl`. `--shapes 1b --rounds 1` takes a model o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn, model_of
-from ops.bench.engine import Measurement
+from ops.bench.comparison import OURS, add_load_options, add_shapes, compare, loads_of, model_of
 from ops.bench.make_model import SHAPES
 from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import Task, measure_ours, peers
-from ops.bench.record import ResultTable, command_line
+from ops.bench.record import ResultTable
 
-Measure = Callable[[Task], dict[int, Measurement]]
-Results = dict[tuple[str, int], Measurement]
 _RATES = ("decode_tokens_per_s", "of_best_peer", "prefill_tokens_per_s", "bandwidth_fraction")
 _COLUMNS = ("model", "engine", "batch", *_RATES)
-
-
-def measure_all(engines: dict[str, Measure], task: Task, rounds: int) -> tuple[Results, dict[str, str]]:
-    """Measure every engine in every round; return medians by engine and batch size, and why engines are missing."""
-
-    def in_round(measure: Measure, number: int) -> dict[int, Measurement]:
-        return measure(task)
-
-    return measure_in_turn({name: partial(in_round, call) for name, call in engines.items()}, rounds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,16 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_load_options(parser)
     options = parser.parse_args(arguments)
     found = [peer for peer in peers(options.cache) if options.peers is None or peer.name in options.peers]
-    engines = {OURS: measure_ours} | {peer.name: peer.measure for peer in found}
-    table = ResultTable("engine", _COLUMNS, command_line("engine_compare"))
+    engines = {OURS: measure_ours} | {peer.name: peer.run for peer in found}
+    versions = {peer.name: peer.version for peer in found}
+    table = ResultTable("engine", _COLUMNS, "engine_compare")
     for shape in options.shapes:
         with model_of(SHAPES[shape]) as model:
             task = Task(model, loads_of(options), options.num_threads)
-            results, missing = measure_all(engines, task, options.rounds)
-        versions = {peer.name: peer.version() for peer in found if peer.name not in missing}
-        asked = {"threads": options.num_threads, "prompt": options.prompt, "new": options.new}
-        required = (OURS, *(options.peers or ()))
-        add_rows(table, results, versions, missing, required, model=shape, dtype="bfloat16", **asked)
+            measures = {name: partial(measure, task) for name, measure in engines.items()}
+            asked = {"model": shape, "dtype": "bfloat16", "threads": options.num_threads}
+            compare(table, measures, options, versions, (OURS, *(options.peers or ())), **asked)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import uvloop
 
@@ -33,24 +32,22 @@ from ops.bench.systems import (
     peak_rss_bytes,
 )
 from ops.load_generator.connection import Address
-from ops.load_generator.rounds import Samples, count_streams
+from ops.load_generator.rounds import count_streams
 from ops.simulation.outcome import percentile
 from ops.stack.plan import DEMO_MODEL_NAME
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How hard: `num_rounds` requests of `num_tokens` tokens on each of `concurrency` connections, resumable or not."""
-
-    concurrency: int
-    num_tokens: int
-    num_rounds: int
-    is_resumable: bool = False
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line names, print a table, and record each row; return 1 where nothing starts."""
-    options = _parser().parse_args(arguments)
+    parser = bench_parser("gateway", __doc__)
+    parser.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
+    parser.add_argument("--gateways", type=positive, default=1, help="Gateway processes of the whole system.")
+    add_list(parser, "--concurrency", positive, [1, 16, 64, 256], "Connections: 1,16,64,256.")
+    parser.add_argument("--tokens", type=positive, default=128, help="Tokens per request.")
+    parser.add_argument("--rounds", type=positive, default=3, help="Requests per connection.")
+    parser.add_argument("--resumable", action="store_true", help="Streams that survive their gateway.")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
+    options = parser.parse_args(arguments)
     try:
         uvloop.run(_measure_all(options))
     except StartError as error:
@@ -62,34 +59,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _measure_all(options: argparse.Namespace) -> None:
     table = ResultTable("gateway", _COLUMNS)
     step_ms = options.step_ms
+    # Streams that all begin at once would measure how long a crowd waits at the door.
+    spread_s = min(5.0, options.tokens * step_ms / 1000)
     with isolated_gateway(step_ms) if options.isolated else _system(step_ms, options.gateways) as target:
         for concurrency in options.concurrency:
-            load = Load(concurrency, options.tokens, options.rounds, options.resumable)
-            # Streams that all begin at once would measure how long a crowd waits at the door.
-            spread_s = min(5.0, options.tokens * step_ms / 1000)
-            await _measure(target, Load(concurrency, 4, 1), 0.0)
+            load = (concurrency, options.tokens, options.rounds, options.resumable)
+            await _measure(target, (concurrency, 4, 1, False), 0.0)
             table.add(await _measure(target, load, spread_s), step_ms=step_ms)
             with _floor(step_ms, options.tokens) as floor:
                 table.add(await _measure(floor, load, spread_s), step_ms=step_ms)
 
 
-async def _measure(target: Target, load: Load, spread_s: float) -> dict[str, object]:
-    prompts = (f"stream number {index}" for index in range(load.concurrency))
-    options = {"resumable": load.is_resumable}
-    requests = [target.address.completion(prompt, load.num_tokens, stream_options=options) for prompt in prompts]
+async def _measure(target: Target, load: tuple[int, int, int, bool], spread_s: float) -> dict[str, object]:
+    """Send requests in rounds on connections that are resumable or not; return the row."""
+    concurrency, num_tokens, num_rounds, is_resumable = load
+    prompts = (f"stream number {index}" for index in range(concurrency))
+    options = {"resumable": is_resumable}
+    requests = [target.address.completion(prompt, num_tokens, stream_options=options) for prompt in prompts]
     cpu_before = {role: cpu_seconds(pids) for role, pids in target.pids.items()}
-    samples = await count_streams(target.address, requests, load.num_rounds, spread_s)
+    samples = await count_streams(target.address, requests, num_rounds, spread_s)
     cpu_s = {role: cpu_seconds(pids) - cpu_before[role] for role, pids in target.pids.items()}
-    return _row(target, load, samples, cpu_s)
-
-
-def _row(target: Target, load: Load, samples: Samples, cpu_s: dict[str, float]) -> dict[str, object]:
     elapsed_s = samples.elapsed_s
     row: dict[str, object] = {
         "target": target.name,
-        "concurrency": load.concurrency,
-        "num_tokens": load.num_tokens,
-        "is_resumable": load.is_resumable,
+        "concurrency": concurrency,
+        "num_tokens": num_tokens,
+        "is_resumable": is_resumable,
         "requests_per_s": round(samples.num_requests / elapsed_s, 1),
         "tokens_per_s": round(samples.num_tokens / elapsed_s),
         "failures": samples.num_failures,
@@ -117,8 +112,8 @@ def _system(step_ms: float, num_gateways: int) -> Iterator[Target]:
 @contextlib.contextmanager
 def _floor(step_ms: float, num_tokens: int) -> Iterator[Target]:
     command = [sys.executable, "-m", "ops.bench.floor_server", str(step_ms), str(num_tokens)]
-    with parts() as system:
-        pid, port = system.start(command, "floor", "\n")
+    with parts() as start:
+        pid, port = start("floor", command, "\n")
         yield Target("floor", Address(HOST, int(port), "any"), {"gateway": [pid]})
 
 
@@ -126,18 +121,6 @@ _COLUMNS = (
     *("target", "concurrency", "requests_per_s", "tokens_per_s", "us_per_token", "cores"),
     *("ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "delay_p50_ms", "delay_p99_ms", "rss_mb", "failures"),
 )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = bench_parser("gateway", __doc__)
-    parser.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
-    parser.add_argument("--gateways", type=positive, default=1, help="Gateway processes of the whole system.")
-    add_list(parser, "--concurrency", positive, [1, 16, 64, 256], "Connections: 1,16,64,256.")
-    parser.add_argument("--tokens", type=positive, default=128, help="Tokens per request.")
-    parser.add_argument("--rounds", type=positive, default=3, help="Requests per connection.")
-    parser.add_argument("--resumable", action="store_true", help="Streams that survive their gateway.")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
-    return parser
 
 
 if __name__ == "__main__":

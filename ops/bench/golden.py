@@ -17,29 +17,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
 import torch
 
 from gpu_worker.consumer.golden.prober import GoldenProber, ProbeSizes
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
-from gpu_worker.engine.engine import Engine, EngineStats
-from gpu_worker.execution.build import build_runner
+from gpu_worker.engine.engine import EngineStats
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.cpu_library import cpu_library
 from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
+from ops.bench.stepping import BLOCK_SIZE, make_engine
 from ops.golden.prompts import default_prompts
 from ops.stack.config import DEMO_MODEL
 from shared.golden import NUM_ANSWER_TOKENS, NUM_TOP, Baseline, GoldenPrompt
 from shared.golden_statistic import limit
 from shared.sampling import Sampling
 
-BLOCK = 16
 _MAX_MODEL_LEN = 1024
 _PROBES_OF_FORM = {True: 60, False: 15}
 _BUSY_SEQUENCES, _BUSY_PROBES = 600, 8
@@ -71,16 +69,11 @@ class Form:
 
 @contextmanager
 def _kernels(is_compiled: bool) -> Iterator[None]:
-    before = os.environ.get("HEADRACE_CPU_KERNELS")
-    if not is_compiled:
-        os.environ["HEADRACE_CPU_KERNELS"] = "off"
-    cpu_library.cache_clear()
     try:
-        yield
+        with mock.patch.dict(os.environ, {} if is_compiled else {"HEADRACE_CPU_KERNELS": "off"}):
+            cpu_library.cache_clear()
+            yield
     finally:
-        os.environ.pop("HEADRACE_CPU_KERNELS", None)
-        if before is not None:
-            os.environ["HEADRACE_CPU_KERNELS"] = before
         cpu_library.cache_clear()
 
 
@@ -105,14 +98,13 @@ class ProbedLab:
             max_model_len=_MAX_MODEL_LEN,
             num_threads=form.num_threads,
         )
-        self.runner = build_runner(config)
-        sizes = SchedulerConfig(BLOCK, form.num_blocks, form.max_num_seqs, form.token_budget, _MAX_MODEL_LEN)
-        self.engine = Engine(Scheduler(sizes), self.runner)
+        made = make_engine(config, enable_prefix_caching=True)
+        self.runner, self.engine = made.runner, made.engine
         self.now = 0.0
         self.others: list[SequenceEvent] = []
         self._is_probed = baseline is not None
         if baseline is not None:
-            fits = ProbeSizes(_MAX_MODEL_LEN, BLOCK)
+            fits = ProbeSizes(_MAX_MODEL_LEN, BLOCK_SIZE)
             self.prober = GoldenProber(self, baseline, share, lambda: self.now, fits)
 
     @property

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Values
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import mean, median
@@ -31,16 +32,15 @@ from PIL import Image
 from gpu_worker.core.media import SharedImages
 from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.media.decoder import Decoder
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import read_processor, read_vision
+from ops.bench.comparison import in_turns, median_ratio
 from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.record import ResultTable
-from ops.bench.stepping import SteppedEngine, engine_of
+from ops.bench.stepping import make_engine
 from shared.media import MediaRef
-from shared.sampling import Sampling
 
 _VOCABULARY, _IMAGE = 512, 500
 _SIDE, _IMAGE_TOKENS = 448, 256
@@ -79,16 +79,16 @@ def photo(width: int, height: int, seed: int) -> npt.NDArray[np.uint8]:
     return (smooth + generator.integers(-6, 7, smooth.shape)).clip(0, 255).astype(np.uint8)
 
 
-def jpeg(width: int, height: int, seed: int) -> bytes:
-    """Return a photo as cameras store it."""
-    target = io.BytesIO()
-    Image.fromarray(photo(width, height, seed)).save(target, "JPEG", quality=90)
-    return target.getvalue()
-
-
 def _reference(data: bytes, width: int, height: int) -> MediaRef:
     digest = hashlib.sha256(data).digest()
     return MediaRef(digest=digest, num_bytes=len(data), width=width, height=height, mime="image/jpeg")
+
+
+def jpeg(width: int, height: int, seed: int) -> tuple[bytes, MediaRef]:
+    """Return a photo as cameras store it."""
+    target = io.BytesIO()
+    Image.fromarray(photo(width, height, seed)).save(target, "JPEG", quality=90)
+    return target.getvalue(), _reference(target.getvalue(), width, height)
 
 
 def _cpu_s() -> float:
@@ -112,7 +112,7 @@ async def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num
     processor, theirs = read_processor(directory), Qwen2VLImageProcessorPil.from_pretrained(directory)
     assert processor is not None
     for width, height in sizes:
-        files = [(data, _reference(data, width, height)) for data in (jpeg(width, height, n) for n in range(num_files))]
+        files = [jpeg(width, height, seed) for seed in range(num_files)]
         # The first one pays for the start of the process.
         first = await _prepare(files[:1], processor)
         own = max(1e-6, await _prepare([files[0], *files], processor) - first)
@@ -133,7 +133,7 @@ async def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num
 class Bench:
     """Owns an engine that sees, and what it is asked."""
 
-    def __init__(self, directory: Path, token_budget: int) -> None:
+    def __init__(self, directory: Path) -> None:
         vision, processor = read_vision(directory), read_processor(directory)
         assert vision is not None
         assert processor is not None
@@ -141,23 +141,15 @@ class Bench:
         config = RunnerConfig(
             directory,
             dtype="float32",
-            block_size=16,
             num_blocks=800,
             max_num_seqs=_STREAMS + _WAITING,
+            max_num_batched_tokens=_BUDGET,
             max_model_len=8192,
             num_threads=1,
             takes_images=True,
         )
-        runner = build_runner(config, images=images)
         media = MediaConfig(vision.num_stages, vision.max_kept_rows)
-        most = _STREAMS + _WAITING
-        self.engine: SteppedEngine = engine_of(
-            runner, max_num_seqs=most, token_budget=token_budget, has_prefix_cache=False, media=media, images=images
-        )
-
-    def stream(self, max_tokens: int) -> Sequence:
-        """Queue a text that decodes."""
-        return self.engine.add(_text(8), max_tokens)
+        self.engine = make_engine(config, images=images, media=media)
 
     def prompt(self) -> Sequence:
         """Queue a text as long as one with an image."""
@@ -168,8 +160,7 @@ class Bench:
         pixels = [photo(_SIDE, _SIDE, next(self._seeds)) for _ in range(num_images)]
         refs = [_reference(each.tobytes(), _SIDE, _SIDE) for each in pixels]
         token_ids, spans = self._processor.expand([*_text(8), *([_IMAGE] * num_images), *_text(8)], refs)
-        sampling = Sampling(temperature=0.0, ignore_eos=True)
-        sequence = Sequence(f"images-{next(self._seeds)}", token_ids, len(token_ids), sampling, max_tokens=1)
+        sequence = self.engine.sequence(token_ids, 1)
         sequence.media = tuple(spans)
         sequence.images = tuple(self._processor.prepare(*each) for each in zip(refs, pixels, strict=True))
         self.engine.engine.add(sequence)
@@ -186,7 +177,7 @@ class Bench:
 
     def steps_s(self, flood: Callable[[], Sequence] | None) -> list[float]:
         """Return the seconds that steps with all streams compute, while some of a flood always wait."""
-        streams = [self.stream(2000) for _ in range(_STREAMS)]
+        streams = [self.engine.add(_text(8), 2000) for _ in range(_STREAMS)]
         self.engine.prefill(streams)
         waiting: list[Sequence] = []
         seconds = []
@@ -212,19 +203,17 @@ def measure_streams(bench: Bench, rounds: int, table: ResultTable) -> None:
         PROMPTS: bench.prompt,
         IMAGES: lambda: bench.shown(1),
     }
-    taken: dict[str, list[list[float]]] = {kind: [] for kind in floods}
-    for _ in range(rounds):
-        for kind, flood in floods.items():
-            taken[kind].append(bench.steps_s(flood))
-    for kind, runs in taken.items():
-        pairs = list(zip(runs, taken[PROMPTS], strict=True))
+    taken = in_turns({kind: partial(bench.steps_s, flood) for kind, flood in floods.items()}, rounds)
+    means = {kind: list(map(mean, runs)) for kind, runs in taken.items()}
+    longest = {kind: list(map(max, runs)) for kind, runs in taken.items()}
+    for kind in floods:
         table.add(
             {
                 "beside": kind,
-                "step_ms": round(median(mean(run) for run in runs) * 1e3, 2),
-                "worst_ms": round(median(max(run) for run in runs) * 1e3, 2),
-                "of_prompts": round(median(mean(run) / mean(other) for run, other in pairs), 3),
-                "worst_of_prompts": round(median(max(run) / max(other) for run, other in pairs), 3),
+                "step_ms": round(median(means[kind]) * 1e3, 2),
+                "worst_ms": round(median(longest[kind]) * 1e3, 2),
+                "of_prompts": median_ratio(means[kind], means[PROMPTS]),
+                "worst_of_prompts": median_ratio(longest[kind], longest[PROMPTS]),
             }
         )
 
@@ -245,7 +234,7 @@ def main(arguments: Values[str] | None = None) -> None:
             (round((each * 1e6 * 4 / 3) ** 0.5), round((each * 1e6 * 3 / 4) ** 0.5)) for each in options.megapixels
         ]
         asyncio.run(measure_preparing(directory, sides, options.files))
-        bench, table = Bench(directory, _BUDGET), ResultTable("images")
+        bench, table = Bench(directory), ResultTable("images")
         for num_images in options.images:
             taken = median(bench.first_token_s(num_images) for _ in range(options.rounds))
             table.add(

@@ -21,10 +21,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -35,21 +32,21 @@ from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.file_store import DirectoryStore
 from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.transfer import Transfer
-from ops.bench.comparison import model_of
-from ops.bench.make_model import SHAPES, Size
+from ops.bench.comparison import median_ratio, model_of
+from ops.bench.make_model import SHAPES
 from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
-from ops.bench.stepping import SteppedEngine
+from ops.bench.stepping import BLOCK_SIZE, SteppedEngine, engine_of
 from ops.bench.systems import address_of, headrace_up, own_settings
 from ops.load_generator.answer import read
 from ops.load_generator.connection import Address
 from ops.load_generator.rounds import ask_each
+from ops.simulation.outcome import percentile
+from ops.stack.plan import DEMO_MODEL_NAME
 
-BLOCK_SIZE = 16
 TOKEN_BUDGET = 512
 NUM_STREAMS = 4
 _MAX_SETTLE_S = 30.0
-_DEMO_MODEL = "headrace-demo"
 _LINE = "def function_{0}(value):\n    return value * {0} + {0} % 7\n"
 
 
@@ -75,16 +72,8 @@ class Worker:
 
 def engine_with(runner: TorchModelRunner, tiers: BlockTiers | None) -> SteppedEngine:
     """Return an engine with empty caches."""
-    config = SchedulerConfig(
-        block_size=BLOCK_SIZE,
-        num_blocks=runner.num_blocks,
-        max_num_seqs=NUM_STREAMS + 2,
-        max_num_batched_tokens=TOKEN_BUDGET,
-        max_model_len=runner.max_model_len,
-        windows=runner.windows,
-    )
     runner.clear()
-    return SteppedEngine(Engine(Scheduler(config, tiers=tiers), runner), range(3, runner.model_config.vocab_size))
+    return engine_of(runner, max_num_seqs=NUM_STREAMS + 2, token_budget=TOKEN_BUDGET, tiers=tiers)
 
 
 def restored_s(runner: TorchModelRunner, prompt: int, rounds: int, directory: Path | None) -> dict[str, object]:
@@ -96,8 +85,7 @@ def restored_s(runner: TorchModelRunner, prompt: int, rounds: int, directory: Pa
         text = worker.engine.random_prompt(prompt)
         cold.append(worker.engine.serve_s([text], 1))
         if worker.files is not None:
-            files = worker.files
-            _settle(lambda files=files: files.stored_bytes)  # type: ignore[misc]
+            _settle(worker.files)
             worker = Worker(runner, folder)
         else:
             worker.engine.serve_s([worker.engine.random_prompt(prompt)], 1)
@@ -202,11 +190,11 @@ def roles_rows(rounds: int) -> list[dict[str, object]]:
     for roles in ("both,both", "prefill,decode"):
         arguments = ["--workers", "2", "--roles", roles, "--num-threads", "1"]
         with headrace_up(arguments, own_settings(), 120.0) as ready:
-            address = address_of(ready, _DEMO_MODEL)
+            address = address_of(ready, DEMO_MODEL_NAME)
             # Until workers have heard of one another.
             asyncio.run(_gaps_s(address, 3))
             first, gaps = asyncio.run(_gaps_s(address, rounds))
-        long, p99 = statistics.median(first), sorted(gaps)[int(0.99 * len(gaps))]
+        long, p99 = statistics.median(first), percentile(gaps, 99)
         rows.append({"roles": roles, "first_to_second_ms": round(long * 1e3), "gaps_p99_ms": round(p99 * 1e3)})
     return rows
 
@@ -217,10 +205,10 @@ def _wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def _settle(count: Callable[[], int]) -> None:
+def _settle(files: BlockFiles) -> None:
     """Wait until nothing more is written."""
     deadline, previous = time.monotonic() + _MAX_SETTLE_S, -1
-    while (now := count()) != previous and time.monotonic() < deadline:
+    while (now := files.stored_bytes) != previous and time.monotonic() < deadline:
         previous = now
         time.sleep(0.3)
 
@@ -228,43 +216,36 @@ def _settle(count: Callable[[], int]) -> None:
 def _row(name: str, base: list[float], other: list[float], share: float | None = None) -> dict[str, object]:
     """Return medians in ms, and that of the ratios of pairs."""
     medians = [round(statistics.median(each) * 1e3, 2) for each in (base, other)]
-    ratio = statistics.median(b / a for a, b in zip(base, other, strict=True))
-    row = {"measurement": name, "rounds": len(base), "base_ms": medians[0], "ms": medians[1], "ratio": round(ratio, 4)}
-    return row | {"hit_share": None if share is None else round(share, 4)}
+    row = {"measurement": name, "rounds": len(base), "base_ms": medians[0], "ms": medians[1]}
+    return row | {"ratio": median_ratio(other, base, 4), "hit_share": None if share is None else round(share, 4)}
 
 
 def main(arguments: Values[str] | None = None) -> None:
     """Measure, print and record."""
     parser = bench_parser("kv_tiers", __doc__)
-    parser.add_argument("--shape", choices=[size.value for size in Size], default=Size.M15, help="of random weights")
+    parser.add_argument("--shape", choices=SHAPES, default="15m", help="of random weights")
     parser.add_argument("--prompt", type=positive, default=8192, help="tokens of the prompts that are restored")
     parser.add_argument("--rounds", type=positive, default=5, help="pairs of each measurement")
     parser.add_argument("--num-threads", type=positive, help="of CPU operations; by default as many as a worker takes")
     parser.add_argument("--roles", action="store_true", help="measure the whole system with roles instead")
     options = parser.parse_args(arguments)
     if options.roles:
-        ResultTable("kv_tiers").add_all(roles_rows(options.rounds), model=_DEMO_MODEL)
+        ResultTable("kv_tiers").add_all(roles_rows(options.rounds), model=DEMO_MODEL_NAME)
         return
     longest = options.prompt + 16
     shape = replace(SHAPES[options.shape], max_len=longest)
     with model_of(shape) as model, tempfile.TemporaryDirectory() as directory:
         num_blocks = (longest + NUM_STREAMS * 600) // BLOCK_SIZE + 8
-        config = RunnerConfig(
-            model, num_blocks=num_blocks, max_num_seqs=8, max_model_len=longest, num_threads=options.num_threads
-        )
-        runner, rounds = build_runner(replace(config, max_num_batched_tokens=TOKEN_BUDGET)), options.rounds
+        config = RunnerConfig(model, num_blocks=num_blocks, max_num_seqs=8, num_threads=options.num_threads)
+        config = replace(config, max_model_len=longest, max_num_batched_tokens=TOKEN_BUDGET)
+        runner, rounds = build_runner(config), options.rounds
         rows = [restored_s(runner, options.prompt, rounds, folder) for folder in (None, Path(directory))]
         rows += second_token_s(runner, options.prompt, rounds)
         for what, clock in (("time", time.perf_counter), ("processor time", time.thread_time)):
             pairs = stream_itl_s(runner, options.prompt // 8, rounds, Path(directory), clock)
             rows.append(_row(f"streams beside offloading, {what}", *pairs))
-        common = {
-            "model": options.shape,
-            "prompt": options.prompt,
-            "dtype": str(runner.dtype),
-            "threads": torch.get_num_threads(),
-        }
-    ResultTable("kv_tiers").add_all(rows, **common)
+        common = {"model": options.shape, "prompt": options.prompt, "dtype": str(runner.dtype)}
+    ResultTable("kv_tiers").add_all(rows, **common, threads=torch.get_num_threads())
 
 
 if __name__ == "__main__":

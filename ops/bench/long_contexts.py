@@ -12,32 +12,29 @@ import random
 import resource
 import time
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_worker.core.block_budget import block_budget
 from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
-from ops.bench.stepping import SteppedEngine, engine_of
+from ops.bench.stepping import BLOCK_SIZE, make_engine
 from ops.chart import Line, line_chart, picture
 from ops.demo_model.corpus import held_out_documents
 from ops.stack.config import DEMO_MODEL
 from shared.kv_budget import KvBudget, KvPolicy
-from shared.sampling import Sampling
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 SHARES = (0.125, 0.25, 0.5)
 POLICIES: tuple[KvPolicy, ...] = ("sinks", "heavy_hitters", "persistence")
 DEPTHS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
 PASSAGE = 48
-_BLOCK_SIZE = 16
 _BATCH = 4
 
 
@@ -60,51 +57,30 @@ class Reader:
     """Owns an engine that reads texts with a cache of one type."""
 
     def __init__(self, model: Path, dtype: str, length: int) -> None:
-        config = RunnerConfig(
-            model,
-            dtype="float32",
-            kv_cache_dtype=dtype,
-            block_size=_BLOCK_SIZE,
-            num_blocks=_BATCH * (-(-length // _BLOCK_SIZE) + 1),
-            max_num_seqs=_BATCH,
-            num_threads=2,
-        )
-        self.runner = build_runner(config)
+        config = RunnerConfig(model, "float32", kv_cache_dtype=dtype, max_num_seqs=_BATCH, num_threads=2)
+        self._engine = make_engine(replace(config, num_blocks=_BATCH * (-(-length // BLOCK_SIZE) + 1)))
+        self.runner = self._engine.runner
         self._length = length
-        self._engine: SteppedEngine = engine_of(self.runner, max_num_seqs=_BATCH, has_prefix_cache=False)
-
-    def sequence(self, name: str, text: list[int], setting: Setting) -> Sequence:
-        """Return a sequence whose prompt is read."""
-        sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        sequence = Sequence(name, list(text), len(text), sampling, max_tokens=1)
-        if setting.share < 1:
-            _limit(sequence, KvBudget(round(setting.share * self._length), setting.policy), self.runner.max_model_len)
-        return sequence
 
     def logprobs(self, texts: Values[list[int]], setting: Setting) -> list[list[float]]:
         """Return the log probabilities of each text's tokens but the first."""
-        found: dict[str, list[float]] = {str(place): [] for place in range(len(texts))}
-        for place, text in enumerate(texts):
-            self._engine.engine.add(self.sequence(str(place), text, setting))
-        while self._engine.engine.has_work():
-            for event in self._engine.step():
-                found[event.sequence.id] += [entry.logprob for entry in event.prompt_logprobs]
-        return [found[str(place)] for place in range(len(texts))]
+        found: dict[str, list[float]] = {}
+        for text in texts:
+            sequence = self._engine.sequence(text, 1, prompt_logprobs=0)
+            if setting.share < 1:
+                budget = KvBudget(round(setting.share * self._length), setting.policy)
+                _limit(sequence, budget, self.runner.max_model_len)
+            found[sequence.id] = []
+            self._engine.engine.add(sequence)
+        for event in self._engine.events():
+            found[event.sequence.id] += [entry.logprob for entry in event.prompt_logprobs]
+        return list(found.values())
 
 
 def _limit(sequence: Sequence, budget: KvBudget, max_num_blocks: int) -> None:
-    sequence.budget = block_budget(budget, _BLOCK_SIZE, max_num_blocks)
+    sequence.budget = block_budget(budget, BLOCK_SIZE, max_num_blocks)
     if sequence.budget.is_scored:
         sequence.scores = BlockScores(sequence.budget)
-
-
-def windows(token_ids: list[int], length: int, count: int) -> list[list[int]]:
-    """Return the first pieces of a text."""
-    return [token_ids[first : first + length] for first in range(0, len(token_ids) - length + 1, length)][:count]
-
-
-def _encoded(tokenizer: ModelTokenizer, text: str) -> list[int]:
-    return tokenizer.encode_text(text, add_special_tokens=False)
 
 
 def repeated(token_ids: list[int], length: int, count: int) -> list[tuple[list[int], list[int]]]:
@@ -127,7 +103,7 @@ def perplexities(
         reader = Reader(model, dtype, length)
         config = reader.runner.model_config
         # Computed in 32 bits, which stand for 16: the cache of a model served in 16 bits has half of its bytes.
-        whole = bytes_per_block(_BLOCK_SIZE, config, reader.runner.dtype) / 2
+        whole = bytes_per_block(BLOCK_SIZE, config, reader.runner.dtype) / 2
         own = whole if dtype == "auto" else sum(layer.block_bytes for layer in reader.runner.cache.layers)
         policies = POLICIES if dtype == "auto" else POLICIES[1:2]
         budgets = [Setting(dtype, share, policy) for policy in policies for share in SHARES]
@@ -169,19 +145,10 @@ def recall(
 
 def flat_memory(model: Path, num_tokens: int, budget: KvBudget, table: ResultTable) -> None:
     """Generate a long text with a budget, in an engine that has blocks for no more."""
-    runner = build_runner(
-        RunnerConfig(
-            model,
-            dtype="float32",
-            block_size=_BLOCK_SIZE,
-            num_blocks=2048 // _BLOCK_SIZE,
-            max_num_seqs=1,
-            num_threads=2,
-        )
-    )
-    stepped = engine_of(runner, max_num_seqs=1)
-    sequence = Sequence("long", [1, 2, 3], 3, Sampling(temperature=1.0, seed=1, ignore_eos=True), max_tokens=num_tokens)
-    _limit(sequence, budget, runner.num_blocks)
+    config = RunnerConfig(model, "float32", num_blocks=2048 // BLOCK_SIZE, max_num_seqs=1, num_threads=2)
+    stepped = make_engine(config, enable_prefix_caching=True)
+    sequence = stepped.sequence([1, 2, 3], num_tokens, temperature=1.0)
+    _limit(sequence, budget, stepped.runner.num_blocks)
     stepped.engine.add(sequence)
     most_blocks, first_kb, started, seconds = 0, 0, time.perf_counter(), 0.0
     for step in range(num_tokens):
@@ -191,12 +158,12 @@ def flat_memory(model: Path, num_tokens: int, budget: KvBudget, table: ResultTab
         if step == num_tokens // 10:
             first_kb, seconds = _resident_kb(), time.perf_counter() - started
     rate = (num_tokens - num_tokens // 10) / (time.perf_counter() - started - seconds)
+    at = f"{num_tokens} tokens, {budget.tokens} kept by {budget.policy}"
     for name, value in (
         ("blocks held at most", most_blocks),
         ("resident MB from a tenth on", round((_resident_kb() - first_kb) / 1024, 1)),
         ("tokens/s of its last nine tenths, of its first", round(rate * seconds / (num_tokens // 10), 3)),
     ):
-        at = f"{num_tokens} tokens, {budget.tokens} kept by {budget.policy}"
         table.add({"measure": name, "at": at, "value": value})
 
 
@@ -242,9 +209,12 @@ def main(arguments: Values[str] | None = None) -> None:
     parser.add_argument("--plots", action="store_true", help="write the plots of the documentation")
     options = parser.parse_args(arguments)
     tokenizer = ModelTokenizer(read_model_directory(options.model))
-    token_ids = [token for text in held_out_documents() for token in _encoded(tokenizer, text)]
+    documents = held_out_documents()
+    token_ids = [token for text in documents for token in tokenizer.encode_text(text, add_special_tokens=False)]
     table = ResultTable("long_contexts", ("measure", "at", "value", "of 16 bits whole", "bytes"))
-    found = perplexities(options.model, windows(token_ids, options.length, options.texts), options.length, table)
+    length = options.length
+    texts = [token_ids[first : first + length] for first in range(0, len(token_ids) - length + 1, length)]
+    found = perplexities(options.model, texts[: options.texts], length, table)
     cases = repeated(token_ids, options.recall_length, options.passages)
     by_depth = recall(options.model, cases, options.recall_length, table)
     flat_memory(options.model, options.tokens, KvBudget(512, options.policy), table)

@@ -9,9 +9,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
@@ -51,29 +49,16 @@ class Shape:
         return self.hidden_size // self.num_heads
 
 
-class Size(StrEnum):
-    """The names of the shapes."""
-
-    M15 = "15m"
-    M160 = "160m"
-    M160_MOE = "160m-moe"
-    M160_HYBRID = "160m-hybrid"
-    B1 = "1b"
-    B8 = "8b"
-
-
-SHAPES = MappingProxyType(
-    {
-        Size.M15: Shape(4096, 384, 1536, 6, 6, 2, is_tied=True),
-        Size.M160: Shape(32000, 768, 3072, 12, 12, 4, is_tied=False),
-        # As many weights, of which a token meets half.
-        Size.M160_MOE: Shape(32000, 768, 416, 12, 12, 4, is_tied=False, num_experts=8),
-        Size.M160_HYBRID: Shape(32000, 768, 2560, 12, 6, 2, is_tied=False, attends_every=4),
-        # Of Llama-3.2-1B and Llama-3-8B.
-        Size.B1: Shape(128_256, 2048, 8192, 16, 32, 8, is_tied=True),
-        Size.B8: Shape(128_256, 4096, 14_336, 32, 32, 8, is_tied=False, max_len=8192),
-    }
-)
+SHAPES = {
+    "15m": Shape(4096, 384, 1536, 6, 6, 2, is_tied=True),
+    "160m": Shape(32000, 768, 3072, 12, 12, 4, is_tied=False),
+    # As many weights, of which a token meets half.
+    "160m-moe": Shape(32000, 768, 416, 12, 12, 4, is_tied=False, num_experts=8),
+    "160m-hybrid": Shape(32000, 768, 2560, 12, 6, 2, is_tied=False, attends_every=4),
+    # Of Llama-3.2-1B and Llama-3-8B.
+    "1b": Shape(128_256, 2048, 8192, 16, 32, 8, is_tied=True),
+    "8b": Shape(128_256, 4096, 14_336, 32, 32, 8, is_tied=False, max_len=8192),
+}
 
 
 def make_model(shape: Shape, directory: Path) -> None:
@@ -193,7 +178,7 @@ def _save_tokenizer(vocab_size: int, directory: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the model that the command line names."""
     parser = bench_parser("make_model", __doc__)
-    parser.add_argument("--shape", choices=[size.value for size in Size], required=True)
+    parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--max-len", type=positive, default=2048, help="tokens of a sequence at most")
     options = parser.parse_args(arguments)

@@ -6,16 +6,17 @@ together have, which is one each. The table is printed, and appended to `results
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 
-from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn, model_of
+from ops.bench.comparison import OURS, add_load_options, add_shapes, compare, loads_of, model_of
 from ops.bench.engine import EngineBench, Load, Measurement
 from ops.bench.make_model import SHAPES
 from ops.bench.options import bench_parser, positive
-from ops.bench.record import ResultTable, command_line
+from ops.bench.record import ResultTable
 
 _BUDGET, _BLOCK_SIZE = 512, 16
 _COLUMNS = ("model", "dtype", "engine", "batch", "decode_tokens_per_s", "of_best_peer", "prefill_tokens_per_s")
@@ -39,21 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loads, size = loads_of(options), options.num_ranks
     largest = Load(max(load.batch for load in loads), options.prompt, options.new)
     settings = {"dtype": options.dtype, "max_load": largest, "token_budget": _BUDGET, "block_size": _BLOCK_SIZE}
-    table = ResultTable("ranks", _COLUMNS, command_line("ranks"))
+    table = ResultTable("ranks", _COLUMNS)
     for shape in options.shapes:
         with model_of(SHAPES[shape]) as model:
             one = EngineBench(model, num_threads=size, **settings)
             divided = EngineBench(model, num_threads=1, num_ranks=size, **settings)
-            try:
-                engines = {
-                    OURS: partial(measure, divided, 1, loads),
-                    ONE: partial(measure, one, size, loads),
-                }
-                results, missing = measure_in_turn(engines, options.rounds)
-            finally:
-                divided.close()
-        asked = {"ranks": size, "prompt": options.prompt, "new": options.new, "rounds": options.rounds}
-        add_rows(table, results, {}, missing, engines, model=shape, dtype=options.dtype, **asked)
+            engines = {OURS: partial(measure, divided, 1, loads), ONE: partial(measure, one, size, loads)}
+            asked = {"model": shape, "dtype": options.dtype, "ranks": size, "rounds": options.rounds}
+            with contextlib.closing(divided):
+                compare(table, engines, options, required=engines, **asked)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,10 +21,10 @@ _PACKAGES = ("msgspec", "nats-py", "uvloop", "httptools", "torch")
 class ResultTable:
     """Prints rows below the names of their columns, and records them."""
 
-    def __init__(self, benchmark: str, columns: Sequence[str] = (), command: str | None = None) -> None:
+    def __init__(self, benchmark: str, columns: Sequence[str] = (), module: str | None = None) -> None:
         self._benchmark = benchmark
         self._columns = columns
-        self._command = command_line(benchmark) if command is None else command
+        self._command = " ".join([f"python -m ops.bench.{module or benchmark}", *sys.argv[1:]])
         self._widths: dict[str, int] = {}
 
     def add(self, row: Mapping[str, object], **others: object) -> None:
@@ -45,18 +46,11 @@ def _cell(row: Mapping[str, object], name: str) -> str:
     return "-" if row.get(name) is None else str(row[name])
 
 
-def command_line(module: str) -> str:
-    """Return how a bench was called, as it is recorded."""
-    return " ".join([f"python -m ops.bench.{module}", *sys.argv[1:]])
-
-
 def append_record(benchmark: str, command: str, row: Mapping[str, object]) -> None:
     """Append one row to the benchmark's file. Rows of one process and command are one run."""
     machine = {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()}
-    process = {"load_average": round(os.getloadavg()[0], 2), "process": os.getpid()}
-    append_lines(
-        _RESULTS / f"{benchmark}.jsonl", [{**origin(command, _PACKAGES), "machine": machine, **process, **row}]
-    )
+    process = {"machine": machine, "load_average": round(os.getloadavg()[0], 2), "process": os.getpid()}
+    append_lines(_RESULTS / f"{benchmark}.jsonl", [{**origin(command, _PACKAGES), **process, **row}])
 
 
 def append_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
@@ -68,30 +62,19 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 def origin(command: str, packages: Iterable[str]) -> dict[str, object]:
     """Return when, from which commit, with which versions and how something is measured."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    versions = {"python": platform.python_version()}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _current_commit(),
-        "versions": {"python": platform.python_version()} | _installed_versions(packages),
+        # None where this is no checkout.
+        "commit": found.stdout.strip() or None,
+        "versions": versions,
         "command": command,
     }
-
-
-def _current_commit() -> str | None:
-    """Return the commit of this checkout, or None where it is none."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or None
-
-
-def _installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
 
 
 def _cpu_name() -> str:

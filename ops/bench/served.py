@@ -19,12 +19,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn
+from ops.bench.comparison import OURS, add_load_options, add_shapes, compare, loads_of
 from ops.bench.engine import Load
-from ops.bench.make_model import SHAPES, Shape, Size, make_model
+from ops.bench.make_model import SHAPES, Shape, make_model
 from ops.bench.options import add_list, bench_parser
-from ops.bench.peers.engines import PeerUnavailableError, Task, measure_ours
-from ops.bench.peers.servers import Server, max_tokens, servers
+from ops.bench.peers.engines import PeerUnavailableError, Server, Task, max_tokens, measure_ours, servers
 from ops.bench.record import ResultTable
 from ops.load_generator.answer import read
 from ops.load_generator.connection import Address, Answer
@@ -117,7 +116,7 @@ def token_times(answer: Answer, max_tokens: int) -> list[float]:
 
 def measure(server: Server, task: Task, vocab_size: int, number: int) -> dict[int, Served]:
     """Start a server and measure it, in the round of a number; ours also without queue and gateway."""
-    with server.start(task) as address:
+    with server.run(task) as address:
         served = asyncio.run(_serve(address, task.loads, vocab_size, number))
     if server.name == OURS:
         alone = measure_ours(task)
@@ -152,18 +151,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _compare(size: str, precision: str, options: argparse.Namespace, table: ResultTable) -> None:
-    shape, (method, llama_precision) = SHAPES[Size(size)], PRECISIONS[precision]
+    shape, (method, llama_precision) = SHAPES[size], PRECISIONS[precision]
     with _models(shape, method) as (plain, model):
         found = servers(options.cache, plain, llama_precision)
         if options.servers is not None:
             found = [server for server in found if server.name in (OURS, *options.servers)]
         task = Task(model, loads_of(options), options.num_threads)
         in_round = {server.name: partial(measure, server, task, shape.vocab_size) for server in found}
-        results, missing = measure_in_turn(in_round, options.rounds)
-        versions = {server.name: server.version() for server in found if server.name not in missing}
-    asked = {"threads": options.num_threads, "prompt": options.prompt, "new": options.new}
-    required = (OURS, *(options.servers or ()))
-    add_rows(table, results, versions, missing, required, model=size, dtype=precision, **asked)
+        versions = {server.name: server.version for server in found}
+        asked = {"model": size, "dtype": precision, "threads": options.num_threads}
+        compare(table, in_round, options, versions, (OURS, *(options.servers or ())), **asked)
 
 
 @contextmanager

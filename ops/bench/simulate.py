@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import math
 import random
 import statistics
@@ -21,8 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from urllib.request import Request, urlopen
 
 from ops.bench.executed import ExecutedEngine, Execution, take_turns
 from ops.bench.options import bench_parser, positive, writable
@@ -37,6 +34,7 @@ from ops.simulation.profile import Profile, WorkerLimits, write_profile
 from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.step_time import LinearTimes, StepWork
 from ops.simulation.workload import Arrival, Synthetic
+from ops.stack.plan import DEMO_MODEL_NAME
 
 WORKER = WorkerLimits(16, 4000, 16, 512, 2048)
 VOCABULARY = range(20, 1000)
@@ -83,11 +81,6 @@ def fitted(steps: Sequence[MeasuredStep], measured_on: str) -> Profile:
     times = fit(steps)
     assert isinstance(times.device, LinearTimes)
     return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.spread)
-
-
-def saturation_of(profile: Profile) -> float:
-    """Predict the requests a second that are served at most, of 150 tokens and 60 to generate."""
-    return predicted(profile, [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
 
 
 def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:
@@ -143,7 +136,8 @@ def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[A
     for execution in warm:
         for _ in itertools.chain(fitting.serve(execution), scoring.serve(Execution(execution.arrivals))):
             pass
-    saturation = saturation_of(fitted(_steps(warm), ""))
+    # Requests a second that are served at most, of 150 tokens and 60 to generate.
+    saturation = predicted(fitted(_steps(warm), ""), [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
     loads = scored_loads(saturation, options.requests, options.seed)
     executions: list[Execution] = []
     turns: dict[str, list[tuple[dict[str, float], Sequence[MeasuredStep]]]] = {name: [] for name in loads}
@@ -218,13 +212,18 @@ def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[
     hosts: list[tuple[int, float]] = []
     ways: list[float] = []
     seen: list[dict[str, dict[str, float]]] = []
+    size = WORKER.max_num_batched_tokens
     for _ in range(rounds):
         for batch, prompt, output in BATCHES:
             hosts += _host_times(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt, profile)
         for prompt in PROMPTS:
             (answer,) = system.serve([Arrival(0.0, prompt, 2)])
-            ways.append(answer.ttft_s - sum(profile.times.seconds(work)[1] for work in _prompt_steps(prompt)))
-        seen.append({name: _summed(system.serve(load)) for name, load in loads.items()})
+            chunks = ((start, min(size, prompt - start)) for start in range(0, prompt, size))
+            ways.append(answer.ttft_s - sum(profile.times.seconds(StepWork(0, 0, [chunk]))[1] for chunk in chunks))
+        answers = {name: system.serve(load) for name, load in loads.items()}
+        seen.append(
+            {name: measured([(each.sent_at, [at for at, _ in each.texts]) for each in answers[name]]) for name in loads}
+        )
     host, latency_s = fit_host(hosts), max(0.0, statistics.median(ways))
     profile = replace(profile, measured_on="headrace up, the demo model", host=host, latency_s=latency_s)
     scores = Scores()
@@ -232,10 +231,6 @@ def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[
         scores.add("served", name, [each[name] for each in seen], predicted(profile, load))
     print(scores.bands())
     return replace(profile, errors=scores.errors)
-
-
-def _summed(answers: Sequence[Reading]) -> dict[str, float]:
-    return measured([(seen.sent_at, [at for at, _ in seen.texts]) for seen in answers])
 
 
 def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Profile) -> list[tuple[int, float]]:
@@ -252,42 +247,26 @@ def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Pr
     return found
 
 
-def _prompt_steps(prompt: int) -> list[StepWork]:
-    """Return the steps of a prompt that is alone."""
-    size = WORKER.max_num_batched_tokens
-    return [StepWork(0, 0, [(start, min(size, prompt - start))]) for start in range(0, prompt, size)]
-
-
-def _get(url: str, key: str) -> Any:
-    with urlopen(Request(url, headers={"Authorization": f"Bearer {key}"}), timeout=10) as answer:
-        return json.loads(answer.read())
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, fit and score."""
-    options = _parser().parse_args(arguments)
-    profile, loads = score_engine(options)
-    if options.served:
-        settings = {"MAX_NUM_SEQS": WORKER.max_num_seqs, "NUM_BLOCKS": WORKER.num_blocks, "CACHE_TTL_S": 0}
-        settings |= {"MAX_NUM_BATCHED_TOKENS": WORKER.max_num_batched_tokens, "MAX_MODEL_LEN": WORKER.max_model_len}
-        settings |= {"INTERACTIVE_TTFT_SLO_S": 600, "NUM_THREADS": 1}
-        with headrace_up([], own_settings(**settings)) as ready:
-            name = _get(f"{ready['url']}/v1/models", ready["api_key"])["data"][0]["id"]
-            system = System(address_of(ready, name))
-            system.serve([Arrival(0.0, 100, 30)] * 4)
-            profile = score_served(system, profile, loads, options.rounds)
-    if options.profile is not None:
-        write_profile(profile, options.profile)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = bench_parser("simulate", __doc__)
     parser.add_argument("--profile", type=writable, help="file to write what was fitted, for `headrace simulate`")
     parser.add_argument("--served", action="store_true", help="score the whole system too")
     parser.add_argument("--requests", type=positive, default=200, help="of each load that is scored")
     parser.add_argument("--rounds", type=positive, default=1, help="in which each load is served once")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
-    return parser
+    options = parser.parse_args(arguments)
+    profile, loads = score_engine(options)
+    if options.served:
+        settings = {"MAX_NUM_SEQS": WORKER.max_num_seqs, "NUM_BLOCKS": WORKER.num_blocks, "CACHE_TTL_S": 0}
+        settings |= {"MAX_NUM_BATCHED_TOKENS": WORKER.max_num_batched_tokens, "MAX_MODEL_LEN": WORKER.max_model_len}
+        settings |= {"INTERACTIVE_TTFT_SLO_S": 600, "NUM_THREADS": 1}
+        with headrace_up([], own_settings(**settings)) as ready:
+            system = System(address_of(ready, DEMO_MODEL_NAME))
+            system.serve([Arrival(0.0, 100, 30)] * 4)
+            profile = score_served(system, profile, loads, options.rounds)
+    if options.profile is not None:
+        write_profile(profile, options.profile)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import asyncio
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import uvloop
@@ -18,7 +19,7 @@ from nats.aio.msg import Msg
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, send_ack
 from ops.load_generator.rounds import stamp
-from shared.consumers import PullConsumer, ensure_consumer
+from shared.consumers import ensure_consumer
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
 from shared.nats_connection import connect
@@ -58,12 +59,10 @@ class StampingWorker:
         await ensure_streams(self._nats.jetstream(), StreamLimits())
         await self._nats.subscribe(cancel_subject(self._model), cb=self._cancel)
         tasks = TaskSupervisor()
-        pulling = PullQueue(self._nats, INTERACTIVE_STREAM, self._ensure_consumer, lambda: CAPACITY, self._admit, tasks)
+        find = partial(ensure_consumer, self._nats.jetstream(), self._model, "interactive", StreamLimits())
+        pulling = PullQueue(self._nats, INTERACTIVE_STREAM, find, lambda: CAPACITY, self._admit, tasks)
         await pulling.start()
         await asyncio.gather(self._beat(), self._run(), self._begin_admitted())
-
-    async def _ensure_consumer(self) -> PullConsumer:
-        return await ensure_consumer(self._nats.jetstream(), self._model, "interactive", StreamLimits())
 
     async def _cancel(self, message: Msg) -> None:
         for request_id in msgspec.msgpack.decode(message.data, type=Cancel).ids:

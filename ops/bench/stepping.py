@@ -4,41 +4,55 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from gpu_worker.core.media import SharedImages
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
+from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
+from gpu_worker.core.tiers import KvTiers
 from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig
 from shared.sampling import Sampling
 
+BLOCK_SIZE = 16
 _NUM_SPECIAL = 3
 
 
 class SteppedEngine:
-    """Owns an engine, and makes the random prompts that it is given: they share no beginning."""
+    """Owns an engine, and makes the random prompts that it is given: they share no beginning.
 
-    def __init__(self, engine: Engine, vocabulary: range) -> None:
+    The first tokens of a vocabulary are special ones, and in no prompt.
+    """
+
+    def __init__(self, engine: Engine, runner: TorchModelRunner) -> None:
         self.engine = engine
+        self.runner = runner
         self._random = random.Random(0)
-        self._vocabulary = vocabulary
         self._num_made = 0
 
     def random_prompt(self, length: int) -> list[int]:
         """Return tokens that no earlier prompt began with."""
-        return self._random.choices(self._vocabulary, k=length)
+        return self._random.choices(range(_NUM_SPECIAL, self.runner.model_config.vocab_size), k=length)
 
-    def add(self, prompt: list[int], max_tokens: int, temperature: float = 0.0) -> Sequence:
-        """Queue a sequence that decodes the given number of tokens."""
+    def sequence(self, prompt: list[int], max_tokens: int, **sampling: Any) -> Sequence:
+        """Return a sequence that decodes the given number of tokens."""
         self._num_made += 1
-        sampling = Sampling(temperature=temperature, seed=self._num_made, ignore_eos=True)
+        sampling = {"temperature": 0.0, "seed": self._num_made, "ignore_eos": True, **sampling}
         name = f"sequence-{self._num_made}"
-        sequence = Sequence(name, list(prompt), len(prompt), sampling, max_tokens=max_tokens)
+        return Sequence(name, list(prompt), len(prompt), Sampling(**sampling), max_tokens=max_tokens)
+
+    def add(self, prompt: list[int], max_tokens: int, **sampling: Any) -> Sequence:
+        """Queue such a sequence."""
+        sequence = self.sequence(prompt, max_tokens, **sampling)
         self.engine.add(sequence)
         return sequence
 
@@ -63,6 +77,11 @@ class SteppedEngine:
         while condition():
             self.step()
         return time.perf_counter() - started
+
+    def events(self) -> Iterator[SequenceEvent]:
+        """Step until every sequence has ended; yield what happens to each."""
+        while self.engine.has_work():
+            yield from self.step()
 
     def run(self) -> float:
         """Step until every sequence has ended; return the seconds."""
@@ -101,16 +120,15 @@ def engine_of(
     *,
     max_num_seqs: int,
     token_budget: int = 512,
-    has_prefix_cache: bool = True,
     speculation: Speculation | None = None,
     divided: ModelRunner | None = None,
-    media: MediaConfig | None = None,
     images: SharedImages | None = None,
+    tiers: KvTiers | None = None,
+    **settings: Any,
 ) -> SteppedEngine:
     """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does.
 
-    The first tokens of a vocabulary are special ones, and in no prompt. Where the runner is one of
-    several ranks, `divided` runs them all.
+    Where the runner is one of several ranks, `divided` runs them all. `settings` are further ones of the scheduler.
     """
     config = SchedulerConfig(
         block_size=runner.block_size,
@@ -118,9 +136,23 @@ def engine_of(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=token_budget,
         max_model_len=runner.max_model_len,
-        enable_prefix_caching=has_prefix_cache,
         windows=runner.windows,
-        media=media,
+        **settings,
     )
-    engine = Engine(Scheduler(config, speculation, images=images), divided or runner)
-    return SteppedEngine(engine, range(_NUM_SPECIAL, runner.model_config.vocab_size))
+    scheduler = Scheduler(config, speculation, images=images, tiers=tiers)
+    return SteppedEngine(Engine(scheduler, divided or runner), runner)
+
+
+def make_engine(config: RunnerConfig, *, images: SharedImages | None = None, **settings: Any) -> SteppedEngine:
+    """Load a model; where no number of blocks is given, all sequences have room for `max_model_len` tokens."""
+    if config.num_blocks is None:
+        assert config.max_model_len is not None
+        config = replace(config, num_blocks=config.max_num_seqs * (-(-config.max_model_len // config.block_size) + 1))
+    runner, budget = build_runner(config, images=images), config.max_num_batched_tokens
+    settings = {"enable_prefix_caching": False, **settings}
+    return engine_of(runner, max_num_seqs=config.max_num_seqs, token_budget=budget, images=images, **settings)
+
+
+def states_of(runner: TorchModelRunner) -> StateConfig | None:
+    """Return how the scheduler places the states of recurrent layers; None in models without."""
+    return state_config(runner.num_state_slots, runner.block_size) if runner.model.config.has_states else None

@@ -113,11 +113,9 @@ def peak_rss_bytes(pids: Iterable[int]) -> int:
     """Return the sum of the processes' largest resident sizes so far."""
     total = 0
     for pid in pids:
-        try:
+        with suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
-        except OSError:
-            continue
-        total += next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+            total += next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
     return total
 
 
@@ -159,47 +157,27 @@ def address_of(ready: Mapping[str, Any], model: str) -> Address:
     return Address(url.hostname, url.port or 80, model, ready["api_key"])
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Starts the parts of a system, which run until the stack unwinds; logs and files lie in `directory`."""
-
-    stack: ExitStack
-    directory: Path
-
-    def start(self, command: Sequence[str], name: str, ready_word: str, **settings: object) -> tuple[int, str]:
-        """Run a command until its log has a word; return its pid and its log."""
-        log = self.directory / f"{name}.log"
-
-        def is_ready() -> bool:
-            return ready_word in log.read_text(errors="replace")
-
-        return self.stack.enter_context(running(command, log, is_ready, own_settings(**settings))), log.read_text()
-
-    def start_listener(self, command: Sequence[str], name: str, port: int) -> int:
-        """Run a command, wait until it listens on a port, and return its pid."""
-        log = self.directory / f"{name}.log"
-        return self.stack.enter_context(running(command, log, lambda: accepts(port), own_settings()))
-
-    def start_nats(self) -> tuple[int, str]:
-        """Run a NATS server; return its pid and its address."""
-        port = free_port()
-        command = [find_nats_server(), "-a", HOST, "-p", str(port), "-js", "-sd", str(self.directory / "jetstream")]
-        return self.start_listener(command, "nats", port), f"nats://{HOST}:{port}"
-
-    def start_gateway(self, module: Sequence[str], nats_url: str, **settings: object) -> tuple[int, int]:
-        """Run a gateway; return its pid and its port."""
-        settings = {"NATS_URL": nats_url, "PORT": 0, "API_KEY": API_KEY, **settings}
-        pid, log = self.start([sys.executable, "-m", *module], "gateway", " serving ", **settings)
-        found = re.search(r" serving .*url=http://[\d.]+:(\d+)", log)
-        assert found is not None
-        return pid, int(found[1])
-
-
 @contextmanager
-def parts() -> Iterator[Parts]:
-    """Stop what is started, and remove the folder, when the block ends."""
+def parts() -> Iterator[Callable[..., tuple[int, str]]]:
+    """Yield a function that starts a part of a system, which runs until the block ends.
+
+    It takes a name, a command, a word that the log has when the part is ready, a port that then listens, and settings;
+    it returns the pid and the log.
+    """
     with ExitStack() as stack:
-        yield Parts(stack, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-"))))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-")))
+
+        def start(
+            name: str, command: Sequence[str], ready_word: str = "", port: int | None = None, **settings: object
+        ) -> tuple[int, str]:
+            log = folder / f"{name}.log"
+
+            def is_ready() -> bool:
+                return ready_word in log.read_text(errors="replace") and (port is None or accepts(port))
+
+            return stack.enter_context(running(command, log, is_ready, own_settings(**settings))), log.read_text()
+
+        yield start
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +192,16 @@ class Target:
 @contextmanager
 def isolated_gateway(step_ms: float) -> Iterator[Target]:
     """Run a gateway before NATS and a stamping worker."""
-    with parts() as system:
-        nats, nats_url = system.start_nats()
-        command = [sys.executable, "-m", "ops.bench.stamping_worker", nats_url, MODEL, str(step_ms)]
-        worker, _ = system.start(command, "worker", "")
-        gateway, port = system.start_gateway(["gateway"], nats_url, DRAIN_TIMEOUT_S=1)
+    port = free_port()
+    url = f"nats://{HOST}:{port}"
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as storage, parts() as start:
+        server = [find_nats_server(), "-a", HOST, "-p", str(port), "-js", "-sd", storage]
+        nats, _ = start("nats", server, port=port)
+        worker, _ = start("worker", [sys.executable, "-m", "ops.bench.stamping_worker", url, MODEL, str(step_ms)])
+        settings = {"NATS_URL": url, "PORT": 0, "API_KEY": API_KEY, "DRAIN_TIMEOUT_S": 1}
+        gateway, log = start("gateway", [sys.executable, "-m", "gateway"], " serving ", **settings)
+        found = re.search(r" serving .*url=http://[\d.]+:(\d+)", log)
+        assert found is not None
         time.sleep(1.0)  # heartbeats arrive
         pids = {"nats": [nats], "worker": [worker], "gateway": [gateway]}
-        yield Target("isolated", Address(HOST, port, MODEL, API_KEY), pids)
+        yield Target("isolated", Address(HOST, int(found[1]), MODEL, API_KEY), pids)

@@ -20,18 +20,16 @@ from pathlib import Path
 import torch
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.sampling import SamplingParameters, sample_tokens
 from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
-from ops.bench.stepping import SteppedEngine, engine_of
+from ops.bench.stepping import make_engine
 from ops.chart import Line, line_chart, picture
 from ops.stack.config import DEMO_MODEL
 from ops.watermark import log_gamma_tail, scores
-from shared.sampling import Sampling
 
 PLOT = Path(__file__).parents[1] / "docs" / "assets" / "watermark-edits.svg"
 PROMPT_TOKENS = 8
@@ -41,7 +39,6 @@ LENGTHS = (25, 50, 100, 200)
 LEVELS = (1e-2, 1e-3, 1e-4, 1e-5)
 COLUMNS = ("measure", "at", "value")
 _TEXT_SUFFIXES = (".md", ".py", ".rst", ".txt")
-_BLOCK_SIZE = 16
 _PAIRS_AT_ONCE = 500
 _NUM_MARKS, _NUM_CONTEXT_TEXTS = 500, 16
 
@@ -60,20 +57,10 @@ class Writer:
 
     def __init__(self, model: Path, length: int) -> None:
         self._length = length
-        blocks = BATCH * -(-(PROMPT_TOKENS + length + 10) // _BLOCK_SIZE)
-        runner = build_runner(
-            RunnerConfig(
-                model,
-                dtype="float32",
-                block_size=_BLOCK_SIZE,
-                num_blocks=blocks,
-                max_num_seqs=BATCH,
-                max_model_len=PROMPT_TOKENS + length + 10,
-                num_threads=2,
-            )
-        )
-        self.vocab_size = runner.model.config.vocab_size
-        self._engine: SteppedEngine = engine_of(runner, max_num_seqs=BATCH, has_prefix_cache=False)
+        max_len = PROMPT_TOKENS + length + 10
+        config = RunnerConfig(model, "float32", max_num_seqs=BATCH, max_model_len=max_len, num_threads=2)
+        self._engine = make_engine(config)
+        self.vocab_size = self._engine.runner.model_config.vocab_size
         self._random = random.Random(1)
         self.seconds = {True: 0.0, False: 0.0}
 
@@ -95,32 +82,25 @@ class Writer:
         rows: list[torch.Tensor] = []
         for _ in range(_NUM_CONTEXT_TEXTS):
             self._sequence(is_marked=False, num_top=self.vocab_size)
-        while self._engine.engine.has_work():
-            for event in self._engine.step():
-                for entry in event.logprobs:
-                    ids, values = zip(*entry.top, strict=True)
-                    rows.append(torch.empty(self.vocab_size).scatter_(0, torch.tensor(ids), torch.tensor(values)))
+        for event in self._engine.events():
+            for entry in event.logprobs:
+                ids, values = zip(*entry.top, strict=True)
+                rows.append(torch.empty(self.vocab_size).scatter_(0, torch.tensor(ids), torch.tensor(values)))
         return torch.stack(rows)
 
     def _batch(self, count: int, *, is_marked: bool) -> Iterator[Text]:
         sequences = [self._sequence(is_marked=is_marked) for _ in range(count)]
         logprobs = {sequence.id: 0.0 for sequence in sequences}
-        while self._engine.engine.has_work():
-            for event in self._engine.step():
-                logprobs[event.sequence.id] += math.fsum(entry.logprob for entry in event.logprobs)
+        for event in self._engine.events():
+            logprobs[event.sequence.id] += math.fsum(entry.logprob for entry in event.logprobs)
         for each in sequences:
             output = each.token_ids[each.num_prompt_tokens :]
             yield Text(output, each.sampling.watermark, logprobs[each.id])
 
     def _sequence(self, *, is_marked: bool, num_top: int = 0) -> Sequence:
         key = self._random.randbytes(32).hex() if is_marked else None
-        sampling = Sampling(
-            temperature=1.0, seed=self._random.getrandbits(62), ignore_eos=True, logprobs=num_top, watermark=key
-        )
-        prompt, name = self._engine.random_prompt(PROMPT_TOKENS), str(self._random.getrandbits(62))
-        sequence = Sequence(name, list(prompt), len(prompt), sampling, max_tokens=self._length)
-        self._engine.engine.add(sequence)
-        return sequence
+        asked = {"temperature": 1.0, "seed": self._random.getrandbits(62), "logprobs": num_top, "watermark": key}
+        return self._engine.add(self._engine.random_prompt(PROMPT_TOKENS), self._length, **asked)
 
 
 def auc(marked: Values[float], plain: Values[float]) -> float:
@@ -168,8 +148,8 @@ def corpus_texts(directory: Path, model: Path, length: int) -> Iterator[list[int
                 yield text
 
 
-def false_positives(texts: Iterable[list[int]]) -> tuple[int, dict[float, int]]:
-    """Count unmarked texts, each with a random key, and their p-values at or below each level.
+def tell_false_positives(table: ResultTable, texts: Iterable[list[int]], length: int) -> None:
+    """Count unmarked texts, each with a random key, and their p-values at or below each level; print and record it.
 
     The p-values are those of torch's regularized incomplete Gamma function, not the detector's own sum.
     """
@@ -180,7 +160,9 @@ def false_positives(texts: Iterable[list[int]]) -> tuple[int, dict[float, int]]:
         tails = torch.special.gammaincc(counts.double(), sums)
         for level in LEVELS:
             found[level] += int((tails <= level).sum())
-    return num_texts, found
+    for level, count in found.items():
+        row = {"measure": f"false positives of {num_texts}", "at": f"p <= {level:g}", "value": count}
+        table.add(row, texts=num_texts, length=length)
 
 
 def _perplexity(texts: Values[Text]) -> tuple[float, float]:
@@ -250,14 +232,7 @@ def run(writer: Writer, length: int, num_texts: int, num_pairs: int) -> None:
         tell("median log10 p", at, round(sorted(values)[len(values) // 2], 1))
     curves = [Line(f"{each} tokens", EDITS, shares) for each, shares in found.items()]
     PLOT.write_text(picture(line_chart("Share of marked texts found at p ≤ 1e-5", "share of tokens replaced", curves)))
-    _tell_false_positives(table, itertools.islice(itertools.cycle(text.token_ids for text in plain), num_pairs), length)
-
-
-def _tell_false_positives(table: ResultTable, texts: Iterable[list[int]], length: int) -> None:
-    num_texts, found = false_positives(texts)
-    for level, count in found.items():
-        row = {"measure": f"false positives of {num_texts}", "at": f"p <= {level:g}", "value": count}
-        table.add(row, texts=num_texts, length=length)
+    tell_false_positives(table, itertools.islice(itertools.cycle(text.token_ids for text in plain), num_pairs), length)
 
 
 def main(arguments: Values[str] | None = None) -> None:
@@ -266,14 +241,12 @@ def main(arguments: Values[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="directory of the model")
     parser.add_argument("--length", type=positive, default=200, help="tokens of a text")
     parser.add_argument("--texts", type=positive, default=256, help="texts with a watermark, and without")
-    parser.add_argument(
-        "--pairs", type=positive, default=100_000, help="unmarked texts and keys in the false positives"
-    )
+    parser.add_argument("--pairs", type=positive, default=100_000, help="unmarked texts and keys in false positives")
     parser.add_argument("--corpus", type=Path, help="directory of texts: count only false positives, of --pairs texts")
     options = parser.parse_args(arguments)
     if options.corpus is not None:
         texts = itertools.islice(corpus_texts(options.corpus, options.model, options.length), options.pairs)
-        _tell_false_positives(ResultTable("watermark", COLUMNS), texts, options.length)
+        tell_false_positives(ResultTable("watermark", COLUMNS), texts, options.length)
         return
     run(Writer(options.model, options.length), options.length, options.texts, options.pairs)
 

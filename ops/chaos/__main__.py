@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     for name, number in chosen.items():
         began = time.monotonic()
         try:
-            outcome = uvloop.run(_run(name, options.requests or number))
+            outcome = uvloop.run(SCENARIOS[name](options.requests or number))
         except NotPossibleHereError as error:
             print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
             continue
@@ -35,10 +35,6 @@ def main(arguments: list[str]) -> int:
             append_record("chaos", f"make chaos ARGS={' '.join(arguments)!r}", outcome.record())
     print(f"\n{table(outcomes)}")
     return 0 if all(outcome.is_kept for outcome in outcomes) else 1
-
-
-async def _run(name: str, num_requests: int | None) -> Outcome:
-    return await SCENARIOS[name](num_requests)
 
 
 def _parser() -> argparse.ArgumentParser:

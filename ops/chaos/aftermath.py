@@ -28,11 +28,22 @@ async def check(system: System, load: Load, outcome: Outcome, *, queue_timeout_s
     try:
         await system.wait_ready()
     except TimeoutError:
-        outcome.problems.append(f"not all workers are heard: {_logs_of_unheard(system)}")
-    outcome.expect(
-        await _within(lambda: _is_idle(system), SETTLE_TIMEOUT_S), f"workers still hold something: {_held(system)}"
-    )
-    if not await _within(lambda: _are_queues_empty(system), queue_timeout_s):
+        heard = {seen.worker for seen in system.observer.live_workers(1.0)}
+        unheard = [part for part in system.workers if not any(name in part.log for name in heard)]
+        outcome.problems.append(f"not all workers are heard: { {part.name: part.log[-1500:] for part in unheard} }")
+
+    async def is_idle() -> bool:
+        return not _held(system)
+
+    async def are_queues_empty() -> bool:
+        try:
+            return not any((await system.observer.num_queued()).values())
+        except NatsError:
+            return False
+
+    if not await _within(is_idle, SETTLE_TIMEOUT_S):
+        outcome.problems.append(f"workers still hold something: {_held(system)}")
+    if not await _within(are_queues_empty, queue_timeout_s):
         outcome.problems.append(f"the queues are not empty: {await system.observer.num_queued()}")
     for gateway in system.gateways:
         verdict = await load.ask_once(gateway=gateway.name)
@@ -49,25 +60,9 @@ async def _within(condition: Callable[[], Awaitable[bool]], timeout_s: float) ->
     return True
 
 
-def _logs_of_unheard(system: System) -> dict[str, str]:
-    heard = {seen.worker for seen in system.observer.live_workers(1.0)}
-    return {part.name: part.log[-1500:] for part in system.workers if not any(name in part.log for name in heard)}
-
-
-async def _is_idle(system: System) -> bool:
-    return not _held(system)
-
-
 def _held(system: System) -> dict[str, str]:
     return {
         seen.worker: f"{seen.running} running, {seen.waiting} waiting, {seen.free_blocks} of {seen.total_blocks} free"
         for seen in system.observer.live_workers(1.0)
         if seen.running or seen.waiting or seen.free_blocks != seen.total_blocks
     }
-
-
-async def _are_queues_empty(system: System) -> bool:
-    try:
-        return not any((await system.observer.num_queued()).values())
-    except NatsError:
-        return False

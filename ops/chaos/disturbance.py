@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ops.chaos import aftermath
 from ops.chaos.faults import Fault, FaultLog
 from ops.chaos.load import ANSWER_TIMEOUT_S, Load
-from ops.chaos.mix import Body
-from ops.chaos.outcome import Outcome, percentile
+from ops.chaos.mix import Body, mixed_bodies
+from ops.chaos.outcome import Outcome, percentile, spread
 from ops.chaos.system import System, SystemOptions
 
 SETTLED_S = 1.0
 MAX_S = 200.0
 # Slower than that, a load of many requests is given up; a machine of two cores that does nothing else answers fifty.
 MIN_REQUESTS_PER_S = 20.0
+_OPTIONS = SystemOptions(num_gateways=2, num_workers=2)
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,10 @@ class Disturbance:
     """
 
     case: str
-    promise: str
-    options: SystemOptions
-    bodies: Sequence[Body]
     schedule: Callable[[int], Sequence[Fault]]
+    promise: str = "0 failed"
+    options: SystemOptions = _OPTIONS
+    bodies: Sequence[Body] = field(default_factory=partial(mixed_bodies, 50))
     concurrency: int = 24
     num_requests: int | None = None
     tail_s: float = 2.0
@@ -53,16 +55,11 @@ class Disturbance:
     min_faults: int = 0
     false_alarm: str | None = None
 
-    async def __call__(self, num_requests: int | None) -> Outcome:
-        """Run it, with another number of requests where it counts them."""
+    async def __call__(self, num_requests: int | None = None) -> Outcome:
+        """Start a system and run it, with another number of requests where it counts them."""
         is_counted = num_requests is not None and self.num_requests is not None
-        return await run(replace(self, num_requests=num_requests) if is_counted else self)
-
-
-async def run(disturbance: Disturbance) -> Outcome:
-    """Start a system, disturb it, and report what happened."""
-    async with System(disturbance.options) as system:
-        return await run_on(system, disturbance)
+        async with System(self.options) as system:
+            return await run_on(system, replace(self, num_requests=num_requests) if is_counted else self)
 
 
 async def run_on(system: System, disturbance: Disturbance) -> Outcome:
@@ -105,9 +102,7 @@ def _judge_silences(outcome: Outcome, disturbance: Disturbance, lag_s: float) ->
         outcome.expect(p99_s <= limit_s + lag_s, f"silences have a p99 of {p99_s:.2f} s, not {limit_s:g} s")
     limit_s, p99_s = disturbance.max_recovery_p99_s, percentile(outcome.recoveries_s, 0.99)
     if limit_s is not None and p99_s is not None:
-        outcome.figures["silent after it was mended p50/p99/max s"] = [
-            percentile(outcome.recoveries_s, share) for share in (0.5, 0.99, 1.0)
-        ]
+        outcome.figures["silent after it was mended p50/p99/max s"] = spread(outcome.recoveries_s)
         problem = f"streams were silent for {p99_s:.2f} s (p99) after it was mended, not {limit_s:g} s"
         outcome.expect(p99_s <= limit_s + lag_s, problem)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -30,10 +31,12 @@ class Fault(ABC):
 
 
 @dataclass(frozen=True)
-class Kill(Fault):
-    """SIGKILL of a process, started again after `for_s`."""
-
+class _PartFault(Fault):
     part: str
+
+
+class Kill(_PartFault):
+    """SIGKILL of a process, started again after `for_s`."""
 
     async def run(self, system: System) -> None:
         """Kill it."""
@@ -43,11 +46,8 @@ class Kill(Fault):
         await part.revive()
 
 
-@dataclass(frozen=True)
-class Drain(Fault):
+class Drain(_PartFault):
     """SIGTERM of a process, started again `for_s` after it has ended."""
-
-    part: str
 
     async def run(self, system: System) -> None:
         """Let it drain."""
@@ -67,24 +67,22 @@ class Freeze(Fault):
         """Stop them, all at once."""
         parts = [system.part(name) for name in self.parts]
         for part in parts:
-            part.freeze()
+            part.signal(signal.SIGSTOP)
         await asyncio.sleep(self.for_s)
         for part in parts:
-            part.thaw()
+            part.signal(signal.SIGCONT)
 
 
-@dataclass(frozen=True)
-class Squeeze(Fault):
+class Squeeze(_PartFault):
     """No memory for a process: every allocation that needs a new page from the kernel fails; killed after `for_s`."""
-
-    part: str
 
     async def run(self, system: System) -> None:
         """Take its memory, then kill what is left."""
         part = system.part(self.part)
         if part.is_running:
             with contextlib.suppress(ProcessLookupError):
-                part.limit(resource.RLIMIT_AS, 1)
+                _, hard = resource.prlimit(part.pid, resource.RLIMIT_AS)
+                resource.prlimit(part.pid, resource.RLIMIT_AS, (1, hard))
         await asyncio.sleep(self.for_s)
         part.kill()
         await part.revive()
@@ -100,15 +98,24 @@ class Sever(Fault):
 
     async def run(self, system: System) -> None:
         """Change the links."""
-        links = [
-            link for (part, server), link in system.links.items() if server == self.server and self.part in (None, part)
-        ]
-        assert links, f"no link between {self.part} and {self.server}"
-        for link in links:
-            await link.set(self.state)
+        assert any(self.part in (None, part) for part, _ in system.links), f"{self.part} has no link"
+        await system.set_links(self.state, self.server, self.part)
         await asyncio.sleep(self.for_s)
-        for link in links:
-            await link.set(LinkState.WHOLE)
+        await system.set_links(LinkState.WHOLE, self.server, self.part)
+
+
+@dataclass(frozen=True)
+class Jump(Fault):
+    """The wall clock of gateways and workers is wrong by an offset for `for_s`."""
+
+    offset_s: int
+
+    async def run(self, system: System) -> None:
+        """Change the clock, and change it back."""
+        assert system.clock is not None
+        system.clock.jump(self.offset_s)
+        await asyncio.sleep(self.for_s)
+        system.clock.jump(0)
 
 
 class FaultLog:
@@ -119,13 +126,13 @@ class FaultLog:
 
     async def run(self, system: System, schedule: Sequence[Fault]) -> None:
         """Let all faults of a schedule happen, and return when the last is mended."""
-        began = time.monotonic()
+
+        async def run_one(fault: Fault) -> None:
+            await asyncio.sleep(fault.at_s)
+            start = time.monotonic()
+            await fault.run(system)
+            self.windows.append((start, time.monotonic()))
+
         async with asyncio.TaskGroup() as faults:
             for fault in schedule:
-                faults.create_task(self._run_one(system, fault, began))
-
-    async def _run_one(self, system: System, fault: Fault, began: float) -> None:
-        await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
-        start = time.monotonic()
-        await fault.run(system)
-        self.windows.append((start, time.monotonic()))
+                faults.create_task(run_one(fault))

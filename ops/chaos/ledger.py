@@ -144,12 +144,12 @@ class Entry:
         return Verdict.OK
 
 
+@dataclass(slots=True)
 class Ledger:
-    """All entries of one load."""
+    """All entries of one load, and the undisturbed answers by the number of their body."""
 
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.references: dict[int, Reference] = {}
+    entries: list[Entry] = field(default_factory=list)
+    references: dict[int, Reference] = field(default_factory=dict)
 
     def verdicts(self) -> Counter[Verdict]:
         """Count what became of the requests."""

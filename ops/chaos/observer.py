@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from shared.batch_streams import DEFAULT_TENANT, batch_stream
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
-from shared.subjects import ALL_GATEWAYS, ALL_WORKERS
+from shared.subjects import ALL_WORKERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,10 @@ class Seen:
 
 
 class Observer:
-    """Owns one connection, made again after any fault; hears workers by name, and gateways by subject token."""
+    """Owns one connection, made again after any fault; hears workers by name."""
 
     def __init__(self, url: str, user: str, password: str) -> None:
         self.workers: dict[str, Seen] = {}
-        self.gateways: dict[str, float] = {}
         self._access = (url, user, password)
         self._decoder = msgspec.msgpack.Decoder(Heartbeat)
         self._client: Client | None = None
@@ -42,15 +42,12 @@ class Observer:
         self._client = await connect(url, role="admin", name="chaos-observer", user=user, password=password)
         await ensure_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
         await self._client.subscribe(ALL_WORKERS, cb=self._hear)
-        await self._client.subscribe(ALL_GATEWAYS, cb=self._hear_gateway)
 
     async def close(self) -> None:
         """Disconnect."""
         if self._client is not None:
-            try:
+            with contextlib.suppress(NatsError):
                 await self._client.close()
-            except NatsError:
-                return
 
     def live_workers(self, silence_s: float) -> list[Heartbeat]:
         """Return the last heartbeats of the workers that were heard in the last `silence_s` seconds."""
@@ -64,11 +61,9 @@ class Observer:
             nats.errors.Error: NATS does not answer.
         """
         assert self._client is not None
-        js = self._client.jetstream()
-        infos = await asyncio.gather(
-            *(js.stream_info(stream) for stream in (INTERACTIVE_STREAM, batch_stream(DEFAULT_TENANT)))
-        )
-        return {info.config.name or "": info.state.messages for info in infos}
+        js, names = self._client.jetstream(), (INTERACTIVE_STREAM, batch_stream(DEFAULT_TENANT))
+        infos = await asyncio.gather(*map(js.stream_info, names))
+        return {name: info.state.messages for name, info in zip(names, infos, strict=True)}
 
     async def _hear(self, message: Msg) -> None:
         try:
@@ -76,6 +71,3 @@ class Observer:
         except msgspec.MsgspecError:
             return  # a scenario's own malformed one
         self.workers[heartbeat.worker] = Seen(heartbeat, time.monotonic())
-
-    async def _hear_gateway(self, message: Msg) -> None:
-        self.gateways[message.subject.rpartition(".")[2]] = time.monotonic()

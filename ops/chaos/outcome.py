@@ -78,9 +78,7 @@ class Outcome:
             "wrong": self.num_wrong,
             "refused": self.num_refused,
             "open_during_fault": len(self.silences_s),
-            "silence_p50_s": percentile(self.silences_s, 0.5),
-            "silence_p99_s": percentile(self.silences_s, 0.99),
-            "silence_max_s": percentile(self.silences_s, 1.0),
+            **dict(zip(("silence_p50_s", "silence_p99_s", "silence_max_s"), spread(self.silences_s), strict=True)),
             **self.figures,
             "problems": self.problems,
         }
@@ -92,6 +90,11 @@ def percentile(values: Sequence[float], share: float) -> float | None:
         return None
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+
+
+def spread(values: Sequence[float]) -> list[float | None]:
+    """Return the median, the 99th percentile and the largest of some values."""
+    return [percentile(values, share) for share in (0.5, 0.99, 1.0)]
 
 
 def together(windows: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -119,8 +122,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    silences = [percentile(outcome.silences_s, share) for share in (0.5, 0.99, 1.0)]
-    shown = "/".join("-" if value is None else f"{value:.2f}" for value in silences)
+    shown = "/".join("-" if value is None else f"{value:.2f}" for value in spread(outcome.silences_s))
     counts = (outcome.num_requests, outcome.num_failed, outcome.num_wrong, outcome.num_refused)
     return (outcome.case, *map(str, counts), shown, outcome.promise, "yes" if outcome.is_kept else "NO")
 

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from ops.stack.tether import tethered
 
 START_TIMEOUT_S = 60.0
+_DRAIN_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Part:
 
     @property
     def pid(self) -> int:
-        """Process id of the present or last process."""
+        """Of the present or last process."""
         assert self._process is not None
         return self._process.pid
 
@@ -83,14 +85,6 @@ class Part:
             RuntimeError: It ended or was not ready in time.
         """
         self.launch()
-        await self.wait_ready()
-
-    async def wait_ready(self) -> None:
-        """Wait until the process serves.
-
-        Raises:
-            RuntimeError: It ended or was not ready in time.
-        """
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not self.is_ready(self.log):
@@ -104,44 +98,25 @@ class Part:
         """End the process at once, as a crash or the kernel out of memory would."""
         self.is_expected_dead = True
         self.num_kills += 1
-        if self.is_running:
-            self.signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
-    async def terminate(self, timeout_s: float = 30.0) -> int | None:
-        """Ask the process to drain and end; return its status, or None when it had to be killed."""
+    async def terminate(self) -> None:
+        """Ask the process to drain and end, and wait for that; kill it when it takes too long."""
         self.is_expected_dead = True
-        if self.is_running:
-            self.signal(signal.SIGTERM)
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        self.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         while self.is_running:
-            if asyncio.get_running_loop().time() > deadline:
+            if time.monotonic() > deadline:
                 self.kill()
-                return None
             await asyncio.sleep(0.02)
-        assert self._process is not None
-        return self._process.returncode
-
-    def freeze(self) -> None:
-        """Stop the process from running; its connections stay open."""
-        if self.is_running:
-            self.signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen process go on."""
-        if self.is_running:
-            self.signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def limit(self, kind: int, soft: int | None) -> None:
-        """Set a soft resource limit of the running process; None takes it away."""
-        hard = resource.prlimit(self.pid, kind)[1]
-        resource.prlimit(self.pid, kind, (hard if soft is None else soft, hard))
+        """Send a signal to the process if it runs."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     async def revive(self) -> None:
         """Start the process if it is dead, and count its death if the scenario did not kill it."""

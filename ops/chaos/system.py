@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import struct
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,19 +17,49 @@ from types import TracebackType
 
 from gateway.admission.api_keys import create_key
 from ops.bench.systems import accepts
-from ops.chaos.fault_proxy import FaultProxy
+from ops.chaos.fault_proxy import FaultProxy, LinkState
 from ops.chaos.observer import Observer
+from ops.chaos.outcome import NotPossibleHereError
 from ops.chaos.part import Part
 from ops.stack import servers
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from ops.stack.servers import find_nats_server, find_redis_server
 
+_SOURCE = Path(__file__).with_name("clock_shim.c")
+
+
+class WallClock:
+    """The wall clock of the processes that are started with `environ`; the machine's own stays as it is."""
+
+    def __init__(self, directory: Path) -> None:
+        """Build the shim in `directory`.
+
+        Raises:
+            NotPossibleHereError: There is no C compiler.
+        """
+        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+        if compiler is None:
+            raise NotPossibleHereError("moving the wall clock of a process needs a C compiler")
+        library = directory / "clock_shim.so"
+        self._file = directory / "clock_offset"
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, _SOURCE, "-ldl"], check=True)
+        self.jump(0)
+        self.environ = {"LD_PRELOAD": str(library), "CHAOS_CLOCK_FILE": str(self._file)}
+
+    def jump(self, offset_s: int) -> None:
+        """Set the clock to the machine's time plus an offset, at once and for all processes."""
+        # In place: the file stays mapped into the processes.
+        with self._file.open("r+b" if self._file.exists() else "wb") as file:
+            file.write(struct.pack("=q", offset_s))
+
+
 API_KEY = "sk-chaos"
 MODEL = "demo"
 TENANT = "slots"
 MAX_CONCURRENT = 20
 _PASSWORD = "chaos"
+_ROOMS = ("gateway", "gpu_worker", "shared", "kernels", "ops")
 
 
 @dataclass(frozen=True)
@@ -40,8 +72,9 @@ class SystemOptions:
         worker_module: What `python -m` runs as a worker.
         has_faulty_links: Put a fault proxy between each part and each server.
         link_bytes_per_s: What a faulty link passes while it is narrow; without it none may be.
-        environ: Further variables of gateways and workers.
-        source_of: Where the source of a gateway or worker is, by the name of the part; ours if not named.
+        has_movable_clock: Gateways and workers have a wall clock that a fault may move.
+        commit_of: The commit of which a gateway or worker is, by the name of the part; today's source if not named. It
+            runs in this environment.
     """
 
     num_gateways: int = 1
@@ -52,8 +85,8 @@ class SystemOptions:
     worker_module: str = "gpu_worker"
     has_faulty_links: bool = False
     link_bytes_per_s: float | None = None
-    environ: dict[str, str] = field(default_factory=dict)
-    source_of: dict[str, Path] = field(default_factory=dict)
+    has_movable_clock: bool = False
+    commit_of: dict[str, str] = field(default_factory=dict)
 
 
 class System:
@@ -61,6 +94,8 @@ class System:
 
     Attributes:
         links: Fault proxies by (part, server), e.g. `("worker-0", "nats")`.
+        clock: The wall clock of gateways and workers, where it is movable.
+        keys_file: The keys of the gateways, which read it again when it changes.
         limited_key: A key that may have `MAX_CONCURRENT` requests at once.
         observer: An administrator's view of NATS.
     """
@@ -74,15 +109,12 @@ class System:
         self.gateways: list[Part] = []
         self.workers: list[Part] = []
         self.gateway_ports: dict[str, int] = {}
+        self.keys_file = self.directory / "keys.json"
         self.limited_key = ""
+        self.clock: WallClock | None = None
         self.nats = self._nats_part()
         self.redis = self._redis_part()
-        self.observer = Observer(self.nats_url, "admin", _PASSWORD)
-
-    @property
-    def nats_url(self) -> str:
-        """Where NATS listens."""
-        return f"nats://127.0.0.1:{self.nats_port}"
+        self.observer = Observer(f"nats://127.0.0.1:{self.nats_port}", "admin", _PASSWORD)
 
     def role_url(self, role: str) -> str:
         """Return where a client of this role connects: `gateway`, `worker`, or `batch` for a publisher of jobs."""
@@ -118,6 +150,12 @@ class System:
         else:
             print(f"logs are kept in {self.directory}", file=sys.stderr)
 
+    async def set_links(self, state: LinkState, server: str, part: str | None = None) -> None:
+        """Change what happens to bytes between a server and a part, or all parts."""
+        for ends, link in self.links.items():
+            if ends == (part or ends[0], server):
+                await link.set(state)
+
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until all workers that run are heard."""
         num_running = sum(worker.is_running for worker in self.workers)
@@ -128,23 +166,28 @@ class System:
     @asynccontextmanager
     async def supervised(self, restart_s: float) -> AsyncIterator[None]:
         """Start what dies by itself again, `restart_s` after its death, until the block ends."""
-        supervising = asyncio.create_task(self._supervise(restart_s))
+
+        async def supervise() -> None:
+            while True:
+                for part in self.parts:
+                    if not part.is_running and not part.is_expected_dead:
+                        await asyncio.sleep(restart_s)
+                        part.num_exits += 1
+                        part.launch()
+                await asyncio.sleep(0.05)
+
+        supervising = asyncio.create_task(supervise())
         try:
             yield
         finally:
             supervising.cancel()
             await asyncio.gather(supervising, return_exceptions=True)
 
-    async def _supervise(self, restart_s: float) -> None:
-        while True:
-            for part in self.parts:
-                if not part.is_running and not part.is_expected_dead:
-                    await asyncio.sleep(restart_s)
-                    part.num_exits += 1
-                    part.launch()
-            await asyncio.sleep(0.05)
-
     async def _start(self) -> None:
+        if self.options.has_movable_clock:
+            self.clock = WallClock(self.directory)
+        for commit in set(self.options.commit_of.values()):
+            _unpack(commit, self.directory / commit)
         await asyncio.gather(self.nats.start(), self.redis.start())
         await self.observer.start()
         self.limited_key = create_key(self.keys_file, tenant=TENANT, max_concurrent=MAX_CONCURRENT)[1]
@@ -162,11 +205,6 @@ class System:
             part.kill()
         for link in self.links.values():
             await link.close()
-
-    @property
-    def keys_file(self) -> Path:
-        """The keys of the gateways, which read it again when it changes."""
-        return self.directory / "keys.json"
 
     def _nats_part(self) -> Part:
         command = [find_nats_server(), "-c", str(servers.NATS_CONFIG)]
@@ -220,20 +258,26 @@ class System:
 
     def _python_part(self, name: str, module: str, settings: dict[str, object]) -> Part:
         own = {f"HEADRACE_{setting.upper()}": str(value) for setting, value in settings.items()}
-        environ = _environ() | own | self.options.environ
+        environ = _environ() | own | ({} if self.clock is None else self.clock.environ)
         command = [sys.executable, "-m", module]
-        if (source := self.options.source_of.get(name)) is not None:
+        if (commit := self.options.commit_of.get(name)) is not None:
             # Without -P what is in the current directory would be imported first.
             command.insert(1, "-P")
-            environ["PYTHONPATH"] = str(source)
-        return self._part(name, command, environ, _says_serving)
+            environ["PYTHONPATH"] = str(self.directory / commit)
+        return self._part(name, command, environ, lambda log: " serving " in log or '"serving"' in log)
 
-    def _part(self, name: str, command: list[str], environ: dict[str, str], is_ready: object) -> Part:
-        return Part(name, command, environ, self.directory / f"{name}.log", is_ready)  # type: ignore[arg-type]
+    def _part(self, name: str, command: list[str], environ: dict[str, str], is_ready: Callable[[str], bool]) -> Part:
+        return Part(name, command, environ, self.directory / f"{name}.log", is_ready)
 
 
-def _says_serving(log: str) -> bool:
-    return " serving " in log or '"serving"' in log
+def _unpack(commit: str, directory: Path) -> None:
+    """Write the source of a commit to a directory."""
+    root = Path(__file__).parents[2]
+    packing = subprocess.run(["git", "-C", root, "archive", commit, *_ROOMS], capture_output=True, check=False)
+    if packing.returncode:
+        raise NotPossibleHereError(f"the history has no commit {commit[:8]}: {packing.stderr.decode().strip()}")
+    directory.mkdir()
+    subprocess.run(["tar", "-x", "-C", directory], input=packing.stdout, check=True)
 
 
 def _environ() -> dict[str, str]:

@@ -9,7 +9,6 @@ import uvloop
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ops.chaos import disturbance
 from ops.chaos.aftermath import DEAD_GATEWAY_TIMEOUT_S
 from ops.chaos.disturbance import Disturbance
 from ops.chaos.fault_proxy import LinkState
@@ -79,17 +78,14 @@ _OPTIONS = SystemOptions(num_gateways=_NUM_GATEWAYS, num_workers=_NUM_WORKERS, h
 @given(schedule=_schedules)
 def test_random_faults_lose_no_request_and_change_no_text(schedule: list[Fault]) -> None:
     outcome = uvloop.run(
-        disturbance.run(
-            Disturbance(
-                "random",
-                "0 failed",
-                _OPTIONS,
-                mixed_bodies(80),
-                lambda n: schedule,
-                concurrency=16,
-                tail_s=3.0,
-                queue_timeout_s=DEAD_GATEWAY_TIMEOUT_S,
-            )
-        )
+        Disturbance(
+            "random",
+            lambda n: schedule,
+            options=_OPTIONS,
+            bodies=mixed_bodies(80),
+            concurrency=16,
+            tail_s=3.0,
+            queue_timeout_s=DEAD_GATEWAY_TIMEOUT_S,
+        )()
     )
     assert outcome.problems == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -145,6 +145,19 @@ def sizes(*shapes: tuple[int, ...], prefix: str = "") -> Shapes:
 def sets_for(bytes_per_set: int) -> int:
     """Return how many input sets defeat the cache."""
     return max(1, min(64, -(-ROTATED_BYTES // bytes_per_set)))
+
+
+def rotated(
+    set_bytes: int, make: Callable[[], Iterable[Any]], candidates: Mapping[str, Candidate]
+) -> tuple[int, dict[str, Candidate]]:
+    """Return how many input sets defeat the cache, and candidates that call others with one of these sets."""
+    num_sets = sets_for(set_bytes)
+    sets = [tuple(make()) for _ in range(num_sets)]
+
+    def on_sets(call: Candidate) -> Candidate:
+        return lambda index, **entry: call(*sets[index], **entry)
+
+    return num_sets, {name: on_sets(call) for name, call in candidates.items()}
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

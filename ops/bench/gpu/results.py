@@ -40,14 +40,8 @@ class CheckResult:
     def row(self) -> dict[str, object]:
         """Return what is recorded. JSON has no NaN: it becomes text."""
         error = self.error if self.error is None or self.error == self.error else "nan"
-        return {
-            "check": self.op,
-            "shape": self.label,
-            "error": error,
-            "tolerance": self.tolerance,
-            "is_right": self.is_right,
-            "failure": self.failure,
-        }
+        told: dict[str, object] = {"check": self.op, "shape": self.label, "error": error, "tolerance": self.tolerance}
+        return told | {"is_right": self.is_right, "failure": self.failure}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +91,7 @@ class CaseResult:
             "tokens_per_s": self.tokens_per_s and round(self.tokens_per_s, 1),
             "best_baseline": best,
             "speedup": round(self.timings[best].seconds / ours.seconds, 3) if best and ours else None,
-            "candidates": {
-                name: {
-                    "us": round(timing.seconds * 1e6, 3),
-                    "spread": round(timing.spread, 4),
-                    "is_graphed": timing.is_graphed,
-                }
-                for name, timing in self.timings.items()
-            },
+            "candidates": {name: timing.row() for name, timing in self.timings.items()},
             "not_run": self.failures,
         }
 
@@ -116,19 +103,15 @@ class CaseResult:
         others = sorted((timing.seconds, name) for name, timing in self.timings.items() if name != OURS)
         # A baseline leads, not another configuration of ours.
         others.sort(key=lambda pair: pair[1] != self.best_baseline)
-        compared = [
-            f"{name} {_micros(seconds)}{'' if self.timings[name].is_graphed else '*'} (×{seconds / ours.seconds:.2f})"
-            for seconds, name in others
-        ]
+        compared = [f"{name} {self.timings[name]} (×{seconds / ours.seconds:.2f})" for seconds, name in others]
         failed = [f"{name}: -" for name in self.failures]
         rates = []
         if self.tokens_per_s is not None:
             rates.append(f"{self.tokens_per_s:.0f} tokens/s")
         if self.idle_share is not None:
             rates.append(f"device idle {self.idle_share:.1%}")
-        time_text = _micros(ours.seconds) + ("" if ours.is_graphed else "*")
         fraction = f"{self.fraction or 0:.1%}"
-        return f"{self.op:<18}{self.label:<38}{time_text:>10}{fraction:>9}  " + ", ".join(rates + compared + failed)
+        return f"{self.op:<18}{self.label:<38}{ours!s:>10}{fraction:>9}  " + ", ".join(rates + compared + failed)
 
 
 def check_lines(results: Sequence[CheckResult]) -> list[str]:
@@ -174,16 +157,9 @@ class RunRecord:
             rates = {"bytes_per_s": ceilings.bandwidth, "matmul_flop_per_s": ceilings.matmul_rate}
             self._common["ceilings"] = rates
 
-    def append_checks(self, checks: Sequence[CheckResult]) -> None:
-        """Append one line a check."""
-        self._append([check.row() for check in checks])
-
-    def append_case(self, case: CaseResult, is_right: bool) -> None:
-        """Append the line of a case, and whether its op passed all checks."""
-        self._append([case.row() | {"is_right": is_right}])
-
-    def _append(self, rows: list[dict[str, object]]) -> None:
-        append_lines(self._path, [self._common | row for row in rows])
+    def append(self, *results: CheckResult | CaseResult, **others: object) -> None:
+        """Append a line a result, with what else is known of it."""
+        append_lines(self._path, [self._common | result.row() | others for result in results])
 
 
 def append_failure(directory: Path, command: str, process: int, suite: str, reason: str) -> None:
@@ -210,7 +186,3 @@ def machine_of(device: torch.device) -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "cuda": torch.version.cuda,
     }
-
-
-def _micros(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f}"

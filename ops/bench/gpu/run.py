@@ -135,14 +135,14 @@ def run_suite(
 ) -> bool:
     """Check an op, then time it; return whether all checks were right."""
     checks = check_op(suite, device)
-    record.append_checks(checks)
+    record.append(*checks)
     print("\n".join(check_lines(checks)), flush=True)
     is_right = all(check.is_right for check in checks)
     if ceilings is not None and (is_right or time_anyway):
         cases = []
         for case in time_op(suite, device, timer, ceilings, deadline):
             cases.append(case)
-            record.append_case(case, is_right)
+            record.append(case, is_right=is_right)
             print(case.line() + ("" if is_right else "  WRONG RESULTS"), flush=True)
         print("".join(f"{line}\n" for line in failure_lines(cases)), end="", flush=True)
     return is_right

@@ -12,6 +12,16 @@ _FOLDER = Path(__file__).parent / "models"
 _DENSE = ("llama", "qwen3")
 
 
+class _Count:
+    """A property of a `ModelShape`: a whole number of its fields."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __get__(self, shape: ModelShape, owner: type[ModelShape]) -> int:
+        return int(shape.fields[self._field])
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A model, and how much of it is measured: its first layers, in full width, with the whole vocabulary.
@@ -45,40 +55,12 @@ class ModelShape:
         """The name and, where the suites differ in it, how many layers there are."""
         return self.name if self.is_dense else f"{self.name}/{self.num_layers}L"
 
-    @property
-    def hidden_size(self) -> int:
-        """Numbers of a token between the layers."""
-        return int(self.fields["hidden_size"])
-
-    @property
-    def intermediate_size(self) -> int:
-        """Inner numbers of a feed-forward block."""
-        return int(self.fields["intermediate_size"])
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding."""
-        return int(self.fields["vocab_size"])
-
-    @property
-    def num_heads(self) -> int:
-        """Heads of queries."""
-        return int(self.fields["num_attention_heads"])
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
-        return int(self.fields["num_key_value_heads"])
-
-    @property
-    def head_dim(self) -> int:
-        """Numbers of a head."""
-        return int(self.fields["head_dim"])
-
-    @property
-    def has_qk_norm(self) -> bool:
-        """Whether the heads of queries and keys are normalised."""
-        return bool(self.fields["model_type"] == "qwen3")
+    hidden_size = _Count("hidden_size")
+    intermediate_size = _Count("intermediate_size")
+    vocab_size = _Count("vocab_size")
+    num_heads = _Count("num_attention_heads")
+    num_kv_heads = _Count("num_key_value_heads")
+    head_dim = _Count("head_dim")
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:

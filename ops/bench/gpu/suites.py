@@ -5,15 +5,7 @@ from __future__ import annotations
 import torch
 
 from ops.bench.gpu.case import OpSuite
-from ops.bench.gpu.cases import (
-    attention,
-    elementwise,
-    experts,
-    logits,
-    quantized_linear,
-    recurrent,
-    steps,
-)
+from ops.bench.gpu.cases import attention, elementwise, experts, logits, quantized_linear, recurrent, steps
 from ops.bench.gpu.timer import CudaTimer, Timer
 
 

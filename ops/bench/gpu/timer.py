@@ -33,6 +33,13 @@ class Timing:
     spread: float
     is_graphed: bool
 
+    def __str__(self) -> str:
+        return f"{self.seconds * 1e6:.1f}{'' if self.is_graphed else '*'}"
+
+    def row(self) -> dict[str, object]:
+        """Return what is recorded."""
+        return {"us": round(self.seconds * 1e6, 3), "spread": round(self.spread, 4), "is_graphed": self.is_graphed}
+
     @classmethod
     def of(cls, seconds: Sequence[float], is_graphed: bool = False) -> Timing:
         """Summarise samples."""
@@ -119,23 +126,11 @@ class Ceilings:
 
 def measure_ceilings(timer: Timer, device: torch.device) -> Ceilings:
     """Copy, read, and multiply."""
-    copy_s = timer.measure(_copy(device), 1).seconds
-    read_s = timer.measure(_sum(device), 1).seconds
-    matmul_s = timer.measure(_multiplication(device), 1).seconds
-    return Ceilings(2 * _COPY_BYTES / copy_s, _COPY_BYTES / read_s, 2 * _MATRIX_SIZE**3 / matmul_s)
-
-
-def _copy(device: torch.device) -> Callable[[int], object]:
     source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return lambda _: target.copy_(source)
-
-
-def _sum(device: torch.device) -> Callable[[int], object]:
-    source = torch.ones(_COPY_BYTES // 4, device=device)
-    return lambda _: source.sum()
-
-
-def _multiplication(device: torch.device) -> Callable[[int], object]:
+    copy_s = timer.measure(lambda _: target.copy_(source), 1).seconds
+    ones = torch.ones(_COPY_BYTES // 4, device=device)
+    read_s = timer.measure(lambda _: ones.sum(), 1).seconds
     left, right = torch.randn(2, _MATRIX_SIZE, _MATRIX_SIZE, device=device).bfloat16()
-    return lambda _: left @ right
+    matmul_s = timer.measure(lambda _: left @ right, 1).seconds
+    return Ceilings(2 * _COPY_BYTES / copy_s, _COPY_BYTES / read_s, 2 * _MATRIX_SIZE**3 / matmul_s)

@@ -6,7 +6,6 @@ recorded are, of one replay, the time of each kernel and how often it runs, the 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
+from ops.bench.gpu.results import machine_of
 from ops.bench.gpu.shapes import GPT_OSS_20B, LLAMA3_8B, QWEN3_06B, ModelShape
 from ops.bench.options import bench_parser, positive
 from ops.bench.record import append_lines, origin
@@ -83,17 +83,17 @@ def summarise(spans: Iterable[Span], num_replays: int) -> StepTrace:
 
 def trace_step(step: Callable[[int], object], device: torch.device, num_replays: int = NUM_REPLAYS) -> StepTrace:
     """Replay a step, or call it again and again where there are no graphs, under the profiler."""
-    run = _captured(step) if device.type == "cuda" else (lambda: step(0))
+    activity, is_gpu = torch.profiler.ProfilerActivity, device.type == "cuda"
+    run = _captured(step) if is_gpu else (lambda: step(0))
     run()
-    kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-    activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CUDA if device.type == "cuda" else activity.CPU]) as profile:
+    with torch.profiler.profile(activities=[activity.CUDA if is_gpu else activity.CPU]) as profile:
         for _ in range(num_replays):
             run()
-        if device.type == "cuda":
+        if is_gpu:
             torch.cuda.synchronize(device)
     events: Any = profile.events()
     # Of calls on a host those alone that no other one made.
+    kind = DeviceType.CUDA if is_gpu else DeviceType.CPU
     found = [event for event in events if event.device_type == kind and event.cpu_parent is None]
     return summarise((Span(event.name, event.time_range.start, event.time_range.end) for event in found), num_replays)
 
@@ -112,19 +112,25 @@ def decode_step(
 ) -> Callable[[int], object]:
     """Return a decode of a number of sequences, each with a context."""
     from ops.bench.gpu.step.random_model import random_model
-    from ops.bench.gpu.step.step_engine import EngineSizes, StaticStep, StepEngine
+    from ops.bench.gpu.step.step_engine import StaticStep, StepEngine
     from ops.bench.gpu.step.steps import RoundedLinears
 
     max_model_len = context + 16
     linears = None if rounded is None else RoundedLinears(rounded)
     model, _ = random_model(shape, max_model_len, device, keeps_tensors=False if rounded else None, linears=linears)
-    engine = StepEngine(model, EngineSizes(num_seqs, max_model_len, has_graphs=False))
+    engine = StepEngine(model, num_seqs, max_model_len, has_graphs=False)
     return StaticStep(model, engine.cache, [(1, context)] * num_seqs, max_model_len)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trace the steps that are asked for; return 2 without a GPU, unless a CPU is asked for."""
-    options = _parser().parse_args(arguments)
+    parser = bench_parser("gpu.trace", __doc__ or "")
+    parser.add_argument("--step", action="append", choices=STEPS, help="may be given again; otherwise the first hour's")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--layers", type=positive, help="cut the models to their first layers")
+    parser.add_argument("--context", type=positive, default=_CONTEXT)
+    parser.add_argument("--replays", type=positive, default=NUM_REPLAYS)
+    options = parser.parse_args(arguments)
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("Nothing was traced: torch finds no CUDA device (--device cpu traces the host).", file=sys.stderr)
@@ -137,23 +143,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shape = shape.first(options.layers)
         trace = trace_step(decode_step(shape, num_seqs, options.context, device, rounded), device, options.replays)
         print("\n".join(_lines(name, trace)), flush=True)
-        row = {"step": name, "layers": shape.num_layers, "context": options.context, "device": _name_of(device)}
+        row = {"step": name, "layers": shape.num_layers, "context": options.context} | machine_of(device)
         sums = {"busy_us": trace.busy_us, "gaps_us": trace.gaps_us, "kernels": trace.kernels}
         append_lines(path, [{**origin(command, ("torch", "triton")), **row, **sums}])
         if device.type == "cuda":
             torch.cuda.empty_cache()
     print(f"records: {path}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = bench_parser("gpu.trace", __doc__ or "")
-    parser.add_argument("--step", action="append", choices=STEPS, help="may be given again; otherwise the first hour's")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--layers", type=positive, help="cut the models to their first layers")
-    parser.add_argument("--context", type=positive, default=_CONTEXT)
-    parser.add_argument("--replays", type=positive, default=NUM_REPLAYS)
-    return parser
 
 
 def _lines(name: str, trace: StepTrace) -> list[str]:
@@ -165,10 +161,6 @@ def _lines(name: str, trace: StepTrace) -> list[str]:
     ]
     shown = list(trace.kernels.items())[:_NUM_SHOWN]
     return lines + [f"{time:>10.1f} µs {count:>6.0f} ×  {kernel[:_NAME_WIDTH]}" for kernel, (count, time) in shown]
-
-
-def _name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 if __name__ == "__main__":

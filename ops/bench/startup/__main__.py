@@ -13,10 +13,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from ops.bench.comparison import add_shapes
+from ops.bench.gpu.results import machine_of
 from ops.bench.make_model import SHAPES, write_checkpoint
 from ops.bench.options import bench_parser
 from ops.bench.peers.engines import run_program
@@ -25,19 +28,8 @@ from ops.bench.record import ResultTable
 _READ_BYTES = 16 << 20
 _TIMEOUT_S = 900.0
 _COLUMNS = (
-    "shape",
-    "gb",
-    "files",
-    "plain_read_s",
-    "load_s",
-    "load_gb_per_s",
-    "profile_s",
-    "capture_s",
-    "ready_s",
-    "peak_rss_gb",
-    "first_ms",
-    "second_ms",
-    "compiled",
+    *("shape", "gb", "files", "plain_read_s", "load_s", "load_gb_per_s", "profile_s", "capture_s", "ready_s"),
+    *("peak_rss_gb", "first_ms", "second_ms", "compiled"),
 )
 
 
@@ -56,22 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for files in ("cold", "warm"):
                 facts: dict[str, object] = {"shape": shape, "gb": round(num_bytes / 1e9, 2), "files": files}
                 row = facts | measure(directory, num_bytes, options.device, is_cold=files == "cold")
-                table.add(row, device=device_name(options.device))
+                table.add(row, **machine_of(torch.device(options.device)))
     return 0
 
 
 def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> dict[str, object]:
     """Read the files plainly and start the engine, both from the same state; return seconds and GB/s of loading."""
-
-    def prepare() -> None:
-        if is_cold:
-            evict(directory)
-        else:
-            read_plainly(directory)
-
-    prepare()
+    prepare: Callable[[Path], object] = evict if is_cold else read_plainly
+    prepare(directory)
     read_s = read_plainly(directory)
-    prepare()
+    prepare(directory)
     engine = run_child("startup.engine_start", directory, device)
     return {
         "plain_read_s": round(read_s, 4),
@@ -110,13 +96,6 @@ def evict(directory: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def device_name(device: str) -> str:
-    """Return what the machine calls the device."""
-    import torch
-
-    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Starts the engine once, in a process of its own; prints its times and memory, when it was ready, and what it served.
 
-Run by `ops.bench.startup`. Arguments: model directory, device.
+Run by `ops.bench.startup`. Arguments: model directory, device. A runner that has just started serves its first
+requests; the record has their times, and which kernels were compiled for them.
 """
 
 from __future__ import annotations
@@ -10,25 +11,32 @@ import os
 import sys
 import time
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING
 
 from gpu_worker.execution.start_up import StartUp
 from ops.bench.systems import peak_rss_bytes
 
 if TYPE_CHECKING:
+    from gpu_worker.core.sequence import Sequence
+    from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
     from gpu_worker.execution.runner import TorchModelRunner
 
 MAX_NUM_SEQS = 256
+PROMPT, NEW = 100, 8
+# Prompts of a load that mixes chunks with decodes of many.
+_MIXED = tuple(1 + 37 * number % 900 for number in range(40))
+_TIMEOUT_S = 120.0
 
 
 def main(directory: str, device: str) -> None:
     """Build a runner as a worker would with its default settings."""
+    # What is imported from here on belongs to the start.
     start_up = StartUp()
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.start.ended_thread import run_in_ended_thread
     from gpu_worker.start.engine_setup import CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS
-    from ops.bench.startup.first_requests import first_requests
 
     config = RunnerConfig(
         Path(directory),
@@ -59,6 +67,74 @@ def device_memory(runner: TorchModelRunner) -> dict[str, float]:
     cache = sum(tensor.nbytes for layer in runner.cache.layers for tensor in (layer.keys, layer.values))
     found = {"driver": total - free, "reserved": torch.cuda.memory_reserved(device), "kv_cache": cache, "device": total}
     return {f"{name}_gb": round(num_bytes / 1e9, 2) for name, num_bytes in found.items()}
+
+
+def compiled_kernels() -> list[str]:
+    """Return a list that the name of every kernel is added to that Triton compiles from now on."""
+    names: list[str] = []
+    try:
+        from triton import knobs
+    except ImportError:
+        return names
+
+    def compiled(*, repr: str, **_: object) -> None:
+        names.append(repr)
+
+    knobs.runtime.jit_post_compile_hook = compiled
+    return names
+
+
+def first_requests(runner: TorchModelRunner) -> dict[str, object]:
+    """Serve one request, the same again, and a mixed load, by an engine in its thread."""
+    from gpu_worker.engine.engine_thread import EngineThread
+    from ops.bench.stepping import engine_of, states_of
+
+    limits = runner.step_limits
+    made = engine_of(
+        runner,
+        max_num_seqs=limits.max_num_seqs,
+        token_budget=limits.max_num_batched_tokens,
+        enable_prefix_caching=False,
+        state=states_of(runner),
+    )
+    compiled = compiled_kernels()
+    outcomes: Queue[StepOutcome] = Queue()
+    engine = EngineThread(made.engine)
+    engine.start(outcomes.put)
+
+    def serve(*lengths: int) -> float:
+        lengths_within = (min(length, limits.max_model_len - NEW) for length in lengths)
+        return serve_s(engine, outcomes, [made.sequence([5] * length, NEW) for length in lengths_within])
+
+    try:
+        first_s, second_s, mixed_s = serve(PROMPT), serve(PROMPT), serve(*_MIXED)
+    finally:
+        engine.stop()
+    return {
+        "first_ms": round(1e3 * first_s, 1),
+        "second_ms": round(1e3 * second_s, 1),
+        "mixed_s": round(mixed_s, 2),
+        "compiled": len(compiled),
+        "compiled_kernels": sorted(set(compiled)),
+    }
+
+
+def serve_s(engine: EngineThread, outcomes: Queue[StepOutcome], sequences: list[Sequence]) -> float:
+    """Return the seconds from adding sequences to the last token of all.
+
+    Raises:
+        RuntimeError: A step failed, or none came.
+    """
+    started = time.perf_counter()
+    for sequence in sequences:
+        engine.add(sequence)
+    num_left = len(sequences)
+    while num_left:
+        outcome = outcomes.get(timeout=_TIMEOUT_S)
+        if outcome.error is not None:
+            raise RuntimeError(f"the engine failed: {outcome.error}") from outcome.error
+        num_left -= sum(event.finish is not None for event in outcome.events)
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from ops.chaos.disturbance import Disturbance
 from ops.chaos.outcome import Outcome
-from ops.chaos.scenarios import (
-    batch,
-    clients,
-    fairness,
-    gateway_deaths,
-    poison,
-    resumed_streams,
-    server_faults,
-    versions,
-    worker_deaths,
-)
+from ops.chaos.scenarios import clients, deaths, fairness, poison, resumed_streams, server_faults
+from ops.chaos.scenarios.resumed_streams import ResumedStreams
 
-Scenario = Callable[[int | None], Awaitable[Outcome]]
+Scenario = Callable[[int | None], Coroutine[Any, Any, Outcome]]
 
-_DISTURBANCES = (
-    *worker_deaths.WORKER_DEATHS,
+_TABLE: tuple[Disturbance | ResumedStreams, ...] = (
+    *deaths.DEATHS,
     *server_faults.SERVER_FAULTS,
-    *gateway_deaths.GATEWAY_DEATHS,
+    *resumed_streams.RESUMED_STREAMS,
 )
-SCENARIOS: dict[str, Scenario] = {disturbance.case: disturbance for disturbance in _DISTURBANCES} | {
+SCENARIOS: dict[str, Scenario] = {scenario.case: scenario for scenario in _TABLE} | {
     "nats-partition": server_faults.nats_partition,
     "one-way-links": server_faults.one_way_links,
-    "clock-jump": server_faults.clock_jump,
-    "gateway-sigkill": gateway_deaths.sigkill,
-    "resumed-streams": resumed_streams.resumed_streams,
-    "resumed-streams-at-once": resumed_streams.resumed_streams_at_once,
-    "resumed-streams-earlier": resumed_streams.resumed_streams_earlier,
+    "gateway-sigkill": deaths.sigkill,
     "poison": poison.poison,
     "batch-poison": poison.batch_poison,
-    "batch-kills": batch.kills,
+    "batch-kills": poison.kills,
     "aborts": clients.aborts,
     "never-readers": clients.never_readers,
     "overload-10x": clients.overload,
     "greedy-keys": fairness.greedy_keys,
     "long-prompts": fairness.long_prompts,
     "background": fairness.background,
-    **{name: partial(versions.worker_deaths, name) for name in versions.EARLIER_PARTS},
 }
 
 # What CI runs, in about three minutes, and with how many requests.

@@ -15,7 +15,7 @@ from ops.chaos.load import Load
 from ops.chaos.mix import Body, plain_bodies
 from ops.chaos.observer import Seen
 from ops.chaos.outcome import Outcome, percentile
-from ops.chaos.scenarios.gateway_deaths import has_all_slots
+from ops.chaos.scenarios.deaths import has_all_slots
 from ops.chaos.stream_client import ask
 from ops.chaos.system import API_KEY, MAX_CONCURRENT, System, SystemOptions
 
@@ -36,9 +36,9 @@ async def aborts(num_requests: int | None) -> Outcome:
         leaving = Load(system, bodies, key=system.limited_key, pause_s=0.005)
         loading = asyncio.create_task(leaving.run(num_requests or 3000, MAX_CONCURRENT - 4))
         while not loading.done():
-            await _set_redis_links(system, LinkState.SLOW)
+            await system.set_links(LinkState.SLOW, "redis")
             await asyncio.wait([loading], timeout=1.0)
-            await _set_redis_links(system, LinkState.WHOLE)
+            await system.set_links(LinkState.WHOLE, "redis")
             await asyncio.wait([loading], timeout=1.0)
         await loading
         outcome.count(leaving.ledger, [])
@@ -94,12 +94,6 @@ async def overload(num_requests: int | None) -> Outcome:
         outcome.figures["TTFT p50/p99 s"] = (percentile(firsts, 0.5), percentile(firsts, 0.99))
         await aftermath.check(system, crowd, outcome)
     return outcome
-
-
-async def _set_redis_links(system: System, state: LinkState) -> None:
-    for (_, server), link in system.links.items():
-        if server == "redis":
-            await link.set(state)
 
 
 _SAMPLE_S = 0.05

@@ -7,9 +7,10 @@ import json
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gateway.admission.api_keys import create_key
 from ops.chaos import aftermath
@@ -17,7 +18,7 @@ from ops.chaos.ledger import Entry, Verdict
 from ops.chaos.load import Load
 from ops.chaos.mix import Body, plain_bodies
 from ops.chaos.outcome import Outcome
-from ops.chaos.scenarios.batch import TENANT, Publisher
+from ops.chaos.scenarios.poison import TENANT, Publisher
 from ops.chaos.stream_client import ask, request_bytes
 from ops.chaos.system import MODEL, System, SystemOptions
 from shared.streams import INTERACTIVE_STREAM
@@ -35,7 +36,6 @@ _LONGEST_FIRST_S = 3.0
 _ALL_QUEUED_S = 15.0
 # The simulated worker's: 6 ms, and 0.5 % more for each further token.
 _LONG_STEP_S = 0.006 * (1 + 0.005 * (_STEP_TOKENS - 1))
-_LONG_QUEUE: dict[str, object] = {"interactive_ttft_slo_s": 600.0}
 _NUM_JOBS = 1000
 _JOB_TOKENS = 1500
 _TIMEOUT_S = 60.0
@@ -47,10 +47,13 @@ async def greedy_keys(num_requests: int | None) -> Outcome:
     """Four keys with four requests of 128 choices each; a polite key's first tokens come as beside one such key."""
     number = min(num_requests or 40, 40)
     outcome = Outcome("greedy-keys", "TTFT <= 2x that beside one, no silence above 1 s")
+    # Each key asks for far more sequences than the worker has slots.
+    fields = {"n": _CHOICES_EACH, "prompt": "x", "max_tokens": 1900}
     async with _polite_key(_OPTIONS, 4) as (system, load, greedy):
         medians = []
         for keys in (greedy[:1], greedy):
-            async with _all_slots_wanted(system, keys):
+            asked = [(key, fields | {"seed": seed}) for key in keys for seed in range(_REQUESTS_EACH)]
+            async with _asked_meanwhile(system, asked):
                 medians.append(statistics.median(await _seconds_to_first_tokens(load, number, outcome)))
         outcome.figures["TTFT p50 beside one and four keys s"] = [round(median, 4) for median in medians]
         outcome.expect(medians[1] <= 2 * medians[0] + _KEYS_TOLERANCE_S, f"TTFT was {medians[1] / medians[0]:.1f}x")
@@ -64,11 +67,17 @@ async def long_prompts(num_requests: int | None) -> Outcome:
     """Another key's first tokens alone and beside 1,000 long prompts of one key, in turns: two steps later at most."""
     number = min(num_requests or 40, 40) // 2
     outcome = Outcome("long-prompts", "TTFT <= 1.5x that alone and two steps, none refused")
-    options = replace(_OPTIONS, gateway=_LONG_QUEUE, worker={"max_num_batched_tokens": _STEP_TOKENS})
+    options = replace(
+        _OPTIONS, gateway={"interactive_ttft_slo_s": 600.0}, worker={"max_num_batched_tokens": _STEP_TOKENS}
+    )
+    # None begins as another.
+    prompts = (f"{number} " + "x = 1; " * _PROMPT_WORDS for number in range(_NUM_PROMPTS))
+    fields = [{"prompt": prompt, "max_tokens": 8, "timeout": _TIMEOUT_S * 10} for prompt in prompts]
     async with _polite_key(options, 1) as (system, load, (greedy,)):
+        asked = [(greedy, each) for each in fields]
         firsts: dict[bool, list[float]] = {False: [], True: []}
         for is_beside in (False, True, False, True):
-            async with _long_prompts_queued(system, greedy) if is_beside else nullcontext():
+            async with _asked_meanwhile(system, asked) if is_beside else nullcontext():
                 firsts[is_beside] += await _seconds_to_first_tokens(load, number, outcome)
         alone, beside = (statistics.median(firsts[each]) for each in (False, True))
         outcome.figures["TTFT p50 alone and beside 1,000 long prompts s"] = [round(alone, 4), round(beside, 4)]
@@ -105,28 +114,14 @@ async def _seconds_to_first_tokens(polite: Load, number: int, outcome: Outcome) 
     return [each.first_at - each.sent_at for each in load.ledger.entries if each.first_at is not None]
 
 
-def _all_slots_wanted(system: System, keys: list[str]) -> AbstractAsyncContextManager[None]:
-    """Let each key ask for far more sequences than the worker has slots, until the block ends."""
-    fields = {"model": MODEL, "prompt": "x", "n": _CHOICES_EACH, "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    return _asked_meanwhile(system, [(key, fields | {"seed": seed}) for key in keys for seed in range(_REQUESTS_EACH)])
-
-
-def _long_prompts_queued(system: System, key: str) -> AbstractAsyncContextManager[None]:
-    """Let a key wait for the answers to long prompts, none of which begins as another, until the block ends."""
-    fields = {"model": MODEL, "max_tokens": 8, "ignore_eos": True, "stream": True, "timeout": _TIMEOUT_S * 10}
-    prompts = (f"{number} " + "x = 1; " * _PROMPT_WORDS for number in range(_NUM_PROMPTS))
-    return _asked_meanwhile(system, [(key, fields | {"prompt": prompt}) for prompt in prompts])
-
-
 @asynccontextmanager
-async def _asked_meanwhile(system: System, asked: list[tuple[str, dict[str, object]]]) -> AsyncIterator[None]:
+async def _asked_meanwhile(system: System, asked: Sequence[tuple[str, dict[str, Any]]]) -> AsyncIterator[None]:
     """Ask for completions, each with a key, and leave when the block ends."""
-    port = system.port("gateway-0")
+    port, common = system.port("gateway-0"), {"model": MODEL, "ignore_eos": True, "stream": True}
+    bodies = [(key, Body("/v1/completions", common | fields)) for key, fields in asked]
     asking = [
-        asyncio.create_task(
-            ask(Body("/v1/completions", fields), port, key, Entry(0, "gateway-0", time.monotonic()), 600.0)
-        )
-        for key, fields in asked
+        asyncio.create_task(ask(body, port, key, Entry(0, "gateway-0", time.monotonic()), 600.0))
+        for key, body in bodies
     ]
     await asyncio.sleep(1.0)
     # All wait or have been answered: reading many long prompts takes the gateway a while.

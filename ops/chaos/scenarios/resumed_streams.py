@@ -10,22 +10,18 @@ import asyncio
 import contextlib
 import json
 import random
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ops.chaos.faults import Kill
 from ops.chaos.mix import Body, plain_bodies
-from ops.chaos.outcome import Outcome
-from ops.chaos.scenarios.versions import unpack
+from ops.chaos.outcome import Outcome, percentile
 from ops.chaos.system import API_KEY, System, SystemOptions
 
 CONTINUED_S = 2.0
 NUM_STREAMS = 200
-NUM_TOKENS = 400
 # Streams at once: as many as there are slots.
 _CONCURRENT = 64
 _NUM_BODIES = 8
@@ -36,7 +32,6 @@ _NUM_WORKERS = 3
 _OPTIONS = SystemOptions(num_gateways=_NUM_GATEWAYS, num_workers=_NUM_WORKERS, simulate_ms=10.0)
 _BETWEEN_KILLS_S = 1.0
 # All at once, as slowly as a thousand people read: this machine serves the clients, too.
-NUM_AT_ONCE = 1000
 _AT_ONCE = SystemOptions(
     num_gateways=_NUM_GATEWAYS,
     num_workers=_NUM_WORKERS,
@@ -44,7 +39,6 @@ _AT_ONCE = SystemOptions(
     worker={"simulate_growth": 0, "max_num_seqs": 1024, "num_blocks": 50_000, "max_num_batched_tokens": 16384},
     gateway={"interactive_ttft_slo_s": 60},
 )
-_NUM_TOKENS_AT_ONCE = 150
 # Before gateways wrote a journal: its gateways read pieces alone.
 EARLIER = "be9066587c625afc9d76279e4887d922a8f47708"
 
@@ -71,50 +65,47 @@ class _Stream:
         return "".join(choice["text"] for each in objects for choice in each.get("choices", ()))
 
 
-async def resumed_streams(num_requests: int | None) -> Outcome:
-    """Kill gateways and workers in turn under `num_requests` streams."""
-    return await _kills("resumed-streams", _OPTIONS, num_requests or NUM_STREAMS, NUM_TOKENS, _CONCURRENT)
+@dataclass(frozen=True)
+class ResumedStreams:
+    """Kills gateways and workers in turn under `num_streams` resumable streams, or as many as the scenario is given.
+
+    Attributes:
+        num_at_once: Of the streams; None opens all at once.
+    """
+
+    case: str
+    options: SystemOptions = _OPTIONS
+    num_streams: int = NUM_STREAMS
+    num_tokens: int = 400
+    num_at_once: int | None = _CONCURRENT
+
+    async def __call__(self, num_requests: int | None) -> Outcome:
+        """Run it."""
+        outcome = Outcome(self.case, f"0 lost, 0 doubled, continued <= {CONTINUED_S:g} s (p99)")
+        bodies = [
+            Body(body.path, body.json | {"stream_options": {"resumable": True}})
+            for body in plain_bodies(self.num_tokens, _NUM_BODIES)
+        ]
+        async with System(self.options) as system:
+            undisturbed = [_Stream(body) for body in bodies]
+            await asyncio.gather(*(_read(system, stream, asyncio.Semaphore(1)) for stream in undisturbed))
+            streams = [_Stream(bodies[number % _NUM_BODIES]) for number in range(num_requests or self.num_streams)]
+            killing = asyncio.create_task(_kill(system))
+            places = asyncio.Semaphore(self.num_at_once or len(streams))
+            await asyncio.gather(*(_read(system, stream, places) for stream in streams))
+            killing.cancel()
+            await asyncio.gather(killing, return_exceptions=True)
+            outcome.figures["kills"] = sum(part.num_kills for part in [*system.gateways, *system.workers])
+        _judge(outcome, streams, {id(stream.body): stream.text for stream in undisturbed})
+        return outcome
 
 
-async def resumed_streams_at_once(num_requests: int | None) -> Outcome:
-    """The same with all streams open at once."""
-    num_streams = num_requests or NUM_AT_ONCE
-    return await _kills("resumed-streams-at-once", _AT_ONCE, num_streams, _NUM_TOKENS_AT_ONCE, num_streams)
-
-
-async def resumed_streams_earlier(num_requests: int | None) -> Outcome:
-    """The same with a gateway of the version before among today's."""
-    with tempfile.TemporaryDirectory(prefix="headrace-earlier-") as directory:
-        unpack(EARLIER, Path(directory))
-        options = replace(_OPTIONS, source_of={"gateway-0": Path(directory)})
-        num_streams = num_requests or NUM_STREAMS
-        return await _kills("resumed-streams-earlier", options, num_streams, NUM_TOKENS, _CONCURRENT)
-
-
-async def _kills(name: str, options: SystemOptions, num_streams: int, num_tokens: int, num_at_once: int) -> Outcome:
-    outcome = Outcome(name, f"0 lost, 0 doubled, continued <= {CONTINUED_S:g} s (p99)")
-    bodies = [_resumable(body) for body in plain_bodies(num_tokens, _NUM_BODIES)]
-    async with System(options) as system:
-        references = await asyncio.gather(*(_reference(system, body) for body in bodies))
-        streams = [_Stream(bodies[number % _NUM_BODIES]) for number in range(num_streams)]
-        killing = asyncio.create_task(_kill(system))
-        places = asyncio.Semaphore(num_at_once)
-        await asyncio.gather(*(_read(system, stream, places) for stream in streams))
-        killing.cancel()
-        await asyncio.gather(killing, return_exceptions=True)
-        outcome.figures["kills"] = sum(part.num_kills for part in [*system.gateways, *system.workers])
-    _judge(outcome, streams, dict(zip(map(id, bodies), references, strict=True)))
-    return outcome
-
-
-def _resumable(body: Body) -> Body:
-    return Body(body.path, body.json | {"stream_options": {"resumable": True}})
-
-
-async def _reference(system: System, body: Body) -> str:
-    stream = _Stream(body)
-    await _read(system, stream, asyncio.Semaphore(1))
-    return stream.text
+RESUMED_STREAMS = (
+    ResumedStreams("resumed-streams"),
+    ResumedStreams("resumed-streams-at-once", _AT_ONCE, 1000, 150, None),
+    # A gateway of the version before among today's.
+    ResumedStreams("resumed-streams-earlier", replace(_OPTIONS, commit_of={"gateway-0": EARLIER})),
+)
 
 
 async def _kill(system: System) -> None:
@@ -155,8 +146,10 @@ async def _events(port: int, stream: _Stream, key: str) -> AsyncIterator[None]:
         if status == 204:
             stream.is_done = True
             return
+        if status not in (200, 429, 502, 503):
+            stream.problem = f"{status} {(await reader.read(300)).decode(errors='replace')}"
         if status != 200:
-            await _refused(stream, status, reader)
+            raise _BrokenError
         names = dict(line.split(": ", 1) for line in head[1:] if line)
         stream.stream_id = names["x-request-id"]
         pending = b""
@@ -172,13 +165,6 @@ async def _events(port: int, stream: _Stream, key: str) -> AsyncIterator[None]:
         writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-
-
-async def _refused(stream: _Stream, status: int, reader: asyncio.StreamReader) -> None:
-    """Raise that the client tries elsewhere, or note why it cannot."""
-    if status not in (503, 429, 502):
-        stream.problem = f"{status} {(await reader.read(300)).decode(errors='replace')}"
-    raise _BrokenError
 
 
 def _request(stream: _Stream, key: str) -> bytes:
@@ -216,11 +202,10 @@ def _judge(outcome: Outcome, streams: list[_Stream], references: dict[int, str])
             outcome.num_failed += 1
         if problem and len(outcome.problems) < 5:
             outcome.problems.append(f"{stream.stream_id}: {problem}")
-    gaps_s = sorted(gap for stream in streams for gap in stream.gaps_s)
-    outcome.silences_s = gaps_s
-    outcome.expect(bool(gaps_s), "no stream was open while its gateway died")
-    if gaps_s:
-        p99_s = gaps_s[min(len(gaps_s) - 1, int(len(gaps_s) * 0.99))]
-        outcome.figures |= {"continuations": len(gaps_s), "continued p99 s": round(p99_s, 2)}
-        outcome.figures["continued max s"] = round(gaps_s[-1], 2)
+    outcome.silences_s = [gap for stream in streams for gap in stream.gaps_s]
+    p99_s = percentile(outcome.silences_s, 0.99)
+    outcome.expect(p99_s is not None, "no stream was open while its gateway died")
+    if p99_s is not None:
+        outcome.figures |= {"continuations": len(outcome.silences_s), "continued p99 s": round(p99_s, 2)}
+        outcome.figures["continued max s"] = round(max(outcome.silences_s), 2)
         outcome.expect(p99_s <= CONTINUED_S, f"streams went on after {p99_s:.2f} s (p99)")

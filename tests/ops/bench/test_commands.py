@@ -6,6 +6,8 @@ import importlib
 import json
 import sys
 from collections import Counter
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from ops.bench import kv_tiers, record
 from ops.bench.comparison import OURS, add_rows, measure_in_turn
 from ops.bench.engine import EngineBench, Load, Measurement
-from ops.bench.make_model import SHAPES, Size, make_model
+from ops.bench.make_model import SHAPES, make_model
 from ops.bench.peers.engines import PeerUnavailableError
 
 SMALL = "--shapes 15m --batch 1 4 --prompt 512 --new 16 --rounds 1"
@@ -33,14 +35,7 @@ COMMANDS = {
     "startup": "--shapes 15m --device cpu",
     "watermark": "--length 25 --texts 4 --pairs 10",
 }
-LEAST_ROWS = {
-    "engine_compare": 4,
-    "served": 2,
-    "gateway": 2,
-    "kv_tiers": 5,
-    "ranks": 4,
-    "startup": 2,
-}
+LEAST_ROWS = {"engine_compare": 4, "served": 2, "gateway": 2, "kv_tiers": 5, "ranks": 4, "startup": 2}
 
 
 @pytest.fixture
@@ -81,39 +76,37 @@ def test_count_below_one_is_refused_before_a_model_is_made(option: str, capsys: 
 
 def test_sequences_outlast_the_measurement_of_a_full_batch(tmp_path: Path) -> None:
     """Each prompt takes a step's whole budget; the first sequence decodes while the others are prefilled."""
-    make_model(SHAPES[Size.M15], tmp_path)
+    make_model(SHAPES["15m"], tmp_path)
     load = Load(batch=6, prompt=32, new=2)
     bench = EngineBench(tmp_path, dtype="bfloat16", num_threads=1, max_load=load, token_budget=32, block_size=16)
     assert bench.measure(load).decode_rate > 0
 
 
-@pytest.mark.parametrize(("required", "status"), [((OURS,), None), ((OURS, "peer"), "not measured: peer")])
+@pytest.mark.parametrize(
+    ("measured", "missing", "required", "status"),
+    [
+        (OURS, "peer", (OURS,), None),
+        (OURS, "peer", (OURS, "peer"), "not measured: peer"),
+        ("peer", OURS, (OURS,), f"not measured: {OURS}"),
+    ],
+)
 def test_absent_engine_that_was_asked_for_fails_the_command(
-    required: tuple[str, ...], status: str | None, results: Path
+    measured: str, missing: str, required: tuple[str, ...], status: str | None, results: Path
 ) -> None:
     table = record.ResultTable("engine", ("engine", "batch"))
-    measured = {(OURS, 1): Measurement(1.0, 1.0)}
-    if status is None:
-        add_rows(table, measured, {}, {"peer": "no cmake"}, required)
-        return
-    with pytest.raises(SystemExit, match=status):
-        add_rows(table, measured, {}, {"peer": "no cmake"}, required)
+    with nullcontext() if status is None else pytest.raises(SystemExit, match=status):
+        add_rows(table, {(measured, 1): Measurement(1.0, 1.0)}, {}, {missing: "no cmake"}, required)
 
 
-def test_engine_that_fails_in_a_later_round_is_not_compared() -> None:
+def test_engine_that_fails_in_any_round_is_not_compared() -> None:
     def measure(number: int) -> dict[int, Measurement]:
         return {1: Measurement(1.0, 1.0 + number)}
 
-    def fail_later(number: int) -> dict[int, Measurement]:
-        if number:
+    def fail_from(first: int, number: int) -> dict[int, Measurement]:
+        if number >= first:
             raise PeerUnavailableError("gone")
         return measure(number)
 
-    results, missing = measure_in_turn({OURS: measure, "peer": fail_later}, 3)
-    assert (results, missing) == ({(OURS, 1): Measurement(1.0, 2.0)}, {"peer": "gone"})
-
-
-def test_own_engine_must_not_be_missing(results: Path) -> None:
-    table = record.ResultTable("engine", ("engine", "batch"))
-    with pytest.raises(SystemExit, match=OURS):
-        add_rows(table, {("peer", 1): Measurement(1.0, 1.0)}, {}, {OURS: "it failed"})
+    engines = {OURS: measure, "absent": partial(fail_from, 0), "peer": partial(fail_from, 1)}
+    expected = ({(OURS, 1): Measurement(1.0, 2.0)}, {"absent": "gone", "peer": "gone"})
+    assert measure_in_turn(engines, 3) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,20 +56,19 @@ def test_values_are_separated_by_commas_or_spaces(arguments: list[str], values: 
     assert parser.parse_args(arguments).batch == values
 
 
-@pytest.mark.parametrize(("text", "problem"), [("8b,9b", "'9b' is none of 1b, 8b"), ("1b,", "'' is none of 1b, 8b")])
-def test_value_that_is_not_allowed_is_told_with_those_that_are(
-    text: str, problem: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("read", "allowed", "text", "problem"),
+    [
+        (str, ["1b", "8b"], "8b,9b", "'9b' is none of 1b, 8b"),
+        (str, ["1b", "8b"], "1b,", "'' is none of 1b, 8b"),
+        (int, [], "1,x", "argument --values: invalid literal for int() with base 10: 'x'"),
+    ],
+)
+def test_value_that_cannot_be_taken_is_told(
+    read: Callable[[str], object], allowed: list[str], text: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = bench_parser("any", None)
-    add_list(parser, "--shapes", str, ["1b"], "models", ["1b", "8b"])
+    add_list(parser, "--values", read, None, "values", allowed)
     with pytest.raises(SystemExit):
-        parser.parse_args(["--shapes", text])
+        parser.parse_args(["--values", text])
     assert problem in capsys.readouterr().err
-
-
-def test_text_that_is_no_number_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = bench_parser("any", None)
-    add_list(parser, "--batch", int, [1], "sequences at once")
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--batch", "1,x"])
-    assert "argument --batch: invalid literal for int() with base 10: 'x'" in capsys.readouterr().err

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ops.bench.engine import Load
-from ops.bench.peers import servers as served_servers
-from ops.bench.peers.engines import Task
+from ops.bench.peers import engines
+from ops.bench.peers.engines import Task, servers
 from ops.bench.served import StreamError, measure_streams, serve_streams, token_times
 from ops.load_generator.connection import Address, Answer
 
@@ -46,12 +46,7 @@ def test_rate_is_that_of_a_server_with_a_known_pace(paced_server: Address) -> No
 
 def test_tokens_are_timed_by_the_piece_that_completes_their_text() -> None:
     first, second = chunk(" w3 w4"), chunk(" w5")
-    pieces = [
-        (1.0, HEAD + first[:40]),
-        (2.0, first[40:]),
-        (3.0, second),
-        (4.0, b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"),
-    ]
+    pieces = [(1.0, HEAD + first[:40]), (2.0, first[40:]), (3.0, second), (4.0, b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")]
 
     assert token_times(Answer(0.0, pieces, is_whole=True), 3) == [2.0, 2.0, 3.0]
 
@@ -99,10 +94,10 @@ def test_peer_has_room_for_the_largest_load_wherever_it_stands(monkeypatch: pyte
         commands.append(command)
         yield
 
-    monkeypatch.setattr(served_servers, "_running", note)
-    monkeypatch.setattr(served_servers, "vllm_python", lambda home: home / "python")
-    (vllm,) = (server for server in served_servers.servers(Path("."), Path("."), "BF16") if server.name == "vLLM CPU")
-    with vllm.start(Task(Path("."), [Load(32, 512, 64), Load(1, 512, 64)], 2)):
+    monkeypatch.setattr(engines, "_running", note)
+    monkeypatch.setattr(engines, "vllm_python", lambda home: home / "python")
+    (vllm,) = (server for server in servers(Path("."), Path("."), "BF16") if server.name == "vLLM CPU")
+    with vllm.run(Task(Path("."), [Load(32, 512, 64), Load(1, 512, 64)], 2)):
         (command,) = commands
 
     assert command[command.index("--max-num-seqs") + 1] == "32"

@@ -151,7 +151,7 @@ async def test_streams_that_are_lost_or_doubled_are_counted_and_all_kills_told(
             stream.gaps_s = [gap_s] if (gap_s := next(gaps_s, 0.0)) else []
 
     monkeypatch.setattr(resumed_streams, "_read", read)
-    outcome = await resumed_streams.resumed_streams(4)
+    outcome = await resumed_streams.RESUMED_STREAMS[0](4)
     assert (outcome.num_requests, outcome.num_wrong, outcome.num_failed) == (4, 1, 1)
     assert outcome.figures == {"kills": 6, "continuations": 3, "continued p99 s": 2.5, "continued max s": 2.5}
     assert [problem.partition(": ")[2] or problem for problem in outcome.problems] == [
@@ -171,10 +171,7 @@ async def test_first_tokens_are_timed_and_the_longest_lag_of_all_rounds_is_kept(
 
 @pytest.mark.parametrize(("num_neighbours", "num_poisons"), [(None, 1), (40, 1), (41, 2), (80, 2)])
 async def test_each_forty_neighbours_meet_a_poison(
-    checks: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    num_neighbours: int | None,
-    num_poisons: int,
+    checks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, num_neighbours: int | None, num_poisons: int
 ) -> None:
     async def ask(system: System, number: int) -> Entry:
         return Entry(0, "gateway-0", 1.0, status=500, request_id=f"r{number}", error="poison", ended_at=2.0)
@@ -197,10 +194,10 @@ async def test_disturbed_load_is_checked_by_what_the_scenario_promises(checks: l
     options = SystemOptions(num_workers=1)
     faults = Disturbance(
         "c",
+        lambda n: [Fault(0.0, 0.0, "worker-0")],
         "p",
         options,
         [BODY],
-        lambda n: [Fault(0.0, 0.0, "worker-0")],
         tail_s=0.0,
         min_faults=2,
         queue_timeout_s=9.0,

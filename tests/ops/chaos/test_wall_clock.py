@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.chaos.wall_clock import WallClock
+from ops.chaos.system import WallClock
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 

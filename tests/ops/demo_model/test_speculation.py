@@ -14,8 +14,8 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
+from ops.bench.spec.__main__ import beginning_prompts, copying_prompts
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.spec.loads import beginning_prompts, copying_prompts
 from ops.stack.config import DEMO_MODEL
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import Outcome, run

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.paged_attention import expanded_attention
+from kernels.paged_attention.reference import paged_attention_reference
 from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, relative_error, sets_for
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE, AttentionShape, Batch, Lengths, make_batch
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B
@@ -39,7 +40,8 @@ def attention_error(
 ) -> float:
     """Compare with the reference, which computes in float32 what it reads."""
     batch = make_batch(device, shape, lengths).with_cache_in(cache_dtype)
-    return relative_error(batch.attend(entry=entry), batch.attend_by_reference())
+    expected = replace(batch, query=batch.query.float()).attend(paged_attention_reference)
+    return relative_error(batch.attend(entry=entry), expected)
 
 
 def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
@@ -56,7 +58,10 @@ def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths
 def variant_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
     """Time a form of attention beside ours without what is special in it."""
     if shape.latent_dim:
-        forms = {OURS: lambda b: b, f"{OURS}/values read again": Batch.with_values_apart}
+        forms = {
+            OURS: lambda batch: batch,
+            f"{OURS}/values read again": lambda batch: replace(batch, value_cache=batch.value_cache.clone()),
+        }
         case = _case_of(device, shape, lengths, forms)
         if lengths[0][0] == 1:
             return case
@@ -66,9 +71,8 @@ def variant_case(device: torch.device, shape: AttentionShape, lengths: Lengths) 
 
 def eight_bit_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
     """Read the same batch from caches in fp8, int8 and bf16; the bytes and so the bandwidth are those of eight bits."""
-    forms: dict[str, Callable[[Batch], Batch]] = {f"{OURS}/bf16": lambda batch: batch}
-    for name, dtype in ((OURS, torch.float8_e4m3fn), (f"{OURS}/int8", torch.int8)):
-        forms[name] = partial(Batch.with_cache_in, dtype=dtype)
+    dtypes = {f"{OURS}/bf16": torch.bfloat16, OURS: torch.float8_e4m3fn, f"{OURS}/int8": torch.int8}
+    forms = {name: partial(Batch.with_cache_in, dtype=dtype) for name, dtype in dtypes.items()}
     # A scale of 16 bits for each head's key, and for its value.
     return _case_of(device, shape, lengths, forms, shape.numbers_per_token + 4 * shape.num_kv_heads)
 
@@ -86,10 +90,13 @@ def _case_of(
     num_sets = sets_for(cache_bytes)
     made = [make_batch(device, shape, lengths) for _ in range(num_sets)]
     batches = {name: [form(batch) for batch in made] for name, form in forms.items()}
-    candidates: dict[str, Candidate] = {name: partial(_attend_one, sets) for name, sets in batches.items()}
-    queries = sum(query for query, _ in lengths)
-    num_bytes = cache_bytes + 2 * queries * shape.numbers_per_pair
-    return Case(num_bytes, 2 * pairs * shape.numbers_per_pair, num_sets, candidates)
+    candidates: dict[str, Candidate] = {
+        name: lambda index, entry=None, sets=sets: sets[index].attend(entry=entry) for name, sets in batches.items()
+    }
+    # The products that a query takes with one token, in all heads.
+    per_pair = shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim))
+    num_bytes = cache_bytes + 2 * sum(query for query, _ in lengths) * per_pair
+    return Case(num_bytes, 2 * pairs * per_pair, num_sets, candidates)
 
 
 def _expanded(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Candidate:
@@ -101,10 +108,6 @@ def _expanded(device: torch.device, shape: AttentionShape, lengths: Lengths) -> 
     return lambda index: expanded_attention(
         query, batch.key_cache, key_up, value_up.transpose(1, 2), *where, batch.scale
     )
-
-
-def _attend_one(batches: list[Batch], index: int, entry: Entry | None = None) -> torch.Tensor:
-    return batches[index].attend(entry=entry)
 
 
 def _contiguous(
@@ -128,31 +131,28 @@ def _contiguous(
 def _paged_peers(
     device: torch.device, shape: AttentionShape, lengths: Lengths, num_sets: int
 ) -> tuple[dict[str, Callable[[int], object]], dict[str, str]]:
+    if device.type != "cuda":
+        return {}, {"FlashAttention": "needs a GPU"}
+    # Made when they are first needed: most machines have no such peer.
+    batches = cache(lambda size: [make_batch(device, shape, lengths, size) for _ in range(num_sets)])
     found: dict[str, Callable[[int], object]] = {}
     missing: dict[str, str] = {}
-    if device.type != "cuda":
-        return found, {"FlashAttention": "needs a GPU"}
 
-    def add(name: str, block_size: int, load: Callable[[], Callable[[Batch], object]]) -> None:
+    def call(attend: Callable[[Batch], object], size: int, index: int) -> object:
+        return attend(batches(size)[index])
+
+    for name, size, load in (
+        ("FlashAttention-3", BLOCK_SIZE, _load_flash_attention),
+        ("FlashAttention-3", 128, _load_flash_attention),
+        # torch's own kernel takes no smaller blocks.
+        ("torch varlen_attn", 256, _load_varlen_attention),
+    ):
         try:
             attend = load()
         except (ImportError, AttributeError) as error:
-            missing[name] = str(error)
-            return
-        batches: list[Batch] = []
-
-        def call(index: int) -> object:
-            # Made when they are first needed: most machines have no such peer.
-            while len(batches) < num_sets:
-                batches.append(make_batch(device, shape, lengths, block_size))
-            return attend(batches[index])
-
-        found[name] = call
-
-    for block_size in (BLOCK_SIZE, 128):
-        add(f"FlashAttention-3/{block_size}", block_size, _load_flash_attention)
-    # torch's own kernel takes no smaller blocks.
-    add("torch varlen_attn/256", 256, _load_varlen_attention)
+            missing[f"{name}/{size}"] = str(error)
+        else:
+            found[f"{name}/{size}"] = partial(call, attend, size)
     return found, missing
 
 

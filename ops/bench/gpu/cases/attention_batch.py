@@ -9,7 +9,6 @@ import torch
 
 from kernels.gpu_config import gpu_of
 from kernels.paged_attention import paged_attention
-from kernels.paged_attention.reference import paged_attention_reference
 from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
 from kernels.quantized_kv import is_quantized, quantize_heads
 from ops.bench.gpu.case import Entry
@@ -48,11 +47,6 @@ class AttentionShape:
     def numbers_per_token(self) -> int:
         """Return what is kept of a token."""
         return self.num_kv_heads * (self.head_dim if self.latent_dim else 2 * self.head_dim)
-
-    @property
-    def numbers_per_pair(self) -> int:
-        """Return the products that a query takes with one token, in all heads."""
-        return self.num_heads * (self.head_dim + (self.latent_dim or self.head_dim))
 
     def seen(self, query: int, context: int) -> tuple[int, int]:
         """Return how many tokens a sequence reads, and how many pairs of a query and a token it multiplies."""
@@ -109,17 +103,9 @@ class Batch:
             chunk=chunk,
         )
 
-    def attend_by_reference(self) -> torch.Tensor:
-        """Run the oracle, in float32."""
-        return replace(self, query=self.query.float()).attend(paged_attention_reference)
-
     def plain(self) -> Batch:
         """Return the same batch without sinks and cap."""
         return replace(self, shape=replace(self.shape, soft_cap=None), sinks=None)
-
-    def with_values_apart(self) -> Batch:
-        """Return the same batch with values that are not part of the keys."""
-        return replace(self, value_cache=self.value_cache.clone())
 
     def with_cache_in(self, dtype: torch.dtype) -> Batch:
         """Return the same batch on a KV cache of eight bits, quantized; or as it is, where `dtype` has more."""

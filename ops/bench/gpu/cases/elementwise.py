@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -9,7 +11,8 @@ from kernels.activation import Activation, gated
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
-from ops.bench.gpu.case import OURS, Case, Entry, Op, compiled, relative_error, sets_for, sizes
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, compiled, relative_error, rotated, sizes
+from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
 EPS = 1e-5
@@ -17,7 +20,7 @@ _MANY_ROWS = 8192
 
 
 def normalise(
-    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, entry: Entry | None = None
+    weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, entry: Entry | None = None
 ) -> torch.Tensor:
     """Run our op; on a GPU launched by an entry where one is given, like the other ops here."""
     if entry is None or x.device.type != "cuda":
@@ -43,31 +46,24 @@ def rms_norm_error(device: torch.device, num_rows: int, size: int, entry: Entry 
     total = (x.double() + residual.double()).bfloat16()
     scale = (total.double().square().mean(-1, keepdim=True) + EPS).rsqrt()
     expected = total.double() * scale * weight.double()
-    actual = normalise(x, weight, residual, entry)
+    actual = normalise(weight, x, residual, entry)
     return max(relative_error(actual, expected), relative_error(residual, total))
 
 
 def rms_norm_case(device: torch.device, num_rows: int, size: int) -> Case:
     """Read input and residual, write residual and output."""
     num_bytes = 4 * num_rows * size * 2
-    num_sets = sets_for(num_bytes)
-    inputs, residuals = torch.randn(2, num_sets, num_rows, size, device=device).bfloat16()
     weight = torch.randn(size, device=device).bfloat16()
 
     def in_torch(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(residual.add_(x), weight.shape, weight, EPS)
 
-    fused = compiled(in_torch)
-    return Case(
-        num_bytes,
-        0,
-        num_sets,
-        {
-            OURS: lambda index, entry=None: normalise(inputs[index], weight, residuals[index], entry),
-            "torch.compile": lambda index: fused(inputs[index], residuals[index]),
-            "_fused_rms_norm": lambda index: in_torch(inputs[index], residuals[index]),
-        },
-    )
+    def make() -> torch.Tensor:
+        return torch.randn(2, num_rows, size, device=device).bfloat16()
+
+    calls: dict[str, Candidate] = {OURS: partial(normalise, weight), "_fused_rms_norm": in_torch}
+    calls["torch.compile"] = compiled(in_torch)
+    return Case(num_bytes, 0, *rotated(num_bytes, make, calls))
 
 
 def silu_mul_error(device: torch.device, num_rows: int, size: int, entry: Entry | None = None) -> float:
@@ -80,24 +76,16 @@ def silu_mul_error(device: torch.device, num_rows: int, size: int, entry: Entry 
 def silu_mul_case(device: torch.device, num_rows: int, size: int) -> Case:
     """Read both halves, write one."""
     num_bytes = 3 * num_rows * size * 2
-    num_sets = sets_for(num_bytes)
-    inputs = torch.randn(num_sets, num_rows, 2 * size, device=device, dtype=torch.bfloat16)
+
+    def make() -> tuple[torch.Tensor]:
+        return (torch.randn(num_rows, 2 * size, device=device, dtype=torch.bfloat16),)
 
     def in_torch(gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    fused = compiled(in_torch)
-    return Case(
-        num_bytes,
-        0,
-        num_sets,
-        {
-            OURS: lambda index, entry=None: multiply_by_silu(inputs[index], entry),
-            "torch.compile": lambda index: fused(inputs[index]),
-            "eager": lambda index: in_torch(inputs[index]),
-        },
-    )
+    calls = {OURS: multiply_by_silu, "torch.compile": compiled(in_torch), "eager": in_torch}
+    return Case(num_bytes, 0, *rotated(num_bytes, make, calls))
 
 
 RMS_NORM_OP = Op(rms_norm_error, rms_norm_case)
@@ -120,7 +108,6 @@ SILU_MUL = SILU_MUL_OP.suite(
 )
 
 
-_BLOCK_SIZE = 16
 _MAX_POSITIONS = 8192
 
 
@@ -133,12 +120,14 @@ class RotationInputs:
         self.positions = torch.randint(0, _MAX_POSITIONS, (num_tokens,), device=device)
         angles = torch.randn(_MAX_POSITIONS, dim // 2, device=device)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        num_blocks = -(-num_tokens // _BLOCK_SIZE) + 1
-        shape = (2, num_blocks, _BLOCK_SIZE, kv_heads, dim)
+        num_blocks = -(-num_tokens // BLOCK_SIZE) + 1
+        shape = (2, num_blocks, BLOCK_SIZE, kv_heads, dim)
         self.key_cache, self.value_cache = torch.zeros(shape, device=device, dtype=torch.bfloat16)
-        self.slots = torch.randperm(num_blocks * _BLOCK_SIZE, device=device)[:num_tokens]
+        self.slots = torch.randperm(num_blocks * BLOCK_SIZE, device=device)[:num_tokens]
         weights = torch.rand(2, dim, device=device).bfloat16() + 0.5
-        self.head_norm = HeadNormWeights(weights[0], weights[1], 1e-6) if model.has_qk_norm else None
+        self.head_norm = (
+            HeadNormWeights(weights[0], weights[1], 1e-6) if model.fields["model_type"] == "qwen3" else None
+        )
 
     def rotate(self, entry: Entry | None = None) -> torch.Tensor:
         """Run our op; on a GPU launched by an entry where one is given."""
@@ -170,18 +159,8 @@ def rotation_case(device: torch.device, model: ModelShape, num_tokens: int) -> C
     """Read queries, keys and values, and write them; the table of a position is shared and small."""
     heads = model.num_heads + 2 * model.num_kv_heads
     num_bytes = 2 * num_tokens * heads * model.head_dim * 2
-    num_sets = sets_for(num_bytes)
-    sets = [RotationInputs(device, model, num_tokens) for _ in range(num_sets)]
-    fused = compiled(_rotated_in_torch)
-    return Case(
-        num_bytes,
-        0,
-        num_sets,
-        {
-            OURS: lambda index, entry=None: sets[index].rotate(entry),
-            "torch.compile": lambda index: fused(sets[index]),
-        },
-    )
+    calls = {OURS: RotationInputs.rotate, "torch.compile": compiled(_rotated_in_torch)}
+    return Case(num_bytes, 0, *rotated(num_bytes, lambda: (RotationInputs(device, model, num_tokens),), calls))
 
 
 def _rotated_in_torch(inputs: RotationInputs) -> torch.Tensor:

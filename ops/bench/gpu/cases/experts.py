@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from kernels.activation.experts import SILU, GatedActivation, clamped_swiglu
 from kernels.linear import LinearFactory
-from kernels.linear.forms import FLOAT4, INT8, GroupQuantizedWeight, ScaledWeight
+from kernels.linear.forms import FLOAT4, GroupQuantizedWeight, ScaledWeight
 from kernels.moe import Experts, ExpertWeights, RoutingRule, experts_reference, make_experts, route
 from ops.bench.gpu.case import OURS, Candidate, Case, Op, relative_error
-from ops.bench.gpu.cases.quantized_linear import fp8_block_weight, grouped_weight
+from ops.bench.gpu.cases.quantized_linear import fp8_block_weight, q6_k_weight
 
 _SCALE_GROUP = 32
 # Exponents of the scales' powers of two, with the bias of 127.
@@ -52,37 +51,19 @@ class MixtureSizes:
             return RoutingRule(self.top_k, "softmax_after_topk")
         return RoutingRule(self.top_k, renormalize=True)
 
-    @property
-    def expert_bytes(self) -> int:
-        """Memory of an expert's matrices, without biases."""
-        return int(3 * self.hidden_size * self.expert_size * self.stored.value)
-
     def weights(self, device: torch.device) -> tuple[ExpertWeights, ExpertWeights]:
         """Make random matrices."""
-        make = {
-            Stored.BF16: self._plain,
-            Stored.MXFP4: self._microscaled,
-            Stored.Q6_K: self._six_bits,
-            Stored.FP8: self._float8,
-        }[self.stored]
-        return (
-            make(device, 2 * self.expert_size, self.hidden_size),
-            make(device, self.hidden_size, self.expert_size),
-        )
+        gate_up = self._matrices(device, 2 * self.expert_size, self.hidden_size)
+        return gate_up, self._matrices(device, self.hidden_size, self.expert_size)
 
-    def _plain(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
-        weight = torch.empty(self.num_experts, rows, columns, device=device, dtype=torch.bfloat16)
-        return ExpertWeights.dense(weight.normal_(0, columns**-0.5))
-
-    def _six_bits(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
-        makes = partial(grouped_weight, device, rows, columns, INT8, 16, 64)
-        return ExpertWeights(tuple(makes() for _ in range(self.num_experts)))
-
-    def _float8(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
-        return ExpertWeights(tuple(fp8_block_weight(device, rows, columns) for _ in range(self.num_experts)))
-
-    def _microscaled(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
+    def _matrices(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
         shape = (self.num_experts, rows, columns)
+        if self.stored is Stored.BF16:
+            weight = torch.empty(shape, device=device, dtype=torch.bfloat16)
+            return ExpertWeights.dense(weight.normal_(0, columns**-0.5))
+        if self.stored is not Stored.MXFP4:
+            make = q6_k_weight if self.stored is Stored.Q6_K else fp8_block_weight
+            return ExpertWeights(tuple(make(device, rows, columns) for _ in range(self.num_experts)))
         codes = torch.randint(256, (*shape[:2], columns // 2), dtype=torch.uint8, device=device)
         groups = (*shape[:2], columns // _SCALE_GROUP)
         scales = torch.randint(_LOWEST_SCALE, _HIGHEST_SCALE, groups, dtype=torch.uint8, device=device)
@@ -111,14 +92,12 @@ def experts_error(device: torch.device, sizes: MixtureSizes, num_tokens: int) ->
     if sizes.stored is not Stored.FP8:
         return relative_error(result, expected)
     # Inputs may be rounded as the forms say, or not at all.
-    exact = experts_reference(x, ids, weights, _unrounded(gate_up), _unrounded(down), sizes.activation)
-    return min(relative_error(result, expected), relative_error(result, exact))
-
-
-def _unrounded(weights: ExpertWeights) -> ExpertWeights:
-    return ExpertWeights(
-        tuple(replace(form, activation="none") if isinstance(form, ScaledWeight) else form for form in weights.forms)
+    first, second = (
+        ExpertWeights(tuple(replace(form, activation="none") for form in part.forms if isinstance(form, ScaledWeight)))
+        for part in (gate_up, down)
     )
+    exact = experts_reference(x, ids, weights, first, second, sizes.activation)
+    return min(relative_error(result, expected), relative_error(result, exact))
 
 
 def experts_case(device: torch.device, sizes: MixtureSizes, num_tokens: int) -> Case:
@@ -134,7 +113,9 @@ def experts_case(device: torch.device, sizes: MixtureSizes, num_tokens: int) -> 
         unavailable["torch._grouped_mm"] = "it multiplies no codes"
     else:
         candidates["torch._grouped_mm"] = _in_torch(x, logits, rule, gate_up, down)
-    num_bytes = num_read * sizes.expert_bytes + 4 * x.numel()
+    # Of an expert its matrices, without biases.
+    expert_bytes = int(3 * sizes.hidden_size * sizes.expert_size * sizes.stored.value)
+    num_bytes = num_read * expert_bytes + 4 * x.numel()
     num_flops = 6 * num_tokens * sizes.top_k * sizes.hidden_size * sizes.expert_size
     return Case(num_bytes, num_flops, 1, candidates, unavailable)
 
@@ -162,10 +143,12 @@ def _in_torch(
 
 
 _TINY = MixtureSizes("tiny", 5, 2, 192, 96, SILU)
-_TINY_SIX_BITS = replace(_TINY, name="tiny Q6_K", stored=Stored.Q6_K)
-_TINY_MICROSCALED = MixtureSizes("tiny MXFP4", 5, 2, 192, 96, clamped_swiglu(1.702, 7.0), Stored.MXFP4)
-_TINY_FLOAT8 = replace(_TINY, name="tiny fp8", stored=Stored.FP8)
-_CHECKED = (_TINY, _TINY_MICROSCALED, _TINY_SIX_BITS, _TINY_FLOAT8)
+_CHECKED = (
+    _TINY,
+    replace(_TINY, name="tiny MXFP4", activation=GPT_OSS_20B.activation, stored=Stored.MXFP4),
+    replace(_TINY, name="tiny Q6_K", stored=Stored.Q6_K),
+    replace(_TINY, name="tiny fp8", stored=Stored.FP8),
+)
 
 EXPERTS = Op(experts_error, experts_case, 1.5e-2).suite(
     "experts",

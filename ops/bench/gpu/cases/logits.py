@@ -13,19 +13,7 @@ from kernels.logits_bitmask.reference import forbid_tokens_reference
 from kernels.sampling import SamplingParameters, sample_tokens
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.reference import sample_tokens_reference
-from ops.bench.gpu.case import (
-    OURS,
-    Candidate,
-    Case,
-    Entry,
-    Op,
-    OpSuite,
-    Shapes,
-    compiled,
-    sets_for,
-    sizes,
-    wrong_share,
-)
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, compiled, rotated, sizes, wrong_share
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B
 
 # Standard deviations of random logits. At 1 half the vocabulary is in the nucleus; at 4 some tens, as in a model.
@@ -88,30 +76,26 @@ def sampling_case(
 ) -> Case:
     """One read of the logits, and a token a row."""
     num_bytes = num_rows * vocab_size * 4
-    num_sets = sets_for(num_bytes)
-    logits = torch.randn(num_sets, num_rows, vocab_size, device=device) * deviation
     slots = torch.arange(num_rows, device=device)
     truncates = top_k > 0 or top_p < 1.0
     parameters = make_parameters(device, num_rows, top_k, top_p)
 
-    def ours(index: int, entry: Entry | None = None) -> torch.Tensor:
-        return sample(logits[index], slots, slots, parameters, truncates, entry)
+    def ours(logits: torch.Tensor, entry: Entry | None = None) -> torch.Tensor:
+        return sample(logits, slots, slots, parameters, truncates, entry)
 
-    candidates: dict[str, Candidate] = {OURS: ours, "max": lambda index: logits[index].amax(dim=-1)}
+    calls: dict[str, Candidate] = {OURS: ours, "max": lambda logits: logits.amax(dim=-1)}
     unavailable = {}
     if truncates:
-        candidates["torch.sort"] = lambda index: _sort_and_draw(logits[index], top_k, top_p)
+        calls["torch.sort"] = lambda logits: _sort_and_draw(logits, top_k, top_p)
         try:
-            flashinfer = importlib.import_module("flashinfer")
+            draw = importlib.import_module("flashinfer").sampling.top_k_top_p_sampling_from_logits
+            calls["flashinfer"] = lambda logits: draw(logits, top_k or vocab_size, top_p)
         except ImportError as error:
             unavailable["flashinfer"] = str(error)
-        else:
-            draw = flashinfer.sampling.top_k_top_p_sampling_from_logits
-            candidates["flashinfer"] = lambda index: draw(logits[index], top_k or vocab_size, top_p)
     else:
-        fused = compiled(_exponential_race)
-        candidates["torch.compile"] = lambda index: fused(logits[index])
-    return Case(num_bytes, 0, num_sets, candidates, unavailable)
+        calls["torch.compile"] = compiled(_exponential_race)
+    made = rotated(num_bytes, lambda: (torch.randn(num_rows, vocab_size, device=device) * deviation,), calls)
+    return Case(num_bytes, 0, *made, unavailable)
 
 
 def _exponential_race(logits: torch.Tensor) -> torch.Tensor:
@@ -144,21 +128,15 @@ def bitmask_error(device: torch.device, num_rows: int, vocab_size: int) -> float
 
 def bitmask_case(device: torch.device, num_rows: int, vocab_size: int) -> Case:
     """Read the masks, and overwrite the half of the logits that they forbid."""
-    num_words = -(-vocab_size // 32)
-    num_sets = sets_for(num_rows * vocab_size * 4)
-    logits = torch.randn(num_sets, num_rows, vocab_size, device=device)
-    masks = _random_masks(device, num_rows, vocab_size)
-    rows = torch.arange(num_rows, device=device)
+    num_bytes = num_rows * (vocab_size * 2 + -(-vocab_size // 32) * 4)
+    where = torch.arange(num_rows, device=device), _random_masks(device, num_rows, vocab_size)
     fused = compiled(forbid_tokens_reference)
-    return Case(
-        num_rows * (vocab_size * 2 + num_words * 4),
-        0,
-        num_sets,
-        {
-            OURS: lambda index: forbid_tokens(logits[index], rows, masks),
-            "torch.compile": lambda index: fused(logits[index], rows, masks),
-        },
-    )
+    calls = {
+        OURS: lambda logits: forbid_tokens(logits, *where),
+        "torch.compile": lambda logits: fused(logits, *where),
+    }
+    set_bytes = num_rows * vocab_size * 4
+    return Case(num_bytes, 0, *rotated(set_bytes, lambda: (torch.randn(num_rows, vocab_size, device=device),), calls))
 
 
 def _random_masks(device: torch.device, num_masks: int, vocab_size: int) -> torch.Tensor:

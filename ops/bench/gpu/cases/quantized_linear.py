@@ -10,28 +10,19 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
-from kernels.linear.forms import (
-    INT4,
-    INT8,
-    SCALE_BLOCK,
-    GroupQuantizedWeight,
-    Number,
-    QuantizedWeight,
-    ScaledWeight,
-)
+from kernels.linear.forms import INT4, INT8, SCALE_BLOCK, GroupQuantizedWeight, Number, QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
 from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scale_matrix, scaled_linear
 from kernels.linear.gpu_scaled.block_product import multiply_blocks
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
-from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, relative_error, sets_for, sizes
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, relative_error, rotated, sets_for, sizes
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
 
 _GROUP_SIZE = 128
 _ROWS = (1, 16, 64, 2048)
 _MANY_ROWS = 64
 _INNER_K_TILES = 8
-_CUBLAS = "cuBLAS bf16"
 Candidates = dict[str, Candidate]
 MakeWeight = Callable[[torch.device, int, int], QuantizedWeight]
 # Each is made from the inputs and the plain weights; None is one that cannot run on the device.
@@ -147,7 +138,10 @@ def linear_case(
             unavailable[name] = str(error)
         else:
             candidates |= {} if made is None else {name: made}
-    candidates |= _cublas(x, out_features)
+    # The dense layer has sets of its own: one of its weights is as large as several quantized ones.
+    num_dense = sets_for(2 * out_features * in_features)
+    dense = torch.randn(num_dense, out_features, in_features, device=device, dtype=x.dtype)
+    candidates["cuBLAS bf16"] = lambda index: F.linear(x, dense[index % num_dense])
     # Products of 8 bits are done at twice the rate of those in bfloat16, which the ceiling was measured with.
     rate = 2 if isinstance(first, ScaledWeight) else 1
     num_flops = 2 * num_rows * out_features * in_features // rate
@@ -178,13 +172,6 @@ def _torch_blocks(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
     return lambda index: multiply_blocks(rows.values, rows.scales, matrices[index].values, matrices[index].scales)
 
 
-def _cublas(x: torch.Tensor, out_features: int) -> Candidates:
-    """The dense layer, with sets of its own: one of its weights is as large as several quantized ones."""
-    num_sets = sets_for(2 * out_features * x.shape[1])
-    dense = torch.randn(num_sets, out_features, x.shape[1], device=x.device, dtype=x.dtype)
-    return {_CUBLAS: lambda index: F.linear(x, dense[index % num_sets])}
-
-
 def _both_ways(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     """Of many rows, weights unpacked by the product and written out before it: the launch table decides which."""
     packed = [weight for weight in weights if isinstance(weight, PackedMatrix)]
@@ -212,7 +199,7 @@ def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     return {
         f"{OURS}/product": lambda index: scaled_linear_triton(
             rows.values, rows.scales, scaled[index], None, x.dtype, gpu
-        ),
+        )
     }
 
 
@@ -247,10 +234,10 @@ INT8_OP = linear_op(int8_weight, {"_int_mm": _torch_int8})
 FP8_OP = linear_op(fp8_weight, {"_scaled_mm": _torch_fp8})
 FP8_BLOCK_OP = linear_op(fp8_block_weight, {"scaled_mm of blocks": _torch_blocks})
 # Groups of 32 with offsets, as of AWQ, GPTQ and Q4_K; six bits in groups of 16, as of Q6_K.
-Q4_K_OP = linear_op(partial(grouped_weight, number=INT4, group_size=32, num_codes=16))
-Q6_K_OP = linear_op(partial(grouped_weight, number=INT8, group_size=16, num_codes=64))
-Q4_K_LINEAR = Q4_K_OP.suite("q4_k_linear", _CHECKED_GROUPS, _TIMED)
-Q6_K_LINEAR = Q6_K_OP.suite("q6_k_linear", _CHECKED_GROUPS, _TIMED)
+q4_k_weight = partial(grouped_weight, number=INT4, group_size=32, num_codes=16)
+q6_k_weight = partial(grouped_weight, number=INT8, group_size=16, num_codes=64)
+Q4_K_LINEAR = linear_op(q4_k_weight).suite("q4_k_linear", _CHECKED_GROUPS, _TIMED)
+Q6_K_LINEAR = linear_op(q6_k_weight).suite("q6_k_linear", _CHECKED_GROUPS, _TIMED)
 INT4_LINEAR = INT4_OP.suite("int4_linear", _CHECKED, _TIMED)
 INT8_LINEAR = INT8_OP.suite("int8_linear", _CHECKED, _TIMED)
 FP8_LINEAR = FP8_OP.suite("fp8_linear", _CHECKED, _TIMED)
@@ -266,12 +253,11 @@ def product_error(device: torch.device, num_rows: int, out_features: int, in_fea
 
 def product_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
     """Read the weight once."""
-    num_bytes = 2 * (out_features * in_features + num_rows * (in_features + out_features))
-    num_sets = sets_for(2 * out_features * in_features)
-    weights = torch.randn(num_sets, out_features, in_features, device=device, dtype=torch.bfloat16)
-    inputs = torch.randn(num_rows, in_features, device=device, dtype=torch.bfloat16)
-    candidates = {OURS: lambda index: F.linear(inputs, weights[index])}
-    return Case(num_bytes, 2 * num_rows * out_features * in_features, num_sets, candidates)
+    weight_size = out_features * in_features
+    num_bytes = 2 * (weight_size + num_rows * (in_features + out_features))
+    calls = {OURS: partial(F.linear, random_inputs(device, num_rows, in_features))}
+    made = rotated(2 * weight_size, lambda: (random_inputs(device, out_features, in_features),), calls)
+    return Case(num_bytes, 2 * num_rows * weight_size, *made)
 
 
 def _timed() -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from kernels.ssd.chunked import ssd_chunked
 from kernels.ssd.reference import ssd_reference
 from kernels.ssd.reference import take_apart as take_ssd_apart
 from kernels.state_rows import StateRows
-from ops.bench.gpu.case import OURS, Candidate, Case, Clock, Op, compiled, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Case, Clock, Op, compiled, relative_error, rotated
 
 _CONV_WIDTH = 4
 _IN_TORCH = "torch, in chunks"
@@ -106,24 +105,17 @@ def recurrent_case(device: torch.device, sizes: Sizes, num_seqs: int, num_new: i
     features, num_tokens = sizes.num_features, num_seqs * num_new
     state_bytes = 4 * num_seqs * (heads * rows * columns + (_CONV_WIDTH - 1) * features)
     token_bytes = 2 * num_tokens * (features + sizes.num_gates + heads * columns)
-    num_sets = sets_for(state_bytes)
-    batches = [make_recurrent_batch(device, sizes, num_seqs, num_new) for _ in range(num_sets)]
     ours, chunked, _ = _forms(sizes)
-    candidates: dict[str, Candidate] = {OURS: partial(_update_one, batches, ours, causal_conv)}
+    calls: dict[str, Candidate] = {OURS: lambda batch: batch.update(ours, causal_conv)}
     if num_new > 1:
-        candidates[_IN_TORCH] = partial(_update_one, batches, chunked, causal_conv_reference)
+        calls[_IN_TORCH] = lambda batch: batch.update(chunked, causal_conv_reference)
     elif isinstance(sizes, SsdSizes):
-        candidates["torch.compile"] = partial(_step_one, batches, compiled(one_token))
+        calls["torch.compile"] = compiled(one_token)
     # A product of a token with a state, to read it, and another to write it.
     num_flops = 4 * num_tokens * heads * rows * columns
     clocks = {_IN_TORCH: Clock.EVENTS} if num_new > 1 else {}
-    return Case(2 * state_bytes + token_bytes, num_flops, num_sets, candidates, clocks=clocks)
-
-
-def _update_one(
-    batches: list[RecurrentBatch], form: Callable[..., torch.Tensor], convolve: Callable[..., torch.Tensor], index: int
-) -> torch.Tensor:
-    return batches[index].update(form, convolve)
+    made = rotated(state_bytes, lambda: (make_recurrent_batch(device, sizes, num_seqs, num_new),), calls)
+    return Case(2 * state_bytes + token_bytes, num_flops, *made, clocks=clocks)
 
 
 def one_token(batch: RecurrentBatch) -> torch.Tensor:
@@ -139,10 +131,6 @@ def one_token(batch: RecurrentBatch) -> torch.Tensor:
     batch.states.copy_(state)
     read = (parts.output[..., None] * state).sum(2) + parts.value * batch.of_heads[2][:, None]
     return read.to(batch.features.dtype)
-
-
-def _step_one(batches: list[RecurrentBatch], step: Callable[..., object], index: int) -> object:
-    return step(batches[index])
 
 
 RECURRENT = Op(recurrent_error, recurrent_case, 1e-2).suite(

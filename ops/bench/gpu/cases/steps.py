@@ -29,7 +29,6 @@ _PEER_STEPS = 32
 _PEER_BATCHES = (1, 64)
 _PREFILL_TOKENS = 8192
 _SHORT_PREFILL_TOKENS = 1024
-_PROMPTS = {"num_tokens": _PREFILL_TOKENS, "num_prompts": 7}
 _DRAFTS = 4
 _ACCEPTANCE = 0.7
 _CODES = "quantization_config"
@@ -86,15 +85,12 @@ def step_checks(
     return checks
 
 
-def _build(device: torch.device, module: str, function: str, **arguments: Any) -> Case:
-    case: Case = getattr(load_step_module(module), function)(device, **arguments)
-    return case
+def _spec(label: str, shape: ModelShape, function: str, **arguments: Any) -> CaseSpec:
+    def build(device: torch.device) -> Case:
+        case: Case = getattr(load_step_module("steps"), function)(device, shape=shape, **arguments)
+        return case
 
-
-def _spec(label: str, shape: ModelShape, module: str, function: str, **arguments: Any) -> CaseSpec:
-    return CaseSpec(
-        f"{shape.label} {label}", partial(_build, module=module, function=function, shape=shape, **arguments)
-    )
+    return CaseSpec(f"{shape.label} {label}", build)
 
 
 def _suite(name: str, shape: ModelShape, *cases: CaseSpec) -> OpSuite:
@@ -107,50 +103,49 @@ def _decode(
     num_peer_steps = _PEER_STEPS if has_peer and num_seqs in _PEER_BATCHES else 0
     sizes = {**_DECODES, "num_seqs": num_seqs, "num_peer_steps": num_peer_steps, "context": context, "rounded": rounded}
     label = f"{num_seqs} x {context}" + (f" {rounded}" if rounded else "")
-    return _spec(label, shape, "steps", "decode_case", **sizes)
+    return _spec(label, shape, "decode_case", **sizes)
 
 
 def _decodes(
-    suffix: str,
-    shape: ModelShape,
-    batches: tuple[int, ...] = _BATCHES,
-    has_peer: bool = False,
-    context: int = _CONTEXT,
+    suffix: str, shape: ModelShape, batches: tuple[int, ...] = _BATCHES, has_peer: bool = False, context: int = _CONTEXT
 ) -> OpSuite:
     cases = (_decode(shape, num_seqs, has_peer, context) for num_seqs in batches)
     return _suite(f"decode_step_{suffix}", shape, *cases)
 
 
+def _prompt(label: str, shape: ModelShape, num_tokens: int = _PREFILL_TOKENS, **arguments: Any) -> CaseSpec:
+    return _spec(f"{label} {num_tokens}", shape, "prefill_case", num_tokens=num_tokens, num_prompts=7, **arguments)
+
+
 def _prefill(suffix: str, shape: ModelShape) -> OpSuite:
-    case = _spec(f"1 x {_PREFILL_TOKENS}", shape, "steps", "prefill_case", **_PROMPTS)
-    return _suite(f"prefill_step_{suffix}", shape, case)
+    return _suite(f"prefill_step_{suffix}", shape, _prompt("1 x", shape))
 
 
 def _both(suffix: str, shape: ModelShape) -> OpSuite:
-    prefill = _spec(f"prefill {_PREFILL_TOKENS}", shape, "steps", "prefill_case", **_PROMPTS)
     # Of a size at which the host is expected to take longer than the device, launched and replayed.
-    short = {"num_tokens": _SHORT_PREFILL_TOKENS, "num_prompts": 7}
-    launched = _spec(f"prefill {_SHORT_PREFILL_TOKENS}", shape, "steps", "prefill_case", **short)
-    replayed = _spec(f"graph {_SHORT_PREFILL_TOKENS}", shape, "steps", "prefill_case", **short, has_graphs=True)
+    short = (
+        _prompt("prefill", shape, _SHORT_PREFILL_TOKENS),
+        _prompt("graph", shape, _SHORT_PREFILL_TOKENS, has_graphs=True),
+    )
     decodes = (_decode(shape, num_seqs) for num_seqs in _BATCHES)
-    return _suite(f"model_step_{suffix}", shape, *decodes, launched, replayed, prefill)
+    return _suite(f"model_step_{suffix}", shape, *decodes, *short, _prompt("prefill", shape))
 
 
 def _throughput(num_seqs: int, prompt: int, new: int, has_peer: bool) -> CaseSpec:
     sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "has_peer": has_peer}
-    return _spec(f"{num_seqs} x {prompt} in {new} out", LLAMA3_8B, "serving", "throughput_case", **sizes)
+    return _spec(f"{num_seqs} x {prompt} in {new} out", LLAMA3_8B, "throughput_case", **sizes)
 
 
 def _verified(num_seqs: int) -> CaseSpec:
     label = f"{num_seqs} x {_CONTEXT}, {_DRAFTS} drafts"
     sizes = {"num_seqs": num_seqs, "num_drafts": _DRAFTS, **_DECODES}
-    return _spec(label, LLAMA3_8B, "steps", "verification_case", **sizes)
+    return _spec(label, LLAMA3_8B, "verification_case", **sizes)
 
 
 def _scripted(num_seqs: int, prompt: int, new: int) -> CaseSpec:
     label = f"{num_seqs} x {prompt}/{new}, {_ACCEPTANCE:.0%} scripted"
     sizes = {"num_seqs": num_seqs, "prompt": prompt, "new": new, "num_drafts": _DRAFTS}
-    return _spec(label, LLAMA3_8B, "serving", "scripted_case", **sizes, acceptance=_ACCEPTANCE)
+    return _spec(label, LLAMA3_8B, "scripted_case", **sizes, acceptance=_ACCEPTANCE)
 
 
 DECODE_8B = _decodes("8b", LLAMA3_8B, has_peer=True)
@@ -177,8 +172,7 @@ VERIFICATION = _suite(
 )
 # A tenth of the output beside a peer, half of it without: what ten minutes leave room for.
 THROUGHPUT = _suite("throughput", LLAMA3_8B, _throughput(256, 1000, 500, False), _throughput(64, 1000, 100, True))
+_PROMPTS = {"num_tokens": _PREFILL_TOKENS, "num_prompts": 7}
 PREFIX_CACHE = _suite(
-    "prefix_cache",
-    LLAMA3_8B,
-    _spec(f"{_PREFILL_TOKENS} 0% hits", LLAMA3_8B, "serving", "prefix_cache_case", **_PROMPTS),
+    "prefix_cache", LLAMA3_8B, _spec(f"{_PREFILL_TOKENS} 0% hits", LLAMA3_8B, "prefix_cache_case", **_PROMPTS)
 )

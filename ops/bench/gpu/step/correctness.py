@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.step_engine import EngineSizes, PagedBatch, StepEngine
+from ops.bench.gpu.step.step_engine import PagedBatch, StepEngine
 from ops.bench.gpu.step.transformers_peer import RoutedPeer, TransformersPeer
 
 _NUM_DECODED = 3
@@ -55,15 +54,12 @@ def routed_error(device: torch.device, shape: ModelShape, lengths: tuple[int, ..
     return float(torch.stack(errors).max())
 
 
-def _prompts_and_logits(model: CausalLM, lengths: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    prompts = [torch.randint(model.config.vocab_size, (length,), device=model.device) for length in lengths]
-    cache = StepEngine(model, EngineSizes(len(lengths), max(lengths), has_graphs=False)).cache
-    return list(zip(prompts, _paged_logits(model, cache, prompts), strict=True))
-
-
 @torch.inference_mode()
-def _paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) -> list[torch.Tensor]:
-    batch = PagedBatch(cache, len(prompts), max(map(len, prompts)))
+def _prompts_and_logits(model: CausalLM, lengths: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Compute random prompts in two chunks side by side, then some decodes."""
+    prompts = [torch.randint(model.config.vocab_size, (length,), device=model.device) for length in lengths]
+    cache = StepEngine(model, len(lengths), max(lengths), has_graphs=False).cache
+    batch = PagedBatch(cache, len(prompts), max(lengths))
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     computed = [0] * len(prompts)
     firsts = [len(prompt) // 2 for prompt in prompts]
@@ -75,7 +71,7 @@ def _paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) 
         logits = model.logits(model.forward(torch.cat(token_ids), positions, context))
         for part, rows in zip(parts, logits.split_with_sizes(counts), strict=True):
             part.append(rows)
-    return [torch.cat(part) for part in parts]
+    return list(zip(prompts, map(torch.cat, parts), strict=True))
 
 
 def graphs_error(device: torch.device, shape: ModelShape, num_seqs: int, prompt_len: int, num_new: int) -> float:
@@ -83,7 +79,7 @@ def graphs_error(device: torch.device, shape: ModelShape, num_seqs: int, prompt_
     model, _ = random_model(shape, prompt_len + num_seqs + num_new, device)
     tokens = []
     for has_graphs in (False, True):
-        engine = StepEngine(model, EngineSizes(num_seqs, model.config.max_model_len, has_graphs=has_graphs))
+        engine = StepEngine(model, num_seqs, model.config.max_model_len, has_graphs=has_graphs)
         # Of different lengths; the random prompts are the same for either engine.
         sequences = [engine.add(engine.random_prompt(prompt_len + index), num_new) for index in range(num_seqs)]
         engine.run()

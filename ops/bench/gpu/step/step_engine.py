@@ -8,94 +8,81 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
-from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache
 from gpu_worker.execution.memory.state_pool import allocate_states
-from gpu_worker.execution.memory.state_sizes import num_sure_slots, state_config
+from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
 from kernels.sampling import SamplingParameters, sample_tokens
 from kernels.state_rows import StateRows
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.stepping import SteppedEngine
+from ops.bench.stepping import BLOCK_SIZE, SteppedEngine, engine_of, states_of
 
-BLOCK_SIZE = 16
 # Steps that are timed together: with steps in flight, single ones begin and end at odd times.
 _STEPS_PER_SAMPLE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSizes:
-    """What the engine is made for.
-
-    Attributes:
-        max_num_seqs: Sequences at once, each with blocks for `max_model_len` tokens.
-        token_budget: Of a step.
-        has_graphs: Decodes are captured in graphs first.
-        is_warm: All kernels that any step may need are compiled first, which takes a while.
-        has_prefix_cache: Prompts that begin alike share blocks.
-        num_drafts: Drafts that each sequence verifies in a step, where there is a proposer.
-    """
-
-    max_num_seqs: int
-    max_model_len: int
-    token_budget: int = 8192
-    has_graphs: bool = True
-    is_warm: bool = False
-    has_prefix_cache: bool = False
-    num_drafts: int = 0
 
 
 class StepEngine(SteppedEngine):
     """An engine whose cache and runner are made for a load, and whose steps are sampled several at once."""
 
-    def __init__(self, model: CausalLM, sizes: EngineSizes, proposer: Proposer | None = None) -> None:
-        num_blocks = sizes.max_num_seqs * (-(-sizes.max_model_len // BLOCK_SIZE) + 1)
+    def __init__(
+        self,
+        model: CausalLM,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        token_budget: int = 8192,
+        has_graphs: bool = True,
+        is_warm: bool = False,
+        has_prefix_cache: bool = False,
+        proposer: Proposer | None = None,
+        num_drafts: int = 0,
+    ) -> None:
+        """Give each sequence blocks for `max_model_len` tokens.
+
+        With `has_graphs`, decodes are captured in graphs first. With `is_warm`, all kernels that any step may need are
+        compiled first, which takes a while. With a proposer, each sequence verifies `num_drafts` drafts in a step.
+        """
+        num_blocks = max_num_seqs * (-(-max_model_len // BLOCK_SIZE) + 1)
         self.cache = allocate_kv_cache(num_blocks, BLOCK_SIZE, model.config, model.dtype, model.device)
         # Steps timed on their own read blocks that were never written, and write the results back.
         for tensor in (tensor for stack in self.cache.groups[0].stacks for tensor in (stack.keys, stack.values)):
             tensor.zero_()
-        budget = max(sizes.token_budget, sizes.max_num_seqs)
-        has_states = model.config.has_states
+        budget = max(token_budget, max_num_seqs)
         runner = TorchModelRunner(
             model,
             self.cache,
-            sizes.max_num_seqs,
-            sizes.max_model_len,
+            max_num_seqs,
+            max_model_len,
             budget,
-            sizes.num_drafts,
-            num_state_slots=num_sure_slots(sizes.max_num_seqs, has_blocks=True) if has_states else 0,
+            num_drafts,
+            num_state_slots=num_sure_slots(max_num_seqs, has_blocks=True) if model.config.has_states else 0,
         )
-        if sizes.is_warm:
+        if is_warm:
             runner.warm_up()
-        if sizes.has_graphs:
+        if has_graphs:
             runner.capture_graphs()
         if proposer is not None:
             runner.verify_drafts_of(proposer)
-        config = SchedulerConfig(
-            block_size=BLOCK_SIZE,
-            num_blocks=num_blocks,
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=budget,
-            max_model_len=sizes.max_model_len,
-            enable_prefix_caching=sizes.has_prefix_cache,
-            state=state_config(runner.num_state_slots, BLOCK_SIZE) if has_states else None,
+        made = engine_of(
+            runner,
+            max_num_seqs=max_num_seqs,
+            token_budget=budget,
+            speculation=None if proposer is None else Speculation(FixedDepth(num_drafts)),
+            enable_prefix_caching=has_prefix_cache,
+            state=states_of(runner),
         )
-        speculation = None if proposer is None else Speculation(FixedDepth(sizes.num_drafts))
-        super().__init__(Engine(Scheduler(config, speculation), runner), range(model.config.vocab_size))
+        super().__init__(made.engine, runner)
 
     def fill(self, num_seqs: int, prompt_len: int) -> list[Sequence]:
         """Add sequences that go on to the end of the context, and step until all of them decode."""
@@ -118,10 +105,6 @@ class StepEngine(SteppedEngine):
         if self.engine.stats.running != num_running:
             raise RuntimeError(f"{num_running} sequences were to decode, {self.engine.stats.running} are left")
         return samples
-
-    def time_to_first_token(self, prompt: list[int]) -> float:
-        """Return the seconds from adding a prompt to an idle engine to its one token."""
-        return self.serve_s([prompt], 1)
 
 
 class PagedBatch:

@@ -9,11 +9,10 @@ another.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_worker.layers.attention import AttentionShape
-from gpu_worker.layers.cache_layout import KeepsTokens
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.layer import MixerShape
@@ -49,8 +48,11 @@ def step_floor(
     """
     num_tokens = sum(query for query, _ in lengths)
     head = _EMBEDDING if config.tie_word_embeddings else _HEAD
-    num_bytes, flops = _bytes_kept(config, lengths), _mixer_flops(config, lengths)
-    shares = dict(zip(_mixtures(config), experts_read, strict=True))
+    num_bytes = _bytes_kept(config, lengths)
+    flops = float(sum(_flops_of(layer.mixer, lengths) for layer in config.layers))
+    layers = enumerate(config.layers)
+    mixtures = [index for index, layer in layers if isinstance(layer.feed_forward, MixtureShape)]
+    shares = dict(zip(mixtures, experts_read, strict=True))
     for name, size in sizes.items():
         expert = _EXPERT.match(name)
         if expert is not None:
@@ -67,28 +69,15 @@ def step_floor(
     return StepFloor(round(num_bytes), round(flops))
 
 
-def _mixtures(config: ModelConfig) -> list[int]:
-    return [index for index, layer in enumerate(config.layers) if isinstance(layer.feed_forward, MixtureShape)]
-
-
 def _bytes_kept(config: ModelConfig, lengths: Lengths) -> float:
     layout = config.cache_layout
     total = 2 * len(lengths) * layout.state_bytes
-    for layer in range(config.num_layers):
-        tokens = layout.tokens_of(layer)
-        if tokens is not None:
-            seen = sum(min(context, tokens.window or context) for _, context in lengths)
-            total += seen * _token_bytes(tokens)
+    for tokens in filter(None, map(layout.tokens_of, range(config.num_layers))):
+        seen = sum(min(context, tokens.window or context) for _, context in lengths)
+        shape = tokens.shape
+        numbers = shape.num_kv_heads * (shape.key_dim + (0 if shape.is_latent else shape.value_dim))
+        total += seen * numbers * _CACHE_BYTES
     return float(total)
-
-
-def _token_bytes(tokens: KeepsTokens) -> int:
-    shape = tokens.shape
-    return shape.num_kv_heads * (shape.key_dim + (0 if shape.is_latent else shape.value_dim)) * _CACHE_BYTES
-
-
-def _mixer_flops(config: ModelConfig, lengths: Lengths) -> float:
-    return float(sum(_flops_of(layer.mixer, lengths) for layer in config.layers))
 
 
 def _flops_of(mixer: MixerShape | None, lengths: Lengths) -> int:
@@ -108,8 +97,5 @@ def _flops_of(mixer: MixerShape | None, lengths: Lengths) -> int:
 
 
 def _num_pairs(lengths: Lengths, window: int | None) -> int:
-    return sum(sum(_seen(range(context - query, context), window)) for query, context in lengths)
-
-
-def _seen(positions: Iterable[int], window: int | None) -> Iterable[int]:
-    return (position + 1 if window is None else min(position + 1, window) for position in positions)
+    positions = (position for query, context in lengths for position in range(context - query, context))
+    return sum(position + 1 if window is None else min(position + 1, window) for position in positions)

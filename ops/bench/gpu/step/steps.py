@@ -1,6 +1,6 @@
-"""Steps of one kind: decodes, with drafts and without, and whole prompts.
+"""Whole steps in the engine, of the device, and of peers.
 
-What they take in the engine, of the device, and of peers.
+Decodes, with drafts and without, and prompts; loads served to their ends; what the prefix cache costs and saves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernels.linear.forms import INT4, DenseWeight, GroupQuantizedWeight, Quanti
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, PLAIN, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import RandomWeights, random_model
-from ops.bench.gpu.step.step_engine import EngineSizes, ScriptedProposer, StaticStep, StepEngine
+from ops.bench.gpu.step.step_engine import ScriptedProposer, StaticStep, StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
 
@@ -46,7 +46,7 @@ def decode_case(
     linears = None if rounded is None else RoundedLinears(rounded)
     keeps = False if rounded else None
     model, weights = random_model(shape, max_model_len, device, keeps_tensors=keeps, linears=linears)
-    engine = StepEngine(model, EngineSizes(num_seqs, max_model_len))
+    engine = StepEngine(model, num_seqs, max_model_len)
     sequences = engine.fill(num_seqs, prompt_len)
     num_read = experts_read(model, engine.step, 0 if shape.is_dense else _COUNTED_STEPS)
     cached = sum(sequence.num_tokens for sequence in sequences) // num_seqs + num_steps // 2
@@ -81,9 +81,9 @@ def verification_case(
     """
     max_model_len = context + 2 * num_steps + num_seqs + num_drafts + 16
     model, weights = random_model(shape, max_model_len, device)
-    sizes = EngineSizes(num_seqs, max_model_len, num_drafts=num_drafts)
-    verifying = StepEngine(model, sizes, ScriptedProposer(0.0, shape.vocab_size))
-    plain = StepEngine(model, EngineSizes(num_seqs, max_model_len))
+    wrong = ScriptedProposer(0.0, shape.vocab_size)
+    verifying = StepEngine(model, num_seqs, max_model_len, proposer=wrong, num_drafts=num_drafts)
+    plain = StepEngine(model, num_seqs, max_model_len)
     prompt_len = context - num_steps // 2
     for engine in (verifying, plain):
         engine.fill(num_seqs, prompt_len)
@@ -107,12 +107,12 @@ def prefill_case(
     """Time prompts of `num_tokens`, one after another, from an idle engine to their first token."""
     max_model_len = num_tokens + 1
     model, weights = random_model(shape, max_model_len, device)
-    engine = StepEngine(model, EngineSizes(1, max_model_len, token_budget=num_tokens, has_graphs=has_graphs))
+    engine = StepEngine(model, 1, max_model_len, token_budget=num_tokens, has_graphs=has_graphs)
     first, *prompts = (engine.random_prompt(num_tokens) for _ in range(1 + num_prompts))
-    num_read = experts_read(model, lambda: engine.time_to_first_token(first), 1)
+    num_read = experts_read(model, lambda: engine.serve_s([first], 1), 1)
     lengths = [(num_tokens, num_tokens)]
     candidates: dict[str, Callable[[int], object]] = {
-        OURS: lambda _: [engine.time_to_first_token(prompt) for prompt in prompts],
+        OURS: lambda _: [engine.serve_s([prompt], 1) for prompt in prompts],
         OURS_ON_DEVICE: StaticStep(model, engine.cache, lengths, max_model_len),
     }
     clocks = {OURS: Clock.OWN, OURS_ON_DEVICE: Clock.EVENTS, _SDPA: Clock.EVENTS}
@@ -196,3 +196,94 @@ class RoundedLinears(LinearFactory):
         codes = ((groups / scales[..., None]).round() + 8).flatten(1).to(torch.uint8)
         values = codes[:, ::2] | codes[:, 1::2] << 4
         return GroupQuantizedWeight(values, INT4, groups.shape[2], scales, -8 * scales)
+
+
+def throughput_case(
+    device: torch.device, shape: ModelShape, num_seqs: int, prompt: int, new: int, has_peer: bool
+) -> Case:
+    """Serve a load from an idle engine to the last token.
+
+    The floor is what the decodes read, or what the prompts multiply: no step overlaps the two, so it is a loose one.
+    """
+    max_model_len = prompt + new
+    model, weights = random_model(shape, max_model_len, device)
+    engine = StepEngine(model, num_seqs, max_model_len, is_warm=True)
+    prompts = [engine.random_prompt(prompt) for _ in range(num_seqs)]
+
+    candidates: dict[str, Callable[[int], object]] = {OURS: lambda _: [engine.serve_s(prompts, new)]}
+    unavailable = {}
+    if has_peer:
+        name = f"generate_batch ({best_attention()})"
+        peer = TransformersPeer(shape, weights.tensors, device, best_attention())
+        candidates[name] = lambda _: [peer.serve_s(prompts, new)]
+    else:
+        unavailable["generate_batch"] = "left out of this load, which would take it too long; see the smaller one"
+    contexts = num_seqs * sum(range(prompt, prompt + new))
+    weights_once, all_contexts, one_prompt = (
+        step_floor(model.config, weights.sizes, lengths) for lengths in ([], [(1, contexts)], [(prompt, prompt)])
+    )
+    return Case(
+        (new - 1) * weights_once.num_bytes + all_contexts.num_bytes,
+        num_seqs * one_prompt.num_flops,
+        1,
+        candidates,
+        unavailable,
+        dict.fromkeys(candidates, Clock.OWN),
+        num_seqs * new,
+    )
+
+
+def scripted_case(
+    device: torch.device, shape: ModelShape, num_seqs: int, prompt: int, new: int, num_drafts: int, acceptance: float
+) -> Case:
+    """Serve a load with drafts of a scripted quality that cost nothing, and without; the floor has all right.
+
+    Of the drafts behind accepted ones, a share of `acceptance` is accepted.
+    """
+    max_model_len = prompt + new + num_drafts
+    model, weights = random_model(shape, max_model_len, device)
+
+    def served(engine: StepEngine) -> Callable[[int], object]:
+        return lambda _: [engine.serve_s([engine.random_prompt(prompt) for _ in range(num_seqs)], new)]
+
+    make_engine = partial(StepEngine, model, num_seqs, max_model_len, is_warm=True)
+    drafting = make_engine(proposer=ScriptedProposer(acceptance, shape.vocab_size), num_drafts=num_drafts)
+    candidates = {OURS: served(drafting), PLAIN: served(make_engine())}
+    num_steps = -(-new // (1 + num_drafts))
+    num_bytes = num_steps * step_floor(model.config, weights.sizes, []).num_bytes
+    clocks = dict.fromkeys(candidates, Clock.OWN)
+    return Case(num_bytes, 0, 1, candidates, clocks=clocks, num_tokens=num_seqs * new)
+
+
+def prefix_cache_case(device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int) -> Case:
+    """Time a prompt's first token: new to the cache, without a cache, and all but a hundredth of it in the cache."""
+    max_model_len = num_tokens + 1
+    model, weights = random_model(shape, max_model_len, device)
+
+    def make_engine(has_prefix_cache: bool) -> StepEngine:
+        engine = StepEngine(
+            model, 2, max_model_len, token_budget=num_tokens, has_graphs=False, has_prefix_cache=has_prefix_cache
+        )
+        engine.serve_s([engine.random_prompt(num_tokens)], 1)
+        return engine
+
+    engines = {has_cache: make_engine(has_cache) for has_cache in (True, False)}
+
+    def first_tokens(has_cache: bool) -> list[float]:
+        engine = engines[has_cache]
+        return [engine.serve_s([engine.random_prompt(num_tokens)], 1) for _ in range(num_prompts)]
+
+    def hits(_: int) -> list[float]:
+        engine, shared = engines[True], num_tokens * 99 // 100
+        known = engine.random_prompt(num_tokens)
+        engine.serve_s([known], 1)
+        prompts = [known[:shared] + engine.random_prompt(num_tokens - shared) for _ in range(num_prompts)]
+        return [engine.serve_s([prompt], 1) for prompt in prompts]
+
+    candidates: dict[str, Callable[[int], object]] = {
+        OURS: lambda _: first_tokens(True),
+        "no prefix cache": lambda _: first_tokens(False),
+        f"{OURS}/99% hits": hits,
+    }
+    floor = step_floor(model.config, weights.sizes, [(num_tokens, num_tokens)])
+    return Case(0, floor.num_flops, 1, candidates, clocks=dict.fromkeys(candidates, Clock.OWN))

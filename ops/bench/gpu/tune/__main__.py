@@ -13,25 +13,25 @@ from kernels.gpu_config import gpu_of
 from ops.bench.gpu.case import Entry
 from ops.bench.gpu.run import GRACE_S, JobFailedError, run_apart
 from ops.bench.gpu.timer import CudaTimer, Timer
-from ops.bench.gpu.tune import attention, linear, row_ops
+from ops.bench.gpu.tune import tables
 from ops.bench.gpu.tune.choice import Choice, Tuning, choose
 from ops.bench.options import bench_parser
 
 TABLES: dict[str, tuple[Tuning, ...]] = {
-    "split_attention": attention.SPLIT_ATTENTION,
-    "split_attention_8bit": attention.SPLIT_ATTENTION_8BIT,
-    "chunk_attention": attention.CHUNK_ATTENTION,
-    "sampling": (row_ops.SAMPLING,),
-    "packed_linear": linear.PACKED_LINEAR,
-    "scaled_linear": linear.SCALED_LINEAR,
-    "rope_kv_write": (row_ops.ROPE_KV_WRITE,),
-    "rms_norm": (row_ops.RMS_NORM,),
-    "silu_mul": (row_ops.SILU_MUL,),
+    "split_attention": tables.SPLIT_ATTENTION,
+    "split_attention_8bit": tables.SPLIT_ATTENTION_8BIT,
+    "chunk_attention": tables.CHUNK_ATTENTION,
+    "sampling": (tables.SAMPLING,),
+    "packed_linear": tables.PACKED_LINEAR,
+    "scaled_linear": tables.SCALED_LINEAR,
+    "rope_kv_write": (tables.ROPE_KV_WRITE,),
+    "rms_norm": (tables.RMS_NORM,),
+    "silu_mul": (tables.SILU_MUL,),
 }
 # What follows from the best entries of a table: up to how many rows our kernel is ahead of another way to multiply.
 _FOLLOWING: dict[str, Callable[[torch.device, Timer, Mapping[int, Entry]], dict[str, Any]]] = {
-    "packed_linear": linear.fused_rows,
-    "scaled_linear": linear.kernel_rows,
+    "packed_linear": tables.fused_rows,
+    "scaled_linear": tables.kernel_rows,
 }
 _EPILOG = """\
 On a bare machine with a GPU, which needs torch and triton only, from the root of the repository:

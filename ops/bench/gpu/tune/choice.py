@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import geometric_mean
 
 import torch
 
-from kernels.gpu_config import GpuGeneration, Rows, by_generation, entry_of
-from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, Shapes
+from kernels.gpu_config import GpuGeneration
+from ops.bench.gpu.case import OURS, Case, Entry, Op, Shapes
 from ops.bench.gpu.run import poisoned_memory, reason_of
 from ops.bench.gpu.timer import Timer
 
 # The present entry stays unless another one is faster by more than measurements differ.
 _LEAST_GAIN = 0.01
-# A kernel is ahead of another way to compute the same when it is faster by more than measurements differ.
-_LEAST_LEAD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +69,6 @@ class Choice:
     trials: list[Trial]
 
 
-def present_entry(fields: str, table: Mapping[str, Rows], key: int, generation: GpuGeneration) -> Entry:
-    """Return the entry of a table that serves a key; the largest one serves larger keys."""
-    rows = by_generation(table)[generation]
-    return entry_of(fields, rows.get(key, rows[max(rows)]))
-
-
-def ahead_until(
-    timer: Timer, num_sets: int, numbers: Iterable[int], calls: Callable[[int], tuple[Candidate, Candidate]]
-) -> int:
-    """Return the largest of `numbers`, ascending, up to which the first of two calls is ahead; 0 at none."""
-    last = 0
-    for number in numbers:
-        ours, other = (timer.measure(call, num_sets).seconds for call in calls(number))
-        if ours * (1 + _LEAST_LEAD) >= other:
-            break
-        last = number
-    return last
-
-
 def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -> Choice:
     """Check and time every candidate.
 
@@ -107,7 +87,9 @@ def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -
     right = [trial for trial in right if trial.failure is None]
     if not right:
         raise RuntimeError(f"{tuning.label}: no entry is right; the present one: {trials[0].failure}")
-    _score(right)
+    bests = [min(times) for times in zip(*(trial.seconds for trial in right), strict=True)]
+    for trial in right:
+        trial.score = geometric_mean(s / best_s for s, best_s in zip(trial.seconds, bests, strict=True))
     best = min(right, key=lambda trial: trial.score)
     keeps = trials[0].failure is None and trials[0].score <= best.score * (1 + _LEAST_GAIN)
     return Choice(present if keeps else best.entry, trials)
@@ -131,10 +113,3 @@ def _time(label: str, case: Case, trial: Trial, timer: Timer) -> None:
         trial.seconds.append(timer.measure(partial(case.candidates[OURS], entry=trial.entry), case.num_sets).seconds)
     except Exception as error:  # a shape of the problem that the checks do not have
         trial.failure = f"{label}: {reason_of(error)}"
-
-
-def _score(trials: Sequence[Trial]) -> None:
-    bests = [min(times) for times in zip(*(trial.seconds for trial in trials), strict=True)]
-    for trial in trials:
-        ratios = [seconds / best for seconds, best in zip(trial.seconds, bests, strict=True)]
-        trial.score = math.exp(sum(map(math.log, ratios)) / len(ratios))

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.core.sequence import Sequence
-from ops.bench.golden import BLOCK, Form, ProbedLab, false_alarms, record
+from ops.bench.golden import Form, ProbedLab, false_alarms, record
+from ops.bench.stepping import BLOCK_SIZE
 from ops.quantize.job import quantize
 from ops.quantize.job_settings import QuantizeJob
 from ops.stack.config import DEMO_MODEL
@@ -109,7 +110,7 @@ def test_stale_block_of_the_prefix_cache_fails_the_next_probe(place: int, baseli
 def test_right_model_passes_though_its_probe_is_preempted(dtype: str, baseline: Baseline) -> None:
     lab = ProbedLab(DEMO_MODEL, baseline, Form(dtype, num_blocks=64, token_budget=256))
     # While the anchor runs, a job of 40 blocks, a person comes who needs as many.
-    prompt = [1 + number % 4000 for number in range(39 * BLOCK)]
+    prompt = [1 + number % 4000 for number in range(39 * BLOCK_SIZE)]
     waiting = [Sequence("person", prompt, len(prompt), Sampling(temperature=0.0, ignore_eos=True), 2, arrival=0.0)]
 
     def come() -> None:

@@ -16,15 +16,7 @@ from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes
 from kernels.ssd import SsdSizes, ssd
 from ops.bench.gpu.case import OURS, Case
-from ops.bench.gpu.cases import (
-    attention,
-    attention_batch,
-    elementwise,
-    experts,
-    logits,
-    quantized_linear,
-    recurrent,
-)
+from ops.bench.gpu.cases import attention, attention_batch, elementwise, experts, logits, quantized_linear, recurrent
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.shapes import DENSE_MODELS
 from ops.bench.gpu.suites import all_suites
@@ -114,7 +106,6 @@ def test_every_candidate_of_a_case_runs(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_baselines_compute_what_ours_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elementwise, "compiled", lambda function: function)
     monkeypatch.setattr(elementwise, "compiled", lambda function: function)
     for build in (partial(elementwise.silu_mul_case, CPU, 3, 64), partial(elementwise.rotation_case, CPU, TINY, 9)):
         torch.manual_seed(0)

@@ -7,8 +7,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.gpu.step.step_engine import ScriptedProposer
-from ops.bench.spec.__main__ import Way, compare
-from ops.bench.spec.loads import copying_prompts
+from ops.bench.spec.__main__ import Way, compare, copying_prompts
 from ops.stack.config import DEMO_MODEL
 
 

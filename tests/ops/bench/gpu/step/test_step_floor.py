@@ -9,16 +9,9 @@ import torch
 
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.layers.mixture import MixtureShape
-from ops.bench.gpu.shapes import (
-    DEEPSEEK_V2_LITE,
-    GPT_OSS_20B,
-    LLAMA3_8B,
-    QWEN3_30B_A3B,
-    QWEN3_NEXT_80B,
-    ModelShape,
-)
+from ops.bench.gpu.shapes import DEEPSEEK_V2_LITE, GPT_OSS_20B, LLAMA3_8B, QWEN3_30B_A3B, QWEN3_NEXT_80B, ModelShape
 from ops.bench.gpu.step.random_model import model_config, random_model
-from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.step_engine import StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.steps import experts_read
 from ops.bench.gpu.step.transformers_peer import RoutedPeer, TransformersPeer, transformers
@@ -78,7 +71,7 @@ def test_prompt_multiplies_every_matrix_for_each_token_and_the_head_once(name: s
 
 def test_read_experts_are_those_that_some_token_has() -> None:
     model, _ = random_model(OTHER["moe"], 64, CPU)
-    engine = StepEngine(model, EngineSizes(1, 64, has_graphs=False))
+    engine = StepEngine(model, 1, 64, has_graphs=False)
     engine.fill(1, 5)
     assert experts_read(model, engine.step, 3) == [3.0, 3.0]
 

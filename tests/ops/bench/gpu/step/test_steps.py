@@ -19,12 +19,19 @@ from ops.bench.gpu.cases import steps
 from ops.bench.gpu.results import RunRecord, check_lines
 from ops.bench.gpu.run import check_op, run_suite
 from ops.bench.gpu.shapes import ModelShape
-from ops.bench.gpu.step import correctness, serving
+from ops.bench.gpu.step import correctness
 from ops.bench.gpu.step import steps as step_cases
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.serving import prefix_cache_case, scripted_case, throughput_case
-from ops.bench.gpu.step.step_engine import EngineSizes, ScriptedProposer, StepEngine
-from ops.bench.gpu.step.steps import decode_case, matrices, prefill_case, verification_case
+from ops.bench.gpu.step.step_engine import ScriptedProposer, StepEngine
+from ops.bench.gpu.step.steps import (
+    decode_case,
+    matrices,
+    prefill_case,
+    prefix_cache_case,
+    scripted_case,
+    throughput_case,
+    verification_case,
+)
 from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.timer import Timing
 from tests.ops.bench.bare_machine import run_without
@@ -150,7 +157,7 @@ def test_matrices_end_with_the_scores_of_the_sampling_rows(shape: ModelShape) ->
 
 def test_timed_steps_in_which_a_sequence_ends_are_refused() -> None:
     model, _ = random_model(QWEN, 64, CPU)
-    engine = StepEngine(model, EngineSizes(2, 64))
+    engine = StepEngine(model, 2, 64)
     engine.fill(1, 20)
     engine.add(engine.random_prompt(20), 12)
     engine.step()
@@ -160,9 +167,9 @@ def test_timed_steps_in_which_a_sequence_ends_are_refused() -> None:
 
 def test_prompt_in_the_cache_computes_only_its_end() -> None:
     model, _ = random_model(QWEN, 401, CPU)
-    engine = StepEngine(model, EngineSizes(2, 401, token_budget=400, has_prefix_cache=True))
+    engine = StepEngine(model, 2, 401, token_budget=400, has_prefix_cache=True)
     prompt = engine.random_prompt(400)
-    engine.time_to_first_token(prompt)
+    engine.serve_s([prompt], 1)
     sequence = engine.add(prompt[:396] + engine.random_prompt(4), 1)
     engine.run()
     assert sequence.num_cached_tokens == 384
@@ -170,7 +177,7 @@ def test_prompt_in_the_cache_computes_only_its_end() -> None:
 
 def test_steps_with_scripted_drafts_make_as_many_tokens_as_the_script_says() -> None:
     model, _ = random_model(QWEN, 400, CPU)
-    engine = StepEngine(model, EngineSizes(4, 400, num_drafts=4), ScriptedProposer(0.7, QWEN.vocab_size))
+    engine = StepEngine(model, 4, 400, num_drafts=4, proposer=ScriptedProposer(0.7, QWEN.vocab_size))
     engine.fill(4, 20)
     made = [sum(len(event.token_ids) for event in engine.step()) for _ in range(60)]
     assert sum(made) / (4 * 60) == pytest.approx(sum(0.7**number for number in range(5)), rel=0.1)
@@ -182,23 +189,15 @@ def test_steps_whose_drafts_are_all_wrong_make_a_token_a_sequence() -> None:
     assert [len(case.candidates[name](0)) for name in (OURS_ON_DEVICE, f"{PLAIN}/device")] == [15, 3]
 
 
-@pytest.mark.parametrize("suite", [suite for suite in all_suites() if "step" in suite.name], ids=lambda s: s.name)
+STEP_SUITES = [suite for suite in all_suites() if "step" in suite.name]
+
+
+@pytest.mark.parametrize("suite", [*STEP_SUITES, steps.THROUGHPUT, steps.PREFIX_CACHE], ids=lambda suite: suite.name)
 def test_cases_at_the_models_sizes_are_called_rightly(suite: OpSuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in (
-        (step_cases, "decode_case"),
-        (step_cases, "prefill_case"),
-        (step_cases, "verification_case"),
-        (serving, "scripted_case"),
-    ):
-        monkeypatch.setattr(module, name, create_autospec(getattr(module, name), return_value="built"))
+    for kind in ("decode", "prefill", "verification", "scripted", "throughput", "prefix_cache"):
+        case = f"{kind}_case"
+        monkeypatch.setattr(step_cases, case, create_autospec(getattr(step_cases, case), return_value="built"))
     assert [spec.build(CPU) for spec in suite.cases] == ["built"] * len(suite.cases)
-
-
-def test_loads_of_many_steps_are_called_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("throughput_case", "prefix_cache_case"):
-        monkeypatch.setattr(serving, name, create_autospec(getattr(serving, name), return_value="built"))
-    for suite in (steps.THROUGHPUT, steps.PREFIX_CACHE):
-        assert {spec.build(CPU) for spec in suite.cases} == {"built"}
 
 
 def test_missing_package_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +214,7 @@ def test_whole_steps_need_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("nats", "uvloop", "starlette", "uvicorn", "redis", "httptools", "prometheus_client")
     code = """
 from ops.bench.gpu.cases.steps import load_step_module
-for name in ("correctness", "serving", "steps"):
+for name in ("correctness", "steps"):
     load_step_module(name)
 """
     done = run_without(blocked, code)

@@ -21,7 +21,7 @@ from ops.bench.gpu.case import OURS, Case, Clock, Entry, Op, Shapes, sizes
 from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import __main__ as command
-from ops.bench.gpu.tune import attention, linear, row_ops
+from ops.bench.gpu.tune import tables
 from ops.bench.gpu.tune.__main__ import TABLES, main, tune
 from ops.bench.gpu.tune.choice import Tuning, choose
 from tests.ops.bench.gpu.step.tiny_models import CPU
@@ -111,8 +111,8 @@ def test_entries_are_decided_until_time_is_up_and_what_follows_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = replace(make_tuning(), op=replace(OP, error=lambda device, entry: 1.0))
-    tables = {"widths": (make_tuning(64), make_tuning(128)), "wrong": (wrong,)}
-    monkeypatch.setattr(command, "TABLES", tables)
+    tunings = {"widths": (make_tuning(64), make_tuning(128)), "wrong": (wrong,)}
+    monkeypatch.setattr(command, "TABLES", tunings)
     monkeypatch.setattr(command, "gpu_of", lambda _: Gpu(GpuGeneration.HOPPER, 132))
     monkeypatch.setattr(command, "_FOLLOWING", {"widths": lambda device, timer, entries: {"ROWS": sorted(entries)}})
     assert tune("widths", CPU, ToldTimer(), time.monotonic() + 60)
@@ -142,18 +142,18 @@ def small_attention(tuning: Tuning, lengths: list[tuple[int, int]]) -> Tuning:
 
 
 REAL_TUNINGS: dict[str, Tuning] = {
-    "split": small_attention(attention.SPLIT_ATTENTION[0], [(1, 40), (1, 3)]),
-    "split_8bit": small_attention(attention.SPLIT_ATTENTION_8BIT[0], [(1, 40), (1, 3)]),
-    "chunk": small_attention(attention.CHUNK_ATTENTION[0], [(9, 20)]),
-    "int4": small_product(linear.PACKED_LINEAR[0], 256),
-    "fp8": small_product(linear.SCALED_LINEAR[0], 128),
-    "rms_norm": small(row_ops.RMS_NORM, sizes((3, 40), (1, 7)), sizes((3, 40))),
-    "silu_mul": small(row_ops.SILU_MUL, sizes((3, 40), (1, 7)), sizes((3, 40))),
-    "rope_kv_write": small(row_ops.ROPE_KV_WRITE, {"tiny": (TINY, 5)}, {"tiny": (TINY, 5)}),
+    "split": small_attention(tables.SPLIT_ATTENTION[0], [(1, 40), (1, 3)]),
+    "split_8bit": small_attention(tables.SPLIT_ATTENTION_8BIT[0], [(1, 40), (1, 3)]),
+    "chunk": small_attention(tables.CHUNK_ATTENTION[0], [(9, 20)]),
+    "int4": small_product(tables.PACKED_LINEAR[0], 256),
+    "fp8": small_product(tables.SCALED_LINEAR[0], 128),
+    "rms_norm": small(tables.RMS_NORM, sizes((3, 40), (1, 7)), sizes((3, 40))),
+    "silu_mul": small(tables.SILU_MUL, sizes((3, 40), (1, 7)), sizes((3, 40))),
+    "rope_kv_write": small(tables.ROPE_KV_WRITE, {"tiny": (TINY, 5)}, {"tiny": (TINY, 5)}),
     "sampling": small(
-        row_ops.SAMPLING,
-        {name: (3, 300, *shape[2:]) for name, shape in row_ops.SAMPLING.checked.items()},
-        {name: (3, 300, *shape[2:]) for name, shape in row_ops.SAMPLING.timed.items()},
+        tables.SAMPLING,
+        {name: (3, 300, *shape[2:]) for name, shape in tables.SAMPLING.checked.items()},
+        {name: (3, 300, *shape[2:]) for name, shape in tables.SAMPLING.timed.items()},
     ),
 }
 
@@ -192,10 +192,10 @@ def test_quantized_kernel_is_ahead_until_it_is_not(monkeypatch: pytest.MonkeyPat
         assert entry == {"width": max_rows}
         return len(x), True
 
-    monkeypatch.setattr(linear, "multiply", ours)
+    monkeypatch.setattr(quantized_linear, "multiply", ours)
     entries = {limit: {"width": limit} for limit in (16, 64, 128)}
     for timer, last in ((RowsTimer(), 64), (ToldTimer(), 0)):
-        ahead = linear.quantized_ahead_until(
+        ahead = tables.quantized_ahead_until(
             CPU, timer, entries, quantized_linear.int4_weight, lambda x, matrix: (len(x), False), (40, 128),
             (8, 64, 256),
         )  # fmt: skip
@@ -219,12 +219,12 @@ def test_candidates_fit_the_configurations_that_they_are_for() -> None:
 
 def test_present_entries_are_those_that_the_kernels_have() -> None:
     hopper = GpuGeneration.HOPPER
-    assert RmsNormConfig(**row_ops.RMS_NORM.present(hopper)) == rms_norm.CONFIG
-    assert SiluMulConfig(**row_ops.SILU_MUL.present(hopper)) == activation.CONFIG
-    assert RopeConfig(**row_ops.ROPE_KV_WRITE.present(hopper)) == rope.CONFIG
-    assert attention.SPLIT_ATTENTION[0].present(hopper)["block_n"] == 64
+    assert RmsNormConfig(**tables.RMS_NORM.present(hopper)) == rms_norm.CONFIG
+    assert SiluMulConfig(**tables.SILU_MUL.present(hopper)) == activation.CONFIG
+    assert RopeConfig(**tables.ROPE_KV_WRITE.present(hopper)) == rope.CONFIG
+    assert tables.SPLIT_ATTENTION[0].present(hopper)["block_n"] == 64
     # A table without rows for so many takes those of the most that it has.
-    *_, of_64, of_128 = linear.PACKED_LINEAR
+    *_, of_64, of_128 = tables.PACKED_LINEAR
     assert of_128.present(GpuGeneration.AMPERE) == of_64.present(GpuGeneration.AMPERE)
 
 
