@@ -77,10 +77,7 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     "gemma3_text": _kind("Gemma3ForCausalLM", (262208, 2304, 9216, 26, 8, 4, 131072)),
     "gemma4_text": _kind("Gemma4ForCausalLM", (262144, 2304, 9216, 30, 8, 4, 131072)),
     "gemma4_unified_text": _kind(
-        "Gemma4ForCausalLM",
-        (262144, 2304, 9216, 30, 8, 4, 262144),
-        sliding_window=1024,
-        hidden_size_per_layer_input=0,
+        "Gemma4ForCausalLM", (262144, 2304, 9216, 30, 8, 4, 262144), sliding_window=1024, hidden_size_per_layer_input=0
     ),
     "glm4v_moe_text": _kind(
         "Glm4MoeForCausalLM",
@@ -153,10 +150,7 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     ),
     "qwen3_5_text": _kind("Qwen3_5ForCausalLM", (248320, 4096, 12288, 32, 16, 4, 32768)),
     "qwen3_moe": _kind(
-        "Qwen3MoeForCausalLM",
-        (151936, 2048, 6144, 24, 32, 4, 32768),
-        moe_intermediate_size=768,
-        num_local_experts=128,
+        "Qwen3MoeForCausalLM", (151936, 2048, 6144, 24, 32, 4, 32768), moe_intermediate_size=768, num_local_experts=128
     ),
     "qwen3_omni_moe_text": _kind(
         "Qwen3MoeForCausalLM",

@@ -170,9 +170,6 @@ def _pack(adapter: LowRank, width: int, dtype: torch.dtype, row_dtype: torch.dty
     up = torch.cat([block.reshape(-1) for block in blocks])
     tensors = (down, up, scales, torch.from_numpy(halves.view(np.uint8)))
     structure = LowRankStructure(
-        *(tensor.data_ptr() for tensor in tensors),
-        adapter.rank,
-        num_inputs,
-        DTYPE_NUMBERS[dtype],
+        *(tensor.data_ptr() for tensor in tensors), adapter.rank, num_inputs, DTYPE_NUMBERS[dtype]
     )
     return CpuLowRank(tensors, structure)

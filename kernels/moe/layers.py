@@ -150,10 +150,7 @@ def make_experts(
     """
     is_gated = isinstance(activation, GatedActivation)
     if can_pack_experts(gate_up) and can_pack_experts(down) and (library := cpu_library()) is not None:
-        packed = (
-            pack_experts(library, gate_up, is_gated=is_gated),
-            pack_experts(library, down, is_gated=False),
-        )
+        packed = (pack_experts(library, gate_up, is_gated=is_gated), pack_experts(library, down, is_gated=False))
         return CpuExperts(library, *packed, activation, first_expert, (layout_of(gate_up), layout_of(down)))
     if has_kernels(gate_up.device):
         from kernels.moe.gpu import GpuExperts

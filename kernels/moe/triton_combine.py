@@ -15,15 +15,7 @@ _NUM_WARPS = 4
 
 @triton.jit
 def combine_kernel(
-    outputs,
-    ids,
-    weights,
-    results,
-    size,
-    first_expert,
-    num_experts,
-    TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr,
+    outputs, ids, weights, results, size, first_expert, num_experts, TOP_K: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Program (token, block of features)."""
     wait_for_inputs()

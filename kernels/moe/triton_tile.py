@@ -83,7 +83,5 @@ def store_tile(
         num_columns = out_features
     places = targets.to(tl.int64)[None, :] * num_columns + columns[:, None]
     tl.store(
-        outputs + places,
-        results.to(outputs.dtype.element_ty),
-        mask=is_row[None, :] & (columns[:, None] < num_columns),
+        outputs + places, results.to(outputs.dtype.element_ty), mask=is_row[None, :] & (columns[:, None] < num_columns)
     )

@@ -49,11 +49,7 @@ def sample_tokens_cpu(
 
 
 def apply_penalties_cpu(
-    library: CpuLibrary,
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    penalties: PenaltyTable,
-    drafts: torch.Tensor | None,
+    library: CpuLibrary, logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyTable, drafts: torch.Tensor | None
 ) -> None:
     """Do what `kernels.sampling.apply_penalties` promises."""
     slots = slots.contiguous()

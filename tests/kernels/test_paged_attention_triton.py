@@ -270,13 +270,7 @@ def write_division(
 
 @pytest.mark.parametrize(
     ("context_lens", "longest"),
-    [
-        ([102_400] + [1024] * 63, 40),
-        ([1024] * 64, 16),
-        ([1024] * 256, 63),
-        ([131_072], 32),
-        ([0, 5, 64, 65], 2),
-    ],
+    [([102_400] + [1024] * 63, 40), ([1024] * 64, 16), ([1024] * 256, 63), ([131_072], 32), ([0, 5, 64, 65], 2)],
     ids=["one long", "all alike", "many", "alone", "tiny"],
 )
 def test_sequences_are_divided_by_their_share_of_all_tokens(
@@ -315,10 +309,7 @@ def test_unsupported_shapes_are_refused() -> None:
 
 
 def check_dispatched(
-    batch: PagedBatch,
-    device: torch.device,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    batch: PagedBatch, device: torch.device, sliding_window: int | None, soft_cap: float | None
 ) -> None:
     """Compare with the tiles of the launch tables."""
     moved = on_device(batch, device)

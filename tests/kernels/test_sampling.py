@@ -25,14 +25,7 @@ from kernels.sampling.reference import (
 from shared.sampling import Sampling
 from tests.kernels.compile_checks import compile_launches
 from tests.kernels.poisoned_memory import poisoned_memory
-from tests.kernels.sampling_cases import (
-    SAMPLINGS,
-    SamplingCase,
-    copied,
-    make_case,
-    make_logits,
-    make_penalties,
-)
+from tests.kernels.sampling_cases import SAMPLINGS, SamplingCase, copied, make_case, make_logits, make_penalties
 
 CPU = torch.device("cpu")
 # So small that a few hundred tokens fill many tiles, several readings, and more than one list.

@@ -22,10 +22,7 @@ from kernels.moe import RoutingRule
 
 def read_qwen2(file: JsonFile) -> ModelConfig:
     """Read Qwen2 and Qwen2.5: query, key and value biases, and an optional sliding window in some layers."""
-    traits = FamilyTraits(
-        attention=AttentionShape(qkv_bias=True),
-        layer_windows=read_optional_windows(file),
-    )
+    traits = FamilyTraits(attention=AttentionShape(qkv_bias=True), layer_windows=read_optional_windows(file))
     return read_decoder(file, traits)
 
 
@@ -33,8 +30,7 @@ def read_qwen2_moe(file: JsonFile) -> ModelConfig:
     """Read Qwen1.5-MoE and Qwen2-MoE: small experts, and one that all tokens get, weighed by a score of its own."""
     shape = _read_shared_mixture(file, top_k=4, renormalize=file.boolean("norm_topk_prob", False))
     traits = FamilyTraits(
-        attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)),
-        layer_windows=read_optional_windows(file),
+        attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)), layer_windows=read_optional_windows(file)
     )
     return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
 
@@ -63,10 +59,7 @@ def read_qwen3_moe(file: JsonFile) -> ModelConfig:
         RoutingRule(read_top_k(file, num_experts, 8), renormalize=file.boolean("norm_topk_prob", False)),
         MixtureNames(is_transposed=None if file.text("model_type", "") == SEEING else False),
     )
-    traits = FamilyTraits(
-        attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
-        layer_windows=windows,
-    )
+    traits = FamilyTraits(attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)), layer_windows=windows)
     return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
 
 
@@ -80,11 +73,7 @@ def _read_hybrid(file: JsonFile, *, by_key_head: bool, inner_size: str = "interm
     names = TensorNames(unused=(r"mtp\..*",))
     block = BlockTraits(norm=NormKind(is_offset=True), names=names)
     traits = FamilyTraits(
-        head_dim=256,
-        attention=attention,
-        block=block,
-        inner_size=file.integer(inner_size),
-        rotary_share=0.25,
+        head_dim=256, attention=attention, block=block, inner_size=file.integer(inner_size), rotary_share=0.25
     )
     config = read_decoder(file, traits)
     attends = file.integer("full_attention_interval", 4, maximum=1024)

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.block_traits import BlockTraits, EmbeddingTraits, NormKind, TensorNames
-from gpu_worker.models.config import (
-    FamilyTraits,
-    ModelConfig,
-    biased,
-    read_activation,
-    read_decoder,
-    with_window_rope,
-)
+from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, read_activation, read_decoder, with_window_rope
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import FULL, SLIDING, read_layer_types

@@ -4,12 +4,4 @@ from kernels.linear.dense.cpu import DensePanels, keeps_half, linear, pack_weigh
 from kernels.linear.dense.heads import HeadLinear, make_head_linear
 from kernels.linear.dense.layers import make_dense_linear
 
-__all__ = [
-    "DensePanels",
-    "HeadLinear",
-    "keeps_half",
-    "linear",
-    "make_dense_linear",
-    "make_head_linear",
-    "pack_weight",
-]
+__all__ = ["DensePanels", "HeadLinear", "keeps_half", "linear", "make_dense_linear", "make_head_linear", "pack_weight"]

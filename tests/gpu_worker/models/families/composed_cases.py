@@ -66,7 +66,7 @@ def phi_rope(trained_len: int, long_mscale: float) -> dict[str, Any]:
             "short_mscale": 1.1,
             "long_mscale": long_mscale,
             "original_max_position_embeddings": trained_len,
-        },
+        }
     }
 
 
@@ -147,22 +147,12 @@ CASES: Mapping[str, Case] = {
     ),
     "opt": case("OPT", ffn_dim=56, word_embed_proj_dim=48),
     "opt-no-biases": case(
-        "OPT",
-        ffn_dim=56,
-        word_embed_proj_dim=48,
-        enable_bias=False,
-        tie_word_embeddings=False,
-        dtype=torch.bfloat16,
+        "OPT", ffn_dim=56, word_embed_proj_dim=48, enable_bias=False, tie_word_embeddings=False, dtype=torch.bfloat16
     ),
     "cwm": case("Cwm", _CWM, rope_parameters=_PLAIN),
     "internlm3": case("InternLM3", head_dim=20, model="Llama", architecture="InternLM3ForCausalLM"),
     "internlm3-biases": case(
-        "InternLM3",
-        head_dim=12,
-        attention_bias=True,
-        mlp_bias=True,
-        model="Llama",
-        architecture="InternLM3ForCausalLM",
+        "InternLM3", head_dim=12, attention_bias=True, mlp_bias=True, model="Llama", architecture="InternLM3ForCausalLM"
     ),
     "iquestcoder": case(
         "IQuestCoder", head_dim=20, num_key_value_heads=1, model="Llama", architecture="IQuestCoderForCausalLM"

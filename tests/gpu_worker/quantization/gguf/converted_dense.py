@@ -19,13 +19,7 @@ _DIVISORS = [1.0 + 0.1 * pair for pair in range(6)]
 DENSE: Mapping[str, Converted] = {
     "llama": Converted("llama", "Llama", {"num_key_value_heads": 1}),
     "llama-biases": Converted("llama", "Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 20}),
-    "llama-llama3": Converted(
-        "llama",
-        "Llama",
-        {
-            "rope_parameters": {**_LLAMA3, **THETA},
-        },
-    ),
+    "llama-llama3": Converted("llama", "Llama", {"rope_parameters": {**_LLAMA3, **THETA}}),
     "llama-linear": Converted("llama", "Llama", {"rope_parameters": {**PLAIN, "rope_type": "linear", "factor": 2}}),
     "llama-yarn": Converted("llama", "Llama", {"rope_parameters": YARN}),
     "mistral": Converted("llama", "Mistral", {"sliding_window": None, "head_dim": 20}),
@@ -37,16 +31,9 @@ DENSE: Mapping[str, Converted] = {
     "qwen3": Converted("qwen3", "Qwen3", {"head_dim": 32}),
     "gemma": Converted("gemma", "Gemma", {"head_dim": 20}),
     "gemma2": Converted("gemma2", "Gemma2", {**WINDOW, "query_pre_attn_scalar": 16, "num_hidden_layers": 3}),
-    "gemma3": Converted(
-        "gemma3",
-        "Gemma3Text",
-        GEMMA3,
-        "Gemma3",
-    ),
+    "gemma3": Converted("gemma3", "Gemma3Text", GEMMA3, "Gemma3"),
     "phi2": Converted(
-        "phi2",
-        "Phi",
-        {"partial_rotary_factor": 0.5, "num_key_value_heads": 4, "intermediate_size": 192},
+        "phi2", "Phi", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4, "intermediate_size": 192}
     ),
     "phi3": Converted("phi3", "Phi3", {"rope_parameters": PLAIN, "sliding_window": None}),
     "phi3-longrope": Converted(

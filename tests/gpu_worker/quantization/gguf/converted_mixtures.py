@@ -46,13 +46,7 @@ _EXAONE_MOE = {
     "num_nextn_predict_layers": 0,
     "head_dim": 12,
 }
-_HY_V3 = {
-    **_EXPERTS,
-    "num_experts": 6,
-    "head_dim": 12,
-    "router_scaling_factor": 1.7,
-    "rope_parameters": PLAIN,
-}
+_HY_V3 = {**_EXPERTS, "num_experts": 6, "head_dim": 12, "router_scaling_factor": 1.7, "rope_parameters": PLAIN}
 _MIMO = {
     **_EXPERTS,
     "n_routed_experts": 6,
@@ -203,10 +197,7 @@ MIXTURES: Mapping[str, Converted] = {
         published={"num_nextn_predict_layers": 0},
     ),
     "deepseek2": Converted(
-        "deepseek2",
-        "DeepseekV2",
-        {**_V2, "q_lora_rank": None},
-        published={"scoring_func": "softmax"},
+        "deepseek2", "DeepseekV2", {**_V2, "q_lora_rank": None}, published={"scoring_func": "softmax"}
     ),
     "deepseek2-yarn": Converted(
         "deepseek2",

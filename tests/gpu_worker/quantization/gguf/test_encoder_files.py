@@ -24,15 +24,7 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import EmbeddingForm, Unserved, read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
 from tests.gpu_worker.execution.engine_run import make_runner, run
-from tests.gpu_worker.execution.test_encoders import (
-    SEPARATOR,
-    SIZES,
-    answer,
-    prompt_of,
-    saved,
-    sequence_of,
-    vectors_of,
-)
+from tests.gpu_worker.execution.test_encoders import SEPARATOR, SIZES, answer, prompt_of, saved, sequence_of, vectors_of
 from tests.gpu_worker.quantization.gguf.test_defects import Change, Parts, field, without
 from tests.gpu_worker.quantization.gguf.vocabularies import CORPUS, TEXTS
 from tests.gpu_worker.quantization.gguf.written_file import written

@@ -53,10 +53,7 @@ def file(
     alignment: int = 32,
 ) -> bytes:
     """Put a file together; counts that are given replace the true ones."""
-    counts = (
-        len(tensors) if num_tensors is None else num_tensors,
-        len(fields) if num_fields is None else num_fields,
-    )
+    counts = (len(tensors) if num_tensors is None else num_tensors, len(fields) if num_fields is None else num_fields)
     head = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(fields) + b"".join(tensors)
     return head + bytes(-len(head) % alignment) + data
 
