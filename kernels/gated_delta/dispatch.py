@@ -7,8 +7,7 @@ import ctypes
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
-from kernels.gated_delta.chunked import gated_delta_chunked
-from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
+from kernels.gated_delta.reference import DeltaSizes, DeltaWeights, gated_delta_chunked
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.matrix_state.walk import can_run
 from kernels.state_rows import StateRows, state_rows_structure

@@ -6,7 +6,13 @@ import torch
 
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.gpu_config import is_triton_installed
-from kernels.logits_bitmask.reference import forbid_tokens_reference
+
+
+def forbid_tokens_reference(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """Do what `kernels.logits_bitmask.forbid_tokens` promises."""
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    is_allowed = (bitmask[:, token_ids // 32] >> (token_ids % 32)) & 1 > 0
+    logits[rows] = logits[rows].masked_fill_(~is_allowed, float("-inf"))
 
 
 def can_run(logits: torch.Tensor) -> bool:

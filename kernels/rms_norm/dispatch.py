@@ -8,7 +8,18 @@ from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
 from kernels.cpu_structures import address_of
 from kernels.gpu_config import is_triton_installed
 from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
-from kernels.rms_norm.reference import rms_norm_reference
+
+
+def rms_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute what `kernels.rms_norm.rms_norm` promises."""
+    if residual is not None:
+        x = residual.add_(x)
+    if weight.dtype is x.dtype:
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    normalised: torch.Tensor = torch.rms_norm(x.float(), weight.shape, weight.float(), eps)
+    return normalised.to(x.dtype)
 
 
 def can_run(x: torch.Tensor, weight: torch.Tensor) -> bool:

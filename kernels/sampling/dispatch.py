@@ -32,7 +32,7 @@ def sample_tokens(
     order of ids, at which the cumulative probability exceeds the uniform number of (seed, position). A row's token
     depends on nothing but its own logits and parameters, and is the same on every device. Tokens that tie stand or fall
     together; the most likely one always stands. A row with a mark draws, of the tokens that stand, the one with the
-    highest sum of scaled logit and Gumbel noise that its mark decides (`kernels.sampling.watermark`).
+    highest sum of scaled logit and Gumbel noise that its mark decides (`kernels.sampling.reference`).
 
     Args:
         logits: May be strided in its first dimension.

@@ -9,8 +9,7 @@ import torch
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.matrix_state.walk import can_run
-from kernels.ssd.chunked import ssd_chunked
-from kernels.ssd.reference import SsdSizes, SsdWeights
+from kernels.ssd.reference import SsdSizes, SsdWeights, ssd_chunked
 from kernels.state_rows import StateRows, state_rows_structure
 
 

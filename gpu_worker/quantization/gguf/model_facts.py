@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpu_worker.quantization.gguf.byte_reader import GGUFError
-from gpu_worker.quantization.gguf.encoder_names import ENCODER
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.special_tokens import TOKENS
+from gpu_worker.quantization.gguf.tensor_names import ENCODER
 
 ARCHITECTURES: Mapping[str, str] = {
     "llama": "LlamaForCausalLM",

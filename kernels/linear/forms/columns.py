@@ -11,10 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from kernels.linear.forms.dense import DenseWeight
 from kernels.linear.forms.groups import GroupQuantizedWeight
 from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
-from kernels.linear.forms.split import SplitWeight, UnsplitWeight, WeightForm
+from kernels.linear.forms.split import DenseWeight, SplitWeight, UnsplitWeight, WeightForm
 
 
 def select_columns(form: WeightForm, columns: range) -> tuple[WeightForm, torch.Tensor | None]:

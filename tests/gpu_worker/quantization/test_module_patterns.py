@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from gpu_worker.quantization.config_fields import QuantizationError
-from gpu_worker.quantization.module_patterns import compile_pattern
+from gpu_worker.quantization.config_fields import QuantizationError, compile_pattern
 
 NAME = "model.layers.31.self_attn.q_proj"
 

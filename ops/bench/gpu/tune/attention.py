@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from kernels.gpu_config import Rows, entry_of
-from kernels.paged_attention import launch_table as tables
+from kernels.paged_attention import triton_config as tables
 from ops.bench.gpu.case import Op
 from ops.bench.gpu.cases.attention import (
     ATTENTION_OP,

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from kernels.gpu_config import Rows, entry_of
 from kernels.linear.gpu_packed import PackedMatrix
-from kernels.linear.gpu_packed import launch_table as packed_tables
+from kernels.linear.gpu_packed import matrix as packed_tables
 from kernels.linear.gpu_scaled import ScaledMatrix
-from kernels.linear.gpu_scaled import launch_table as scaled_tables
+from kernels.linear.gpu_scaled import matrix as scaled_tables
 from ops.bench.gpu.case import Candidate, Entry, Op, sets_for, sizes
 from ops.bench.gpu.cases.quantized_linear import (
     MakeWeight,

@@ -15,8 +15,13 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.forms import INT4, INT8, NUMBERS, CodedMatrix, Number
 from kernels.linear.gpu_packed import PackedMatrix, can_pack, dispatch, pack_matrix, packed_linear
-from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
-from kernels.linear.gpu_packed.matrix import is_fused, packed_linear_launch, packed_linear_splits
+from kernels.linear.gpu_packed.matrix import (
+    FUSED_ROWS,
+    PACKED_LINEAR,
+    is_fused,
+    packed_linear_launch,
+    packed_linear_splits,
+)
 from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
 from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 from kernels.linear.gpu_packed.triton_unpack import assembly
