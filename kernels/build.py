@@ -4,8 +4,9 @@ The result is a shared library with a plain C interface, so nothing of torch or 
 seconds, and one library serves every version of both. It is not linked against an OpenMP runtime, on purpose: its calls
 bind to the runtime that torch has loaded already, so that torch and the kernels share one team of threads.
 
-Owns no state but the locks that it holds on folders. A lock ends with its process, so a build that is locked is alive. On
-a file system without locks nobody waits, each builds in a folder of its own, and nothing that others have left is removed.
+Owns no state but the locks that it holds on folders. A lock ends with its process, so a build that is locked is alive.
+On a file system without locks nobody waits, each builds in a folder of its own, and nothing that others have left is
+removed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 
 from kernels.activation.reference import Activation
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_structures import address_of
+from kernels.cpu_structures import addresses_of
 
 # The numbers of `FunctionNumber` in cpu.cpp. What is not here rounds nothing: torch's own operators do as well.
 FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
@@ -29,17 +29,9 @@ def activation_cpu(
     """Return a function of every number of `x`, times the number of `factor` at its place."""
     rows, factors = _rows(x), None if factor is None else _rows(factor)
     result = torch.empty(rows.shape, dtype=x.dtype)
-    library.activation(
-        rows.data_ptr(),
-        address_of(factors),
-        result.data_ptr(),
-        rows.stride(0),
-        0 if factors is None else factors.stride(0),
-        *rows.shape,
-        function,
-        DTYPE_NUMBERS[x.dtype],
-        torch.get_num_threads(),
-    )
+    strides = rows.stride(0), 0 if factors is None else factors.stride(0)
+    numbers = function, DTYPE_NUMBERS[x.dtype], torch.get_num_threads()
+    library.activation(*addresses_of(rows, factors, result), *strides, *rows.shape, *numbers)
     return result.view(x.shape)
 
 

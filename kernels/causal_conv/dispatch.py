@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
-from kernels.cpu_structures import address_of
+from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import is_triton_installed
 from kernels.state_rows import StateRows, sequences_of, state_rows_structure
 
@@ -67,20 +67,9 @@ def causal_conv_cpu(
 ) -> torch.Tensor:
     """Do what `kernels.causal_conv.causal_conv` promises."""
     result = torch.empty(x.shape, dtype=x.dtype)
-    library.causal_conv(
-        x.data_ptr(),
-        result.data_ptr(),
-        weight.data_ptr(),
-        address_of(bias),
-        states.data_ptr(),
-        ctypes.byref(state_rows_structure(rows)),
-        x.stride(0),
-        x.shape[1],
-        weight.shape[0],
-        has_silu,
-        DTYPE_NUMBERS[x.dtype],
-        torch.get_num_threads(),
-    )
+    numbers = x.shape[1], weight.shape[0], has_silu, DTYPE_NUMBERS[x.dtype], torch.get_num_threads()
+    addresses = addresses_of(x, result, weight, bias, states)
+    library.causal_conv(*addresses, ctypes.byref(state_rows_structure(rows)), x.stride(0), *numbers)
     return result
 
 

@@ -40,7 +40,6 @@ class OperationLinear:
     multiply: Callable[..., torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
         return self.multiply(x)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
@@ -55,7 +54,6 @@ class WideningLinear:
     multiply: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
         return self.multiply(x)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:

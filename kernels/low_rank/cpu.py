@@ -116,17 +116,10 @@ class CpuAdapterTable:
         if x.stride(1) != 1:
             x = x.contiguous()
         assert result.stride(1) == 1
+        dtypes = DTYPE_NUMBERS[x.dtype], DTYPE_NUMBERS[result.dtype]
         self._library.low_rank(
-            self.address,
-            rows.cpu.address,
-            x.data_ptr(),
-            result.data_ptr(),
-            x.stride(0),
-            result.stride(0),
-            DTYPE_NUMBERS[x.dtype],
-            DTYPE_NUMBERS[result.dtype],
-            result.shape[1],
-            torch.get_num_threads(),
+            *(self.address, rows.cpu.address, x.data_ptr(), result.data_ptr(), x.stride(0), result.stride(0)),
+            *(*dtypes, result.shape[1], torch.get_num_threads()),
         )
 
 

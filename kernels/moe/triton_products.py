@@ -277,8 +277,8 @@ def scaled_experts_kernel(
 ):
     """Program (block of features, block of rows). `numbers` are the bytes of the words, BLOCK_K of a row and block.
 
-    Both sides are float8 with a scale a block. A word has the numbers of two columns, so its bytes are those of the first
-    half of the columns and of the second by turns. Sums do not depend on their order: rows are rounded into the same one.
+    Both sides are float8 with a scale a block. A word has the numbers of two columns, so its bytes are those of the
+    first half of the columns and of the second by turns: rows are rounded into the same order.
     """
     wait_for_inputs()
     row_block = tl.program_id(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
-from kernels.cpu_structures import address_of
+from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import is_triton_installed
 from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
 
@@ -31,20 +31,9 @@ def rms_norm_cpu(
     library: CpuLibrary, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Do what `kernels.rms_norm.rms_norm` promises; the residual, when there is one, has the type of `x`."""
-    num_rows, size = x.shape
-    result = torch.empty(num_rows, size, dtype=x.dtype)
-    library.rms_norm(
-        x.data_ptr(),
-        weight.data_ptr(),
-        address_of(residual),
-        result.data_ptr(),
-        x.stride(0),
-        eps,
-        num_rows,
-        size,
-        DTYPE_NUMBERS[x.dtype],
-        torch.get_num_threads(),
-    )
+    result = torch.empty(x.shape, dtype=x.dtype)
+    sizes = (*x.shape, DTYPE_NUMBERS[x.dtype], torch.get_num_threads())
+    library.rms_norm(*addresses_of(x, weight, residual, result), x.stride(0), eps, *sizes)
     return result
 
 

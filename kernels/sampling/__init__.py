@@ -2,8 +2,8 @@
 
 from kernels.sampling.dispatch import apply_penalties, count_tokens, sample_tokens, score_tokens
 from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters, TokenScores
-from kernels.sampling.parts import part_draw, part_highest, part_masses, uniforms
-from kernels.sampling.reference import marked_scores, token_uniforms
+from kernels.sampling.parts import part_draw, part_highest, part_masses
+from kernels.sampling.reference import marked_scores, token_uniforms, uniforms
 
 __all__ = [
     "INVALID_TOKEN",

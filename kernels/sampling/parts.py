@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import cpu_library
+from kernels.cpu_structures import addresses_of
 from kernels.sampling.cpu import can_run
-from kernels.sampling.reference import uniforms_reference
 
 
 def part_highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,10 +22,8 @@ def part_highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if not can_run(logits) or (library := cpu_library()) is None:
         return logits.amax(dim=1), logits.argmax(dim=1)
     highest, columns = torch.empty(len(logits)), torch.empty(len(logits), dtype=torch.int64)
-    num_rows, size = logits.shape
-    threads = torch.get_num_threads()
-    addresses = (logits.data_ptr(), highest.data_ptr(), columns.data_ptr())
-    library.part_highest(*addresses, logits.stride(0), num_rows, size, threads)
+    addresses = addresses_of(logits, highest, columns)
+    library.part_highest(*addresses, logits.stride(0), *logits.shape, torch.get_num_threads())
     return highest, columns
 
 
@@ -40,11 +38,8 @@ def part_masses(logits: torch.Tensor, scales: torch.Tensor, highest: torch.Tenso
     if not can_run(logits) or (library := cpu_library()) is None:
         return _weights(logits, scales, highest, least).sum(1)
     masses = torch.empty(len(logits), dtype=torch.float64)
-    tensors = (logits, scales, highest, least, masses)
-    num_rows, size = logits.shape
-    library.part_masses(
-        *(tensor.data_ptr() for tensor in tensors), logits.stride(0), num_rows, size, torch.get_num_threads()
-    )
+    addresses = addresses_of(logits, scales, highest, least, masses)
+    library.part_masses(*addresses, logits.stride(0), *logits.shape, torch.get_num_threads())
     return masses
 
 
@@ -63,17 +58,9 @@ def part_draw(
         last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
         return torch.searchsorted(cumulative, targets[:, None], right=True).minimum(last)[:, 0]
     columns = torch.empty(len(logits), dtype=torch.int64)
-    tensors = (logits, scales, highest, least, targets, columns)
-    num_rows, size = logits.shape
-    library.part_draw(
-        *(tensor.data_ptr() for tensor in tensors), logits.stride(0), num_rows, size, torch.get_num_threads()
-    )
+    addresses = addresses_of(logits, scales, highest, least, targets, columns)
+    library.part_draw(*addresses, logits.stride(0), *logits.shape, torch.get_num_threads())
     return columns
-
-
-def uniforms(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the uniform number of each (seed, position), `[num_rows]` float64."""
-    return uniforms_reference(seeds, positions)
 
 
 def _weights(logits: torch.Tensor, scales: torch.Tensor, highest: torch.Tensor, least: torch.Tensor) -> torch.Tensor:

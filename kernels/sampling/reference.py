@@ -38,8 +38,8 @@ def marked_scores(scaled: torch.Tensor, least: torch.Tensor, marks: torch.Tensor
         least, marks: `[num_rows]`
     """
     token_ids = torch.arange(first, first + scaled.shape[1], device=scaled.device).expand(scaled.shape)
-    uniforms = token_uniforms(marks[:, None].expand(scaled.shape), token_ids)
-    scores = scaled.double() - torch.log(-torch.log(uniforms))
+    noise = -torch.log(-torch.log(token_uniforms(marks[:, None].expand(scaled.shape), token_ids)))
+    scores = scaled.double() + noise
     return scores.masked_fill_(scaled < least[:, None], -torch.inf)
 
 
@@ -95,7 +95,7 @@ def sample_tokens_reference(
     if may_truncate:
         least = _least(scaled, weights, slots, parameters)
         weights.masked_fill_(scaled < least, 0.0)
-    uniform = uniforms_reference(parameters.seed[slots], positions)
+    uniform = uniforms(parameters.seed[slots], positions)
     cumulative = weights.cumsum(1)
     target = (uniform * cumulative[:, -1])[:, None]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
@@ -164,7 +164,7 @@ def score_tokens_reference(logits: torch.Tensor, token_ids: torch.Tensor, num_to
     return TokenScores(chosen, top_ids, top_values)
 
 
-def uniforms_reference(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def uniforms(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Return one uniform number in [0, 1) with 53 random bits for each (seed, position), float64."""
     first, second, _, _ = philox(seed, position)
     return ((first >> 5) << 26 | second >> 6).double() * 2.0**-53

@@ -24,7 +24,6 @@ class Linear:
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform the last dimension."""
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -37,7 +36,6 @@ class ClippedLinear:
     outside: tuple[float, float]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform the last dimension."""
         return self.linear(x.clamp(*self.inside)).clamp_(*self.outside)
 
 
@@ -48,7 +46,6 @@ class Joined:
     parts: Sequence[Transform]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform the last dimension."""
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
@@ -57,7 +54,6 @@ class Transform(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor whose last dimension may have another size."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,6 @@ class LayerNorm:
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like `x`."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -81,7 +76,6 @@ class RmsNorm:
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like `x`."""
         return (torch.rms_norm(x.float(), self.weight.shape, None, self.eps)).to(x.dtype) * self.weight
 
 
@@ -118,7 +112,6 @@ class Attention:
     scale: float | None = None
 
     def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
-        """Attend."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         if self.norms:
             query, key = (norm(part) for norm, part in zip(self.norms, (query, key), strict=True))
@@ -169,7 +162,6 @@ class PlainMlp:
     activation: Activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform the last dimension."""
         return self.outer(activate(self.inner(x), self.activation))
 
 
@@ -183,7 +175,6 @@ class GatedMlp:
     activation: Activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Transform the last dimension."""
         return self.outer(activate(self.gate(x), self.activation) * self.inner(x))
 
 
@@ -203,7 +194,6 @@ class VisionLayer:
     added_norms: tuple[Transform, Transform] | None = None
 
     def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
-        """Return the stream behind the layer."""
         x = x + self._added(self.attention(self.attention_norm(x), where), 0, self.attention_scale)
         return x + self._added(self.mlp(self.mlp_norm(x)), 1, self.mlp_scale)
 

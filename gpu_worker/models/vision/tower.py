@@ -53,7 +53,6 @@ class Embed(Protocol):
 
     def __call__(self, values: torch.Tensor) -> tuple[torch.Tensor, Neighbourhood]:
         """Return the stream of `[num_tiles, height, width, 3]` uint8, and where its patches are."""
-        ...
 
 
 class Project(Protocol):
@@ -61,7 +60,6 @@ class Project(Protocol):
 
     def __call__(self, stream: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
         """Return `[num_rows, hidden_size]`."""
-        ...
 
 
 class VisionTower:

@@ -215,15 +215,6 @@ def quantized_linear(x: torch.Tensor, packed: QuantizedPanels, *, to_float32: bo
     result = torch.empty(num_rows, packed.num_outputs, dtype=torch.float32 if to_float32 else x.dtype)
     structure = ctypes.byref(packed.structure)
     scratch = torch.empty(library.quantized_linear_scratch(structure, dtype, num_rows), dtype=torch.uint8)
-    library.quantized_linear(
-        structure,
-        x.data_ptr(),
-        result.data_ptr(),
-        x.stride(0),
-        dtype,
-        to_float32,
-        num_rows,
-        scratch.data_ptr(),
-        torch.get_num_threads(),
-    )
+    numbers = x.stride(0), dtype, to_float32, num_rows, scratch.data_ptr(), torch.get_num_threads()
+    library.quantized_linear(structure, x.data_ptr(), result.data_ptr(), *numbers)
     return result

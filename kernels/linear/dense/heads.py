@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
+from kernels.cpu_structures import addresses_of
 from kernels.linear.dense.cpu import DensePanels, can_pack, pack
 
 
@@ -40,7 +41,6 @@ class PlainHeadLinear:
     weight: torch.Tensor
 
     def __call__(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """Do what `HeadLinear` promises, but for the bits."""
         return result.copy_(torch.matmul(x.transpose(0, 1), self.weight).transpose(0, 1))
 
 
@@ -53,7 +53,6 @@ class KernelHeadLinear:
         self._packed = _pack_heads(library, weight)
 
     def __call__(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """Do what `HeadLinear` promises."""
         assert x.dtype is result.dtype is self._packed.weight.dtype, "rows and matrices have one type"
         assert x.stride(2) == result.stride(2) == 1, "the numbers of a head are neighbours"
         if x.dtype is torch.float16:
@@ -61,19 +60,11 @@ class KernelHeadLinear:
         return self._multiply(x, result)
 
     def _multiply(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        packed = self._packed
         self._library.head_linear(
-            x.data_ptr(),
-            self._packed.weight.data_ptr(),
-            result.data_ptr(),
-            *x.stride()[:2],
-            *result.stride()[:2],
-            x.shape[0],
-            self._num_heads,
-            self._packed.num_inputs,
-            self._num_outputs,
-            DTYPE_NUMBERS[x.dtype],
-            DTYPE_NUMBERS[self._packed.weight.dtype],
-            torch.get_num_threads(),
+            *(*addresses_of(x, packed.weight, result), *x.stride()[:2], *result.stride()[:2]),
+            *(x.shape[0], self._num_heads, packed.num_inputs, self._num_outputs),
+            *(DTYPE_NUMBERS[x.dtype], DTYPE_NUMBERS[packed.weight.dtype], torch.get_num_threads()),
         )
         return result
 

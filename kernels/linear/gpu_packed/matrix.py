@@ -44,7 +44,7 @@ class PackedMatrix:
         out_features: Rows without padding.
         in_features: Columns without padding.
         input_order: Column `j` multiplies input feature `input_order[j]`; `[in_features]` int64. None is in order.
-        counters: `[padded_rows / TILE_ROWS]` int32, zero whenever no product is running.
+        counters: `[padded_rows / TILE_ROWS]` int32, zero whenever no product is running; None where none is split.
     """
 
     number: Number
@@ -55,7 +55,7 @@ class PackedMatrix:
     out_features: int
     in_features: int
     input_order: torch.Tensor | None
-    counters: torch.Tensor
+    counters: torch.Tensor | None
 
     @property
     def num_planes(self) -> int:
@@ -65,7 +65,7 @@ class PackedMatrix:
     @property
     def plane(self) -> int:
         """Columns of a block that are in the same bits of their words."""
-        return self.words.shape[3]
+        return self.words.shape[-1]
 
     @property
     def groups(self) -> GroupLayout:
@@ -75,12 +75,12 @@ class PackedMatrix:
     @property
     def num_blocks(self) -> int:
         """Blocks that the columns are cut into."""
-        return self.words.shape[1]
+        return self.words.shape[-3]
 
     @property
     def padded_rows(self) -> int:
         """Rows with padding."""
-        return self.words.shape[0] * TILE_ROWS
+        return self.words.shape[-4] * TILE_ROWS
 
     @property
     def num_bytes(self) -> int:
