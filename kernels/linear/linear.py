@@ -40,6 +40,7 @@ class OperationLinear:
     multiply: Callable[..., torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
         return self.multiply(x)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,6 +55,7 @@ class WideningLinear:
     multiply: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
         return self.multiply(x)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:

@@ -122,6 +122,7 @@ class CpuExperts:
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None
     ) -> torch.Tensor:
+        """Do what `kernels.moe.Experts` promises."""
         dtype = x.dtype
         if dtype is not torch.float32 and not (dtype is torch.bfloat16 and self._takes_bfloat16):
             x = x.float()

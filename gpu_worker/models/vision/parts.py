@@ -24,6 +24,7 @@ class Linear:
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform the last dimension."""
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -36,6 +37,7 @@ class ClippedLinear:
     outside: tuple[float, float]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform the last dimension."""
         return self.linear(x.clamp(*self.inside)).clamp_(*self.outside)
 
 
@@ -46,6 +48,7 @@ class Joined:
     parts: Sequence[Transform]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform the last dimension."""
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
@@ -65,6 +68,7 @@ class LayerNorm:
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like `x`."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -76,6 +80,7 @@ class RmsNorm:
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like `x`."""
         return (torch.rms_norm(x.float(), self.weight.shape, None, self.eps)).to(x.dtype) * self.weight
 
 
@@ -112,6 +117,7 @@ class Attention:
     scale: float | None = None
 
     def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
+        """Attend."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         if self.norms:
             query, key = (norm(part) for norm, part in zip(self.norms, (query, key), strict=True))
@@ -162,6 +168,7 @@ class PlainMlp:
     activation: Activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform the last dimension."""
         return self.outer(activate(self.inner(x), self.activation))
 
 
@@ -175,6 +182,7 @@ class GatedMlp:
     activation: Activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform the last dimension."""
         return self.outer(activate(self.gate(x), self.activation) * self.inner(x))
 
 
@@ -194,6 +202,7 @@ class VisionLayer:
     added_norms: tuple[Transform, Transform] | None = None
 
     def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
+        """Return the stream behind the layer."""
         x = x + self._added(self.attention(self.attention_norm(x), where), 0, self.attention_scale)
         return x + self._added(self.mlp(self.mlp_norm(x)), 1, self.mlp_scale)
 

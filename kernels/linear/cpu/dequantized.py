@@ -56,6 +56,7 @@ class DequantizedLinear:
         self._multiply: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
         if self._multiply is None:
             self._multiply = self._chosen(x.dtype)
         return self._multiply(x)

@@ -41,6 +41,7 @@ class PlainHeadLinear:
     weight: torch.Tensor
 
     def __call__(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """Do what `HeadLinear` promises, but for the bits."""
         return result.copy_(torch.matmul(x.transpose(0, 1), self.weight).transpose(0, 1))
 
 
@@ -53,6 +54,7 @@ class KernelHeadLinear:
         self._packed = _pack_heads(library, weight)
 
     def __call__(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """Do what `HeadLinear` promises."""
         assert x.dtype is result.dtype is self._packed.weight.dtype, "rows and matrices have one type"
         assert x.stride(2) == result.stride(2) == 1, "the numbers of a head are neighbours"
         if x.dtype is torch.float16:

@@ -74,6 +74,7 @@ class ScaledLinear:
         self.rounding: InputRounding | None = matrix.rounding
 
     def __call__(self, x: Rows) -> torch.Tensor:
+        """Multiply rows."""
         return scaled_linear(x, self._matrix, self._bias)
 
     def to_float32(self, x: Rows) -> torch.Tensor:
