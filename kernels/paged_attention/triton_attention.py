@@ -232,19 +232,11 @@ def _launch_split(
     lengths = (batch.query_starts, batch.context_lens)
     lse = None if batch.partial is None else batch.partial.lse
     split_attention_kernel[(num_kv_heads, num_seqs + (num_shares if max_splits > 1 else 0))](
-        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
-        batch.sinks,
-        score_scale,
-        batch.query.stride(0),
-        batch.block_tables.stride(0),
-        num_seqs,
-        num_shares,
-        BLOCK_M=block_m,
-        num_warps=_split_warps(config, block_m, is_8bit=batch.kv_scales is not None, gpu=gpu),
-        num_stages=config.num_stages,
-        **constants,
-        **dependent_launch(result.device),
-    )
+        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths), batch.sinks,
+        score_scale, batch.query.stride(0), batch.block_tables.stride(0), num_seqs, num_shares,
+        BLOCK_M=block_m, num_warps=_split_warps(config, block_m, is_8bit=batch.kv_scales is not None, gpu=gpu),
+        num_stages=config.num_stages, **constants, **dependent_launch(result.device),
+    )  # fmt: skip
     if max_splits > 1:
         reduce_splits_kernel[(num_seqs, num_heads * max_query_len)](
             *(result, lse, partial, partial_lse, *lengths, num_seqs, num_shares),
@@ -293,17 +285,10 @@ def _launch_chunk(
     lse = None if batch.partial is None else batch.partial.lse
     # Blocks on the first axis: the others end at 65,535.
     chunk_attention_kernel[(num_blocks, num_kv_heads, num_splits)](
-        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
-        batch.sinks,
-        score_scale,
-        batch.query.stride(0),
-        batch.block_tables.stride(0),
-        num_seqs,
-        num_splits,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **constants,
-    )
+        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths), batch.sinks,
+        score_scale, batch.query.stride(0), batch.block_tables.stride(0), num_seqs, num_splits,
+        num_warps=config.num_warps, num_stages=config.num_stages, **constants,
+    )  # fmt: skip
     if num_splits > 1:
         reduce_chunk_splits_kernel[(num_blocks, num_kv_heads * block_m)](
             *(result, lse, partial, partial_lse, *lengths, num_seqs, num_splits),

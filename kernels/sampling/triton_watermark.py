@@ -14,22 +14,10 @@ from kernels.sampling.triton_draw import KEEP_ALL
 
 @triton.jit
 def marked_draw_kernel(
-    logits,
-    row_stride,
-    slots,
-    inverse_temperatures,
-    marks,
-    maxima,
-    thresholds,
-    scores,
-    token_ids,
-    vocab_size,
+    logits, row_stride, slots, inverse_temperatures, marks, maxima, thresholds, scores, token_ids, vocab_size,
     num_tiles,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-    ALL_TILES: tl.constexpr,
-    MAY_TRUNCATE: tl.constexpr,
-):
+    TILE: tl.constexpr, TILES: tl.constexpr, ALL_TILES: tl.constexpr, MAY_TRUNCATE: tl.constexpr,
+):  # fmt: skip
     """Program (row, group) writes the highest score in `TILES` tiles and its token, where the row has a mark."""
     row = tl.program_id(0).to(tl.int64)
     mark = tl.load(marks + row)
