@@ -101,17 +101,11 @@ _AROUND: Mapping[str, str] = {**_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
 # These call the normalisation before the feed-forward block as others call one behind attention.
 _SECOND: Mapping[str, str] = {"post_attention_norm": "post_attention_layernorm"}
 _QWEN_HYBRID: Mapping[str, str] = {
-    **_SECOND,
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_in": "linear_attn.in_proj_qkvz",
-    "ssm_ba": "linear_attn.in_proj_ba",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_norm": "linear_attn.norm",
+    **_SECOND, "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba", "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a", "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
-}
+}  # fmt: skip
 _MAMBA: Mapping[str, str] = {
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
@@ -120,13 +114,10 @@ _MAMBA: Mapping[str, str] = {
 }
 # Layers of one block have one normalisation.
 _NEMOTRON_H: Mapping[str, str] = {
-    **_MAMBA,
-    "attn_norm": "norm",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    "ffn_latent_down": "mlp.fc1_latent_proj",
+    **_MAMBA, "attn_norm": "norm", "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj", "ffn_latent_down": "mlp.fc1_latent_proj",
     "ffn_latent_up": "mlp.fc2_latent_proj",
-}
+}  # fmt: skip
 _LFM2: Mapping[str, str] = {
     "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm",

@@ -45,13 +45,10 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 ENGINE_FACTORS: dict[str, tuple[str, ...]] = {
-    "proposer": ("ngram", "draft", "eagle", "eagle3", "chains", "hostile"),
-    "runner": ("host", "device", "graphed"),
-    "kv_cache": ("auto", "int8", "fp8"),
-    "blocks": ("ample", "scarce"),
-    "budget": ("large", "small"),
+    "proposer": ("ngram", "draft", "eagle", "eagle3", "chains", "hostile"), "runner": ("host", "device", "graphed"),
+    "kv_cache": ("auto", "int8", "fp8"), "blocks": ("ample", "scarce"), "budget": ("large", "small"),
     "depth": ("fixed", "adaptive"),
-}
+}  # fmt: skip
 REQUEST_FACTORS: dict[str, tuple[str, ...]] = {
     "sampling": tuple(SAMPLINGS),
     "n": ("1", "2"),

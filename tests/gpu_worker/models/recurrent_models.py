@@ -11,13 +11,9 @@ from tests.gpu_worker.models.families.random_models import case
 from tests.gpu_worker.models.variants import SIZES, new_model, randomize
 
 DELTA = {
-    "head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 20,
-    "num_hidden_layers": 4,
-}
+    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20, "num_hidden_layers": 4,
+}  # fmt: skip
 
 EXPERTS = {
     **DELTA,
@@ -28,14 +24,9 @@ EXPERTS = {
 }
 
 MAMBA2 = {
-    "mamba_n_heads": 6,
-    "mamba_d_head": 12,
-    "mamba_d_ssm": 72,
-    "mamba_n_groups": 3,
-    "mamba_d_state": 20,
-    "mamba_chunk_size": 16,
-    "num_hidden_layers": 3,
-}
+    "mamba_n_heads": 6, "mamba_d_head": 12, "mamba_d_ssm": 72, "mamba_n_groups": 3, "mamba_d_state": 20,
+    "mamba_chunk_size": 16, "num_hidden_layers": 3,
+}  # fmt: skip
 NEMOTRON = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
     "num_hidden_layers": 5,
@@ -50,28 +41,16 @@ NEMOTRON = {
 }
 BAMBA = {name: value for name, value in MAMBA2.items() if name != "mamba_d_ssm"} | {"mamba_d_head": "auto"}
 GRANITE = {
-    **BAMBA,
-    "mamba_n_heads": 4,
-    "mamba_n_groups": 2,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "shared_intermediate_size": 40,
-    "num_experts_per_tok": 2,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.7,
-    "embedding_multiplier": 3.0,
+    **BAMBA, "mamba_n_heads": 4, "mamba_n_groups": 2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "shared_intermediate_size": 40,
+    "num_experts_per_tok": 2, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "embedding_multiplier": 3.0,
     "logits_scaling": 0.8,
-}
+}  # fmt: skip
 FACTORS = {
-    "lm_head_multiplier": 0.7,
-    "embedding_multiplier": 3.1,
-    "mlp_multipliers": [0.8, 1.3],
-    "key_multiplier": 0.6,
-    "attention_in_multiplier": 1.4,
-    "attention_out_multiplier": 0.7,
-    "ssm_multipliers": [0.6, 1.3, 0.9, 1.1, 0.8],
-    "ssm_in_multiplier": 1.2,
-    "ssm_out_multiplier": 0.5,
-}
+    "lm_head_multiplier": 0.7, "embedding_multiplier": 3.1, "mlp_multipliers": [0.8, 1.3], "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.4, "attention_out_multiplier": 0.7, "ssm_multipliers": [0.6, 1.3, 0.9, 1.1, 0.8],
+    "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.5,
+}  # fmt: skip
 
 CASES = {
     "nemotron_h": case("NemotronH", NEMOTRON),

@@ -20,14 +20,9 @@ from gpu_worker.models.registry import _INSTEAD, FAMILIES, read_model_config
 from gpu_worker.models.support_page import sample_config
 
 LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 2048,
-}
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 2048,
+}  # fmt: skip
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
 

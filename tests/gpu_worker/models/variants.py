@@ -10,17 +10,9 @@ from typing import Any
 import torch
 
 SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "eos_token_id": 2,
-    "bos_token_id": 1,
-    "pad_token_id": 0,
-}
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
 TRAINED_LEN = 32
 
 

@@ -15,13 +15,9 @@ from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.models.variants import randomize
 
 _VIT = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
-}
+}  # fmt: skip
 _CLIP = {"model_type": "clip_vision_model", **_VIT}
 _SIGLIP = {"model_type": "siglip_vision_model", **_VIT}
 _DEEP = {"hidden_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
@@ -93,16 +89,10 @@ def _case(family: str, kind: str, text: Mapping[str, Any] | None = None, **optio
 
 
 _GEMMA4 = {
-    "head_dim": 20,
-    "global_head_dim": 28,
-    "sliding_window": 9,
-    "num_hidden_layers": 4,
-    "num_kv_shared_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "hidden_size_per_layer_input": 10,
-    "vocab_size_per_layer_input": 97,
-    "pad_token_id": 0,
-}
+    "head_dim": 20, "global_head_dim": 28, "sliding_window": 9, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 10,
+    "vocab_size_per_layer_input": 97, "pad_token_id": 0,
+}  # fmt: skip
 _LLAMA4 = {
     "head_dim": 12,
     "intermediate_size_mlp": 56,
@@ -112,19 +102,10 @@ _LLAMA4 = {
 }
 _MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 3, 2]}
 _KIMI = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
-    "q_lora_rank": 20,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 20,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 _QWEN3 = {"head_dim": 12}
 _QWEN3_5 = {
     "head_dim": 12,

@@ -24,13 +24,9 @@ from tests.gpu_worker.quantization.packers import (
 from tests.gpu_worker.quantization.test_compressed_tensors import INT4, config, group
 
 SIZES: dict[str, Any] = {
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 96,
-    "norm_topk_prob": True,
-    "eos_token_id": None,
-}
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96,
+    "norm_topk_prob": True, "eos_token_id": None,
+}  # fmt: skip
 BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
 
 

@@ -22,16 +22,10 @@ _AFMOE = {**_SMALL, "head_dim": 20, "sliding_window": 9, "global_attn_every_n_la
 _CWM = {"head_dim": 12, "sliding_window": 9, "num_hidden_layers": 3, "bos_token_id": 1, "eos_token_id": 96}
 _PLAIN = {"rope_type": "default", "rope_theta": 80.0}
 _MIMO = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 1,
-    "head_dim": 24,
-    "v_head_dim": 12,
-    "sliding_window": 9,
+    "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_hidden_layers": 3,
+    "num_key_value_heads": 1, "head_dim": 24, "v_head_dim": 12, "sliding_window": 9,
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-}
+}  # fmt: skip
 _FACTORS = {"attention_multiplier": 0.2, "residual_multiplier": 0.7, "embedding_multiplier": 3.0, "logits_scaling": 0.8}
 _GRANITE_MOE = {
     **_FACTORS,
@@ -42,14 +36,9 @@ _GRANITE_MOE = {
 }
 _MELLUM = {**_SMALL, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 9}
 _COHERE_MOE = {
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "num_hidden_layers": 5,
-    "head_dim": 12,
-    "sliding_window": 9,
-    "sliding_window_pattern": 2,
-    "logit_scale": 0.5,
-}
+    "num_experts": 5, "num_experts_per_tok": 2, "num_hidden_layers": 5, "head_dim": 12, "sliding_window": 9,
+    "sliding_window_pattern": 2, "logit_scale": 0.5,
+}  # fmt: skip
 _LFM2 = {**_SMALL, "num_experts": 5, "num_experts_per_tok": 2, "num_dense_layers": 1}
 _LFM2_KINDS = {"layer_types": ["conv", "full_attention", "conv"]}
 

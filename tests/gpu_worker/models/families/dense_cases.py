@@ -16,14 +16,9 @@ _LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 _PLAIN = {"rope_type": "default", "rope_theta": 80.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _GEMMA4_E = {
-    **_WIDE_HEADS,
-    **_LOCAL,
-    "global_head_dim": 28,
-    "hidden_size_per_layer_input": 10,
-    "vocab_size_per_layer_input": 97,
-    "use_double_wide_mlp": True,
-    "final_logit_softcapping": 5.0,
-}
+    **_WIDE_HEADS, **_LOCAL, "global_head_dim": 28, "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 97,
+    "use_double_wide_mlp": True, "final_logit_softcapping": 5.0,
+}  # fmt: skip
 _GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.7, "embedding_multiplier": 3.0, "logits_scaling": 2.0}
 
 

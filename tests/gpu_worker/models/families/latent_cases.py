@@ -9,26 +9,13 @@ import torch
 from tests.gpu_worker.models.families.random_models import Case, case
 
 _YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 0.7,
-    "mscale_all_dim": 1.2,
-}
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 0.7, "mscale_all_dim": 1.2,
+}  # fmt: skip
 _LATENT = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 20,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-}
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+}  # fmt: skip
 # Those that a dense decoder has too.
 _SIZES = ("num_key_value_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _V3 = {**_LATENT, "q_lora_rank": 20, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}

@@ -9,35 +9,18 @@ import torch
 from tests.gpu_worker.models.families.random_models import Case, case
 
 _YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "truncate": False,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False,
+    "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
 _GRANITE = {
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.7,
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 2.0,
-}
+    "num_local_experts": 5, "num_experts_per_tok": 2, "attention_multiplier": 0.2, "residual_multiplier": 0.7,
+    "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+}  # fmt: skip
 _GEMMA4 = {
-    "head_dim": 20,
-    "global_head_dim": 28,
-    "sliding_window": 9,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "hidden_size_per_layer_input": 0,
-    "attention_k_eq_v": True,
-    "num_global_key_value_heads": 1,
-    "enable_moe_block": True,
-    "num_experts": 6,
-    "top_k_experts": 3,
-    "moe_intermediate_size": 24,
-}
+    "head_dim": 20, "global_head_dim": 28, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24,
+}  # fmt: skip
 _GLM = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -46,16 +29,10 @@ _GLM = {
     "head_dim": 16,
 }
 _LLAMA4 = {
-    "head_dim": 12,
-    "num_hidden_layers": 3,
-    "intermediate_size_mlp": 56,
-    "num_local_experts": 5,
-    "interleave_moe_layer_step": 2,
-    "no_rope_layer_interval": 2,
-    "attention_chunk_size": 11,
-    "floor_scale": 7,
+    "head_dim": 12, "num_hidden_layers": 3, "intermediate_size_mlp": 56, "num_local_experts": 5,
+    "interleave_moe_layer_step": 2, "no_rope_layer_interval": 2, "attention_chunk_size": 11, "floor_scale": 7,
     "attn_scale": 0.3,
-}
+}  # fmt: skip
 # What `transformers` calls its own names for tensors, of which experts' are stacked.
 _STACKED = {"save_original_format": False}
 

@@ -18,18 +18,10 @@ VOCAB, IMAGE = 97, 90
 SPECIAL = {"[IMG_BREAK]": 93, "[IMG_END]": 94, "<img>": 95, "</img>": 96}
 Pixels = npt.NDArray[np.uint8]
 TEXT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 4096,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 4096, "eos_token_id": None,
+    "bos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,25 +128,15 @@ _QWEN_PROCESSOR = {
     "image_std": [0.25, 0.25, 0.25],
 }
 _QWEN_TOWER = {
-    "depth": 4,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_heads": 2,
-    "out_hidden_size": 48,
-    "patch_size": 4,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
+    "depth": 4, "hidden_size": 24, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 2, 2]}
 
 _PLAIN_TOWER = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "patch_size": 4,
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 4,
     "image_size": 16,
-}
+}  # fmt: skip
 
 
 def _given(token_ids: list[int]) -> dict[str, torch.Tensor]:
@@ -190,22 +172,13 @@ def _gemma_inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch
 
 _COLOURS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
 _GEMMA4_TEXT = {
-    "model_type": "gemma4_text",
-    "sliding_window": 9,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "global_head_dim": 16,
-    "vocab_size_per_layer_input": VOCAB,
-    "pad_token_id": 7,
-}
+    "model_type": "gemma4_text", "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 16, "vocab_size_per_layer_input": VOCAB, "pad_token_id": 7,
+}  # fmt: skip
 _GEMMA4_TOWER = {
-    "model_type": "gemma4_vision",
-    **_PLAIN_TOWER,
-    "image_size": None,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "pooling_kernel_size": 2,
-    "position_embedding_size": 60,
-}
+    "model_type": "gemma4_vision", **_PLAIN_TOWER, "image_size": None, "num_key_value_heads": 2, "head_dim": 12,
+    "pooling_kernel_size": 2, "position_embedding_size": 60,
+}  # fmt: skip
 _GEMMA4_PROCESSOR = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 12}
 _GEMMA4 = {"boi_token_id": 91, "eoi_token_id": 92, "audio_config": None}
 

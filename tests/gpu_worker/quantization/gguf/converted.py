@@ -49,18 +49,10 @@ GEMMA4: Mapping[str, Any] = {
 }
 # Multipliers are powers of two, which change no rounding.
 FALCON: Mapping[str, Any] = {
-    "lm_head_multiplier": 0.5,
-    "embedding_multiplier": 4.0,
-    "mlp_multipliers": [0.5, 2.0],
-    "key_multiplier": 0.5,
-    "attention_in_multiplier": 2.0,
-    "attention_out_multiplier": 0.25,
-    "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0],
-    "ssm_in_multiplier": 0.5,
-    "ssm_out_multiplier": 2.0,
-    "head_dim": 16,
-    "mamba_norm_before_gate": False,
-}
+    "lm_head_multiplier": 0.5, "embedding_multiplier": 4.0, "mlp_multipliers": [0.5, 2.0], "key_multiplier": 0.5,
+    "attention_in_multiplier": 2.0, "attention_out_multiplier": 0.25, "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0],
+    "ssm_in_multiplier": 0.5, "ssm_out_multiplier": 2.0, "head_dim": 16, "mamba_norm_before_gate": False,
+}  # fmt: skip
 LFM2: Mapping[str, Any] = {
     "layer_types": ["conv", "full_attention", "conv"],
     "num_hidden_layers": 3,

@@ -21,24 +21,13 @@ _DRAFTS = {"mtp_num_hidden_layers": 1}
 _DELTA_EXPERTS = {**_EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 40}
 _GRANITE_LAYERS = ["mamba", "attention", "mamba"]
 _MAMBA2 = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 24,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 20,
-    "mamba_chunk_size": 16,
+    "mamba_n_heads": 4, "mamba_d_head": 24, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 16,
     "num_hidden_layers": 3,
-}
+}  # fmt: skip
 _NEMOTRON_H = {
-    "layers_block_type": ["mamba", "mlp", "attention", "mamba", "mlp"],
-    "num_hidden_layers": 5,
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 32,
-    "n_groups": 2,
-    "ssm_state_size": 20,
-    "chunk_size": 16,
-    "head_dim": 20,
-    "time_step_min": 1e-9,
-}
+    "layers_block_type": ["mamba", "mlp", "attention", "mamba", "mlp"], "num_hidden_layers": 5, "mamba_num_heads": 4,
+    "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 20, "chunk_size": 16, "head_dim": 20, "time_step_min": 1e-9,
+}  # fmt: skip
 _FALCON = {**FALCON, "mamba_d_ssm": 96, "mamba_rms_norm": True}
 
 HYBRIDS: Mapping[str, Converted] = {

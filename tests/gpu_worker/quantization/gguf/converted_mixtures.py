@@ -8,24 +8,13 @@ from tests.gpu_worker.quantization.gguf.converted import GEMMA4, GRANITE, HALF, 
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _ROUTED = {
-    **_EXPERTS,
-    "num_experts_per_tok": 3,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "norm_topk_prob": True,
-}
+    **_EXPERTS, "num_experts_per_tok": 3, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+}  # fmt: skip
 _LATENT = {
-    **_ROUTED,
-    "num_key_value_heads": 4,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-    "kv_lora_rank": 64,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-}
+    **_ROUTED, "num_key_value_heads": 4, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "kv_lora_rank": 64, "n_shared_experts": 2, "num_experts_per_tok": 3,
+}  # fmt: skip
 _DENSE_LATENT = ("num_key_value_heads", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
 _YOUTU = {name: _LATENT[name] for name in _DENSE_LATENT}
 _V2 = {**_LATENT, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False}
@@ -35,17 +24,10 @@ _MELLUM = {**_EXPERTS, "num_experts": 6, "head_dim": 20}
 _DIVISORS = [1.0 + 0.1 * pair for pair in range(6)]
 _PHI_MOE_SCALE = 1.243163121016122
 _EXAONE_MOE = {
-    **_EXPERTS,
-    "num_experts": 6,
-    "num_shared_experts": 1,
-    "num_hidden_layers": 5,
-    "sliding_window": 8,
-    "sliding_window_pattern": 4,
-    "routed_scaling_factor": 1.5,
-    "norm_topk_prob": True,
-    "num_nextn_predict_layers": 0,
+    **_EXPERTS, "num_experts": 6, "num_shared_experts": 1, "num_hidden_layers": 5, "sliding_window": 8,
+    "sliding_window_pattern": 4, "routed_scaling_factor": 1.5, "norm_topk_prob": True, "num_nextn_predict_layers": 0,
     "head_dim": 12,
-}
+}  # fmt: skip
 _HY_V3 = {**_EXPERTS, "num_experts": 6, "head_dim": 12, "router_scaling_factor": 1.7, "rope_parameters": PLAIN}
 _MIMO = {
     **_EXPERTS,
@@ -63,45 +45,20 @@ _MIMO = {
 }
 # The window is told by the tokens before a query.
 _MIMO_PUBLISHED = {
-    "hybrid_layer_pattern": [0, 1, 1],
-    "moe_layer_freq": [0, 1, 1],
-    "layer_types": None,
-    "mlp_layer_types": None,
-    "rope_parameters": None,
-    "rope_theta": 500.0,
-    "swa_rope_theta": 80.0,
-    "partial_rotary_factor": 0.334,
-    "swa_head_dim": 24,
-    "swa_v_head_dim": 12,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-    "sliding_window": 8,
-    "sliding_window_size": 8,
-    "layernorm_epsilon": 1e-5,
-    "topk_method": "noaux_tc",
+    "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1], "layer_types": None, "mlp_layer_types": None,
+    "rope_parameters": None, "rope_theta": 500.0, "swa_rope_theta": 80.0, "partial_rotary_factor": 0.334,
+    "swa_head_dim": 24, "swa_v_head_dim": 12, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
+    "sliding_window": 8, "sliding_window_size": 8, "layernorm_epsilon": 1e-5, "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
-}
+}  # fmt: skip
 _AFMOE = {
-    **_EXPERTS,
-    "num_experts": 6,
-    "num_hidden_layers": 5,
-    "num_dense_layers": 2,
-    "num_shared_experts": 2,
-    "head_dim": 12,
-    "sliding_window": 8,
-    "global_attn_every_n_layers": 4,
-    "mup_enabled": True,
-    "route_scale": 1.7,
-}
+    **_EXPERTS, "num_experts": 6, "num_hidden_layers": 5, "num_dense_layers": 2, "num_shared_experts": 2,
+    "head_dim": 12, "sliding_window": 8, "global_attn_every_n_layers": 4, "mup_enabled": True, "route_scale": 1.7,
+}  # fmt: skip
 _LLAMA4 = {
-    "head_dim": 12,
-    "num_hidden_layers": 5,
-    "intermediate_size_mlp": 56,
-    "num_local_experts": 5,
-    "num_experts_per_tok": 1,
-    "interleave_moe_layer_step": 2,
-    "attention_chunk_size": 8192,
-}
+    "head_dim": 12, "num_hidden_layers": 5, "intermediate_size_mlp": 56, "num_local_experts": 5,
+    "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
+}  # fmt: skip
 
 MIXTURES: Mapping[str, Converted] = {
     "mixtral": Converted("llama", "Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),

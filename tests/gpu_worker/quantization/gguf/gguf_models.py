@@ -15,25 +15,14 @@ from tests.gpu_worker.quantization.gguf.family_files import write_family
 from tests.gpu_worker.quantization.gguf.written_file import VOCAB_SIZE
 
 SIZES = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": VOCAB_SIZE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3",
-    **THETA,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "low_freq_factor": 1.0,
+    "rope_type": "llama3", **THETA, "factor": 4.0, "original_max_position_embeddings": 32, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-}
+}  # fmt: skip
 LINEAR = {"rope_type": "linear", **THETA, "factor": 4.0}
 _ARCHITECTURES = {"Llama": "llama", "Mistral": "llama", "Mixtral": "llama", "GptOss": "gpt-oss"}
 
