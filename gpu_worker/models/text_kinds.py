@@ -48,12 +48,12 @@ def _mistral_rope(theta: float, *, factor: float, original_len: int) -> dict[str
     return {**yarn, **length, "llama_4_scaling_beta": 0.1}
 
 
-_DEEPSEEK_V3 = {
+_DEEPSEEK_V3: dict[str, Any] = {
     "kv_lora_rank": 512, "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256,
     "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
     "routed_scaling_factor": 2.5, "topk_group": 4, "v_head_dim": 128,
 }  # fmt: skip
-_MISTRAL4 = {
+_MISTRAL4: dict[str, Any] = {
     "kv_lora_rank": 256, "moe_intermediate_size": 2048, "n_routed_experts": 128, "q_lora_rank": 1024,
     "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "rope_parameters": _mistral_rope(10000.0, factor=128.0, original_len=8192) | {"partial_rotary_factor": 0.5},
@@ -62,11 +62,11 @@ _GPT_OSS_ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096, "rope_theta": 150000.0,
 }  # fmt: skip
-_GLM4V_MOE = {
+_GLM4V_MOE: dict[str, Any] = {
     "attention_bias": True, "head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 128,
     "partial_rotary_factor": 0.5,
 }  # fmt: skip
-_QWEN3_OMNI = {
+_QWEN3_OMNI: dict[str, Any] = {
     "head_dim": 128, "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "rope_theta": 1000000.0,
 }  # fmt: skip
 _QWEN2_VL = _kind("Qwen2ForCausalLM", (152064, 8192, 29568, 80, 64, 8, 32768), rms_norm_eps=1e-05, rope_theta=1000000.0)

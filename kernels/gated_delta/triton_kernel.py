@@ -173,15 +173,10 @@ def gated_delta_triton(
     inverse = None if chunk == 1 else _invert_chunks(qkv, gates, weights, sizes, rows, chunk)
     shape = qkv.shape[0], num_heads, sizes.value_dim
     return launch_update(
-        gated_delta_kernel,
-        config,
-        torch.empty(shape, dtype=qkv.dtype, device=qkv.device),
-        (qkv, gates, weights.rate, weights.step_bias, inverse),
-        states,
-        rows,
-        (qkv.stride(0), gates.stride(0), NORM_EPS, sizes.key_dim**-0.5),
-        sizes.num_key_heads,
-    )
+        gated_delta_kernel, config, torch.empty(shape, dtype=qkv.dtype, device=qkv.device),
+        (qkv, gates, weights.rate, weights.step_bias, inverse), states, rows,
+        (qkv.stride(0), gates.stride(0), NORM_EPS, sizes.key_dim**-0.5), sizes.num_key_heads,
+    )  # fmt: skip
 
 
 def _invert_chunks(

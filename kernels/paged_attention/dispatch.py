@@ -143,19 +143,6 @@ def paged_attention(
         variant = (kv_scales, soft_cap, sinks, chunk_size, partial)
         return paged_attention_cpu(library, *arguments, scale, sliding_window, *variant)
     return paged_attention_reference(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        query_starts,
-        context_lens,
-        max_query_len,
-        max_context_len,
-        scale,
-        sliding_window,
-        soft_cap,
-        kv_scales,
-        sinks,
-        chunk_size,
-        partial,
-    )
+        query, key_cache, value_cache, block_tables, query_starts, context_lens, max_query_len, max_context_len, scale,
+        sliding_window, soft_cap, kv_scales, sinks, chunk_size, partial,
+    )  # fmt: skip

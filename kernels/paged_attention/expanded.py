@@ -76,14 +76,7 @@ def expanded_attention(
         keys = torch.cat((plain, turning[:, None].expand(-1, plain.shape[1], -1)), dim=2)
         values = torch.matmul(latents, value_up[heads]).transpose(0, 1)
         result[:, heads] = paged_attention(
-            query[:, heads],
-            keys.view(shape + keys.shape[1:]),
-            values.view(shape + values.shape[1:]),
-            tables,
-            query_starts,
-            context_lens,
-            max_query_len,
-            max_context_len,
-            scale,
-        )
+            query[:, heads], keys.view(shape + keys.shape[1:]), values.view(shape + values.shape[1:]), tables,
+            query_starts, context_lens, max_query_len, max_context_len, scale,
+        )  # fmt: skip
     return result

@@ -107,12 +107,8 @@ def ssd_triton(
     """Compute what `kernels.ssd.ssd` promises."""
     shape = features.shape[0], sizes.num_heads, sizes.head_dim
     return launch_update(
-        ssd_kernel,
-        _DATACENTER if gpu.generation.is_datacenter else _OTHERS,
+        ssd_kernel, _DATACENTER if gpu.generation.is_datacenter else _OTHERS,
         torch.empty(shape, dtype=features.dtype, device=features.device),
-        (features, steps, weights.rate, weights.step_bias, weights.skip),
-        states,
-        rows,
-        (features.stride(0), steps.stride(0), weights.min_step, weights.max_step),
-        sizes.num_groups,
-    )
+        (features, steps, weights.rate, weights.step_bias, weights.skip), states, rows,
+        (features.stride(0), steps.stride(0), weights.min_step, weights.max_step), sizes.num_groups,
+    )  # fmt: skip
