@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.layer_cache import EVERY_TOKEN, CachedTokens, LayerCache
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens, LayerCache, dequantize_heads
 from kernels.paged_attention.partial import Partial
-from kernels.quantized_kv import dequantize_heads
 
 
 def paged_attention_reference(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.layer_cache import is_quantized, scales_shape
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
-from kernels.quantized_kv import is_quantized, scales_shape
 from tests.kernels.elementwise_launches import launch_rope
 
 

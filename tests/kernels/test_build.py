@@ -16,8 +16,7 @@ import pytest
 from kernels import build
 from kernels.build import build_library, cache_dir
 from kernels.compilers import KernelBuildError
-from kernels.cpu_abi import AbiMismatchError
-from kernels.cpu_library import cpu_library, load_library
+from kernels.cpu_library import AbiMismatchError, cpu_library, load_library
 
 TINY_SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels.build import SOURCE_ROOT, build_library, cache_dir
-from kernels.cpu_abi import AbiMismatchError, check_abi
+from kernels.cpu_library import AbiMismatchError, check_abi
 from kernels.cpu_structures import STRUCTURES
 
 SOURCE = """

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.layer_cache import quantize_heads
 from kernels.paged_attention import expanded, expanded_attention, is_expansion_less, paged_attention
-from kernels.quantized_kv import quantize_heads
 from tests.kernels.poisoned_memory import poisoned_memory
 
 BLOCK, PLAIN, ROTARY, VALUE = 4, 12, 8, 20

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.models.vision.parts import Linear, Neighbourhood, Transform
-from gpu_worker.models.vision.pixels import normalised, patches_of, places_of
+from gpu_worker.models.vision.processor import normalised, patches_of, places_of
 from gpu_worker.models.vision.weights import TowerSizes
 
 Positions = Callable[[torch.Tensor, torch.Tensor, tuple[int, int]], torch.Tensor]

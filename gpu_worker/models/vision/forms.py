@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_worker.models.vision.pixels import cut, resize
-from gpu_worker.models.vision.processor import ImageForm, ImagePlan, Pixels
+from gpu_worker.models.vision.processor import ImageForm, ImagePlan, Pixels, cut, resize
 from shared.errors import BadRequestError
 from shared.media import Detail
 

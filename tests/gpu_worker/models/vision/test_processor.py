@@ -19,8 +19,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm
-from gpu_worker.models.vision.pixels import resize
-from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
+from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor, resize
 from gpu_worker.models.vision.registry import read_vision
 from shared.errors import BadRequestError
 from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, random_image, save_seeing
