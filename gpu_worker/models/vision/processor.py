@@ -1,6 +1,7 @@
 """From images to a model's input: how many tokens each takes, their pixels in size, and the prompt with their tokens.
 
-Pixels are resized as a model's own processor does, normalised, and cut into patches. Needs the configuration only: no weights. What differs between families is an `ImageForm`.
+Pixels are resized as a model's own processor does, normalised, and cut into patches. Needs the configuration only: no
+weights. What differs between families is an `ImageForm`.
 """
 
 from __future__ import annotations
