@@ -176,31 +176,17 @@ def _shape_of(
     assert keys.stride(3) == values.stride(3) == 1, "the numbers of a head must lie side by side"
     rest = keys.shape[3] - batch.block_d
     tokens = EVERY_TOKEN if batch.partial is None else batch.partial.tokens
+    # Precision: full where fp32 was asked for; 16-bit products are exact either way.
     return AttentionShape(
-        group=batch.group,
-        num_kv_heads=batch.num_kv_heads,
-        num_parts=batch.num_parts,
-        key_dim=keys.shape[3],
-        value_dim=values.shape[3],
-        key_block=keys.stride(0),
-        key_token=keys.stride(1),
-        key_head=keys.stride(2),
-        value_block=values.stride(0),
-        value_token=values.stride(1),
-        value_head=values.stride(2),
-        is_latent=batch.is_latent,
-        block_size=keys.shape[1],
-        sliding_window=sliding_window or 0,
-        chunk=chunk_size or 0,
-        soft_cap=soft_cap or 0.0,
-        # Full precision where fp32 was asked for; 16-bit products are exact either way.
-        precision="ieee",
-        block_d=batch.block_d,
-        block_v=batch.block_v,
-        block_r=_padded(rest) if rest > 0 else 0,
-        first=tokens.first,
-        step=tokens.step,
-    )
+        group=batch.group, num_kv_heads=batch.num_kv_heads, num_parts=batch.num_parts,
+        key_dim=keys.shape[3], value_dim=values.shape[3],
+        key_block=keys.stride(0), key_token=keys.stride(1), key_head=keys.stride(2),
+        value_block=values.stride(0), value_token=values.stride(1), value_head=values.stride(2),
+        is_latent=batch.is_latent, block_size=keys.shape[1], sliding_window=sliding_window or 0,
+        chunk=chunk_size or 0, soft_cap=soft_cap or 0.0, precision="ieee",
+        block_d=batch.block_d, block_v=batch.block_v, block_r=_padded(rest) if rest > 0 else 0,
+        first=tokens.first, step=tokens.step,
+    )  # fmt: skip
 
 
 def _launch_split(
