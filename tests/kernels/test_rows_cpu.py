@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.activation import Activation
-from kernels.activation.cpu import silu_mul_cpu
+from kernels.activation.dispatch import silu_mul_cpu
 from kernels.activation.reference import gated_reference
 from kernels.cpu_library import CpuLibrary
 from kernels.rms_norm.dispatch import rms_norm_cpu, rms_norm_reference
