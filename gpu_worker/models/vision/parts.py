@@ -6,15 +6,12 @@ see one another, in both directions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from gpu_worker.models.vision.processor import normalised, patches_of, places_of
-from gpu_worker.models.vision.weights import TowerSizes
 from kernels.activation import Activation, activate
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
@@ -234,91 +231,3 @@ class Projector:
         for step in self.steps:
             stream = step(stream)
         return stream
-
-
-Positions = Callable[[torch.Tensor, torch.Tensor, tuple[int, int]], torch.Tensor]
-"""Learned positions, `[num_patches, size]`, of patches in rows and columns of a grid, which has so many of both."""
-
-
-@dataclass(frozen=True, slots=True)
-class PatchEmbedding:
-    """Makes a vector of each patch.
-
-    Attributes:
-        positions: Added to patches.
-        turns: Rotations of queries and keys, in the order of a head's pairs: axis (0 rows, 1 columns) and frequencies.
-        norm: Of patches.
-        first: `[1, 1, size]`, stands before the patches of each tile.
-        frames: How many times a patch is seen, as a film that stands still.
-    """
-
-    patches: Linear
-    sizes: TowerSizes
-    positions: Positions | None = None
-    turns: Sequence[tuple[int, torch.Tensor]] = ()
-    norm: Transform | None = None
-    first: torch.Tensor | None = None
-    frames: int | None = None
-
-    def __call__(self, values: torch.Tensor) -> tuple[torch.Tensor, Neighbourhood]:
-        """Return the stream of `[num_tiles, height, width, 3]` uint8, and where its patches are."""
-        sizes, weight = self.sizes, self.patches.weight
-        mean, deviation = sizes.colours.to(values.device)
-        patches = patches_of(normalised(values, mean, deviation), sizes.patch, sizes.merge)
-        if self.frames is not None:
-            patches = patches[:, :, :, None].expand(-1, -1, -1, self.frames, -1, -1)
-        stream = self.patches(patches.flatten(2).to(weight.dtype))
-        if self.norm is not None:
-            stream = self.norm(stream)
-        grid = self.grid(values)
-        places = [place.to(values.device) for place in places_of(*grid, sizes.merge)]
-        if self.positions is not None:
-            stream = stream + self.positions(places[0], places[1], grid).to(stream.dtype)
-        if self.first is not None:
-            stream = torch.cat((self.first.expand(len(stream), -1, -1), stream), 1)
-        if not self.turns:
-            return stream, Neighbourhood()
-        turns = torch.cat([places[axis][:, None] * each for axis, each in self.turns], 1).repeat(1, 2)
-        return stream, Neighbourhood(turns.cos(), turns.sin())
-
-    def grid(self, values: torch.Tensor) -> tuple[int, int]:
-        """Return the rows and columns of patches."""
-        return values.shape[1] // self.sizes.patch, values.shape[2] // self.sizes.patch
-
-
-def frequencies(size: int, theta: float, device: torch.device) -> torch.Tensor:
-    """Return the frequencies of `size / 2` rotary pairs."""
-    return 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
-
-
-def tile_positions(
-    table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, grid: tuple[int, int]
-) -> torch.Tensor:
-    """Return the positions of a tile from `table: [rows * columns, size]`."""
-    return table[rows * grid[1] + columns]
-
-
-def axis_positions(
-    table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, grid: tuple[int, int]
-) -> torch.Tensor:
-    """Return the sum of a column's and a row's position from `table: [2, num_places, size]`."""
-    return table[0, columns] + table[1, rows]
-
-
-def stretched_positions(
-    table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, grid: tuple[int, int]
-) -> torch.Tensor:
-    """Interpolate those of a square, `table: [side * side, size]`, for a grid of any shape."""
-    side = math.isqrt(len(table))
-    result = torch.zeros((), device=table.device)
-    taps = []
-    for places, count in ((rows, grid[0]), (columns, grid[1])):
-        exact = places.float() * (side - 1) / max(count - 1, 1)
-        low = exact.floor()
-        share = exact - low
-        low = low.long()
-        taps.append(((low, 1 - share), ((low + 1).clamp(max=side - 1), share)))
-    for row, row_share in taps[0]:
-        for column, column_share in taps[1]:
-            result = result + table[row * side + column] * (row_share * column_share)[:, None]
-    return result

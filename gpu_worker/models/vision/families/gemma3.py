@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
+from gpu_worker.models.vision.embedding import PatchEmbedding, tile_positions
 from gpu_worker.models.vision.forms import SquareForm
-from gpu_worker.models.vision.parts import Linear, Merge, PatchEmbedding, Projector, VisionLayer, tile_positions
+from gpu_worker.models.vision.parts import Linear, Merge, Projector, VisionLayer
 from gpu_worker.models.vision.vision_config import (
     PLAIN_COLOURS,
     VisionConfig,

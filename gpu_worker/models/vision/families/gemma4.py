@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from gpu_worker.models.rope_config import rope_fields
+from gpu_worker.models.vision.embedding import PatchEmbedding, axis_positions, frequencies
 from gpu_worker.models.vision.forms import PooledForm
 from gpu_worker.models.vision.parts import (
     Attention,
@@ -20,13 +21,10 @@ from gpu_worker.models.vision.parts import (
     GatedMlp,
     Joined,
     Linear,
-    PatchEmbedding,
     Projector,
     RmsNorm,
     Transform,
     VisionLayer,
-    axis_positions,
-    frequencies,
 )
 from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles, read_colours, read_sizes
 from gpu_worker.models.vision.weights import TowerSizes, WeightTaker

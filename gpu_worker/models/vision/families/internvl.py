@@ -8,16 +8,9 @@ from functools import partial
 import torch
 
 from gpu_worker.models.config import read_activation
+from gpu_worker.models.vision.embedding import PatchEmbedding, tile_positions
 from gpu_worker.models.vision.forms import TilesForm
-from gpu_worker.models.vision.parts import (
-    Merge,
-    PatchEmbedding,
-    PlainMlp,
-    Projector,
-    Transform,
-    VisionLayer,
-    tile_positions,
-)
+from gpu_worker.models.vision.parts import Merge, PlainMlp, Projector, Transform, VisionLayer
 from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles, read_side, read_sizes
 from gpu_worker.models.vision.weights import TowerSizes, WeightTaker
 from kernels.activation import Activation

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from gpu_worker.models.config import read_activation
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.vision.embedding import PatchEmbedding, frequencies
 from gpu_worker.models.vision.forms import RowsForm
-from gpu_worker.models.vision.parts import Linear, Merge, PatchEmbedding, PlainMlp, Projector, VisionLayer, frequencies
+from gpu_worker.models.vision.parts import Linear, Merge, PlainMlp, Projector, VisionLayer
 from gpu_worker.models.vision.vision_config import (
     VisionConfig,
     VisionFamily,

@@ -15,17 +15,9 @@ import torch
 from gpu_worker.models.config import read_activation
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import rope_fields
+from gpu_worker.models.vision.embedding import PatchEmbedding, frequencies, stretched_positions
 from gpu_worker.models.vision.forms import DynamicForm
-from gpu_worker.models.vision.parts import (
-    Merge,
-    Neighbourhood,
-    PatchEmbedding,
-    PlainMlp,
-    Projector,
-    VisionLayer,
-    frequencies,
-    stretched_positions,
-)
+from gpu_worker.models.vision.parts import Merge, Neighbourhood, PlainMlp, Projector, VisionLayer
 from gpu_worker.models.vision.tower import Embed, Project
 from gpu_worker.models.vision.vision_config import CLIP_COLOURS, VisionConfig, VisionFamily, VisionFiles, read_colours
 from gpu_worker.models.vision.weights import TowerSizes, WeightTaker

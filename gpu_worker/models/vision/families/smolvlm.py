@@ -11,8 +11,9 @@ import torch
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile, read_small_file
+from gpu_worker.models.vision.embedding import PatchEmbedding, tile_positions
 from gpu_worker.models.vision.forms import CutForm
-from gpu_worker.models.vision.parts import Merge, PatchEmbedding, Projector, VisionLayer, tile_positions
+from gpu_worker.models.vision.parts import Merge, Projector, VisionLayer
 from gpu_worker.models.vision.vision_config import (
     PLAIN_COLOURS,
     VisionConfig,
