@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,19 @@ def assert_logits_equal(model: CausalLM, oracle: Any, steps: Sequence[dict[int, 
     for s, length in enumerate(lengths):
         expected = oracle_logits(oracle, random_tokens(length))
         assert expected.std() > 0.5
-        torch.testing.assert_close(torch.cat(rows[s]), expected, atol=TOLERANCE, rtol=0)
+        computed = torch.cat(rows[s])
+        if (computed - expected).abs().max() > TOLERANCE:
+            # Random experts and states may multiply rounding: then we may be twice as far from the truth as the oracle.
+            exact = oracle_logits(in_float64(oracle), random_tokens(length))
+            tolerance = max(TOLERANCE, 2 * float((expected - exact).abs().max()))
+            torch.testing.assert_close(computed.double(), exact, atol=tolerance, rtol=0)
+
+
+def in_float64(oracle: Any) -> Any:
+    """Return a copy of a model that computes in float64."""
+    exact = copy.deepcopy(oracle).double()
+    exact.set_experts_implementation("eager")
+    return exact
 
 
 def assert_answers_are_greedy(directory: Path, oracle: Any) -> None:
