@@ -165,14 +165,9 @@ def _runner(model: CausalLM, cell: EngineCell, num_blocks: int, constraints: Sha
         budget = TOKEN_BUDGETS[cell.budget]
         return TorchModelRunner(model, cache, max_num_seqs, MAX_LEN, budget, constraints=constraints)
     return make_device_runner(
-        model,
-        is_graphed=cell.runner == "graphed",
-        num_blocks=num_blocks,
-        max_num_seqs=max_num_seqs,
-        max_draft_tokens=DEPTH,
-        kv_cache_dtype=dtype,
-        constraints=constraints,
-    )
+        model, is_graphed=cell.runner == "graphed", num_blocks=num_blocks, max_num_seqs=max_num_seqs,
+        max_draft_tokens=DEPTH, kv_cache_dtype=dtype, constraints=constraints,
+    )  # fmt: skip
 
 
 def _proposer(models: Models, cell: EngineCell, runner: Runner, answers: Answers, num_blocks: int) -> Proposer:

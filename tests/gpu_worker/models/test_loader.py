@@ -325,17 +325,10 @@ def test_two_tensors_that_are_the_same_to_the_model_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     "name",
     [
-        "../other/model.safetensors",
-        "/etc/model.safetensors",
-        "sub/model.safetensors",
-        "..\\model.safetensors",
-        "..safetensors",
-        "model.safetensors\x00",
-        "model.safetensors\n",
-        "pytorch_model.bin",
-        "",
+        "../other/model.safetensors", "/etc/model.safetensors", "sub/model.safetensors", "..\\model.safetensors",
+        "..safetensors", "model.safetensors\x00", "model.safetensors\n", "pytorch_model.bin", "",
     ],
-)
+)  # fmt: skip
 def test_index_that_points_elsewhere_is_refused(directory: Path, name: str) -> None:
     shutil.copytree(directory, directory.parent / "other")
     write_index(directory, dict.fromkeys(load_file(directory / "model.safetensors"), name))

@@ -130,44 +130,40 @@ _INTERNVIT = {**_VIT, "image_size": [28, 28], "patch_size": [14, 14]}
 
 WRAPPER_CASES: Mapping[str, WrapperCase] = {
     "gemma3": WrapperCase(
-        "Gemma3",
-        {"head_dim": 20, "sliding_window": 9},
+        "Gemma3", {"head_dim": 20, "sliding_window": 9},
         {"vision_config": _VIT, "mm_tokens_per_image": 4, "image_token_index": 96},
     ),
     "gemma4": WrapperCase("Gemma4", _GEMMA4, {"vision_config": _VIT}),
     "llama4": WrapperCase(
-        "Llama4",
-        _LLAMA4,
+        "Llama4", _LLAMA4,
         {"vision_config": {**_VIT, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}},
     ),
     "mistral3": _case("Mistral3", "mistral", {"head_dim": 12, "sliding_window": None}, vision_config=_VIT),
     "qwen2.5-vl": WrapperCase(
-        "Qwen2_5_VL", {"rope_parameters": {**_MROPE, "rope_type": "mrope"}}, {"vision_config": _DEEP}
+        "Qwen2_5_VL", {"rope_parameters": {**_MROPE, "rope_type": "mrope"}}, {"vision_config": _DEEP},
     ),
     "qwen3-vl": WrapperCase(
-        "Qwen3VL", {"head_dim": 12, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}, {"vision_config": _DEEP}
+        "Qwen3VL", {"head_dim": 12, "rope_parameters": {**_MROPE, "mrope_interleaved": True}}, {"vision_config": _DEEP},
     ),
     "qwen3-vl-moe": WrapperCase(
-        "Qwen3VLMoe", {**_QWEN3_MOE, "rope_parameters": _MROPE, "norm_topk_prob": True}, {"vision_config": _DEEP}
+        "Qwen3VLMoe", {**_QWEN3_MOE, "rope_parameters": _MROPE, "norm_topk_prob": True}, {"vision_config": _DEEP},
     ),
     "exaone4.5": _case(
-        "Exaone4_5_", "exaone4", {"head_dim": 12, "num_hidden_layers": 4, "sliding_window": 9}, vision_config=_DEEP
+        "Exaone4_5_", "exaone4", {"head_dim": 12, "num_hidden_layers": 4, "sliding_window": 9}, vision_config=_DEEP,
     ),
     "lfm2-vl": WrapperCase(
-        "Lfm2Vl",
-        {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+        "Lfm2Vl", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
         {"vision_config": _VIT, "projector_hidden_size": 24},
     ),
     "kimi-k2.5": WrapperCase(
-        "Kimi_K25",
-        _KIMI,
+        "Kimi_K25", _KIMI,
         {"vision_config": {name: _VIT[name] for name in list(_VIT)[:4]}, "tie_word_embeddings": False},
     ),
     "llava-llama": _case("Llava", "llama", vision_config=_CLIP),
     "llava-qwen2": _case("Llava", "qwen2", vision_config=_CLIP),
     "llava-mistral": _case("Llava", "mistral", {"sliding_window": None}, vision_config=_CLIP),
     "llava-pixtral": _case(
-        "Llava", "mistral", {"head_dim": 20, "sliding_window": None}, vision_config={"model_type": "pixtral", **_VIT}
+        "Llava", "mistral", {"head_dim": 20, "sliding_window": None}, vision_config={"model_type": "pixtral", **_VIT},
     ),
     "llava-next": _case("LlavaNext", "mistral", {"sliding_window": 9}, vision_config=_CLIP),
     "llava-next-video": _case("LlavaNextVideo", "llama", vision_config=_CLIP),
@@ -177,19 +173,13 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
     "internvl-qwen2": _case("InternVL", "qwen2", vision_config=_INTERNVIT),
     "internvl-qwen3": _case("InternVL", "qwen3", _QWEN3, vision_config=_INTERNVIT, tie_word_embeddings=False),
     "internvl-qwen3-moe": _case(
-        "InternVL", "qwen3_moe", _QWEN3_MOE, vision_config=_INTERNVIT, tie_word_embeddings=False
+        "InternVL", "qwen3_moe", _QWEN3_MOE, vision_config=_INTERNVIT, tie_word_embeddings=False,
     ),
     "internvl-gpt-oss": _case("InternVL", "gpt_oss", _GPT_OSS, vision_config=_INTERNVIT, tie_word_embeddings=False),
     "idefics2": _case(
-        "Idefics2",
-        "mistral",
-        {"sliding_window": None},
-        vision_config=_VIT,
+        "Idefics2", "mistral", {"sliding_window": None}, vision_config=_VIT,
         perceiver_config={
-            "resampler_n_latents": 2,
-            "resampler_depth": 1,
-            "resampler_n_heads": 2,
-            "resampler_head_dim": 8,
+            "resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 8,
             "num_key_value_heads": 2,
         },
     ),
@@ -201,49 +191,30 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
     "qwen2-audio": _case("Qwen2Audio", "qwen2", audio_config=_WHISPER),
     "voxtral": _case("Voxtral", "llama", audio_config=_AUDIO),
     "aya-vision": WrapperCase(
-        "AyaVision",
-        {"model_type": "cohere2", "sliding_window": 9, "logit_scale": 0.5},
-        {"vision_config": _SIGLIP},
+        "AyaVision", {"model_type": "cohere2", "sliding_window": 9, "logit_scale": 0.5}, {"vision_config": _SIGLIP},
         logit_scale=0.5,
     ),
     "cohere2-vision": WrapperCase(
-        "Cohere2Vision",
-        {"model_type": "cohere2", "sliding_window": 9, "logit_scale": 0.5},
-        {"vision_config": _SIGLIP, "alignment_intermediate_size": 32},
-        logit_scale=0.5,
+        "Cohere2Vision", {"model_type": "cohere2", "sliding_window": 9, "logit_scale": 0.5},
+        {"vision_config": _SIGLIP, "alignment_intermediate_size": 32}, logit_scale=0.5,
     ),
     "deepseek-vl-hybrid": _case(
-        "DeepseekVLHybrid",
-        "llama",
-        vision_config=_SIGLIP,
+        "DeepseekVLHybrid", "llama", vision_config=_SIGLIP,
         high_res_vision_config={
-            "model_type": "sam_vision_model",
-            **_VIT,
-            "output_channels": 8,
-            "num_pos_feats": 4,
-            "global_attn_indexes": [0],
-            "mlp_dim": 16,
+            "model_type": "sam_vision_model", **_VIT, "output_channels": 8, "num_pos_feats": 4,
+            "global_attn_indexes": [0], "mlp_dim": 16,
         },
     ),
     "janus": _case(
-        "Janus",
-        "llama",
-        vision_config={**_VIT, "num_image_tokens": 4, "projection_dim": 48},
+        "Janus", "llama", vision_config={**_VIT, "num_image_tokens": 4, "projection_dim": 48},
         vq_config={
-            "num_embeddings": 8,
-            "latent_channels": 32,
-            "base_channels": 32,
-            "channel_multiplier": [1],
-            "num_res_blocks": 1,
-            "projection_dim": 48,
-            "image_token_embed_dim": 48,
+            "num_embeddings": 8, "latent_channels": 32, "base_channels": 32, "channel_multiplier": [1],
+            "num_res_blocks": 1, "projection_dim": 48, "image_token_embed_dim": 48,
         },
     ),
     "fast-vlm": _case("FastVlm", "qwen2", vision_config=_CLIP),
     "hyperclovax-vision": _case(
-        "HyperCLOVAXVisionV2",
-        "hyperclovax",
-        {"logits_scaling": 0.5},
+        "HyperCLOVAXVisionV2", "hyperclovax", {"logits_scaling": 0.5},
         vision_config={"model_type": "qwen2_5_vl_vision", **_DEEP, "intermediate_size": 24},
     ),
     "minicpm-v": _case("MiniCPMV4_6", "qwen3_5_text", _QWEN3_5, vision_config={**_VIT, "insert_layer_id": 0}),
@@ -263,10 +234,8 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
         "Granite4Vision",
         {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
         {
-            "vision_config": {**_SIGLIP, "hidden_size": 64},
-            "image_grid_pinpoints": [[28, 28]],
-            "deepstack_layer_map": [[-1, 0]],
-            "downsample_rate": "1/2",
+            "vision_config": {**_SIGLIP, "hidden_size": 64}, "image_grid_pinpoints": [[28, 28]],
+            "deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2",
             "qformer_config": {**_QFORMER, "hidden_size": 64, "num_attention_heads": 1, "encoder_hidden_size": 64},
         },
     ),
@@ -274,42 +243,32 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
     "gemma4-unified": WrapperCase(
         "Gemma4Unified",
         {
-            "head_dim": 20,
-            "global_head_dim": 28,
-            "sliding_window": 9,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "pad_token_id": 0,
+            "head_dim": 20, "global_head_dim": 28, "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0,
         },
         {"vision_config": {"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 8, "output_proj_dims": 16}},
     ),
     "glm4v": WrapperCase(
-        "Glm4v", {"rope_parameters": _GLM_ROPE}, {"vision_config": {**_DEEP, "intermediate_size": 24}}
+        "Glm4v", {"rope_parameters": _GLM_ROPE}, {"vision_config": {**_DEEP, "intermediate_size": 24}},
     ),
     "glm4.6v": _case(
-        "Glm46V",
-        "glm4v_text",
-        {"rope_parameters": _GLM_ROPE},
+        "Glm46V", "glm4v_text", {"rope_parameters": _GLM_ROPE},
         vision_config={"model_type": "glm4v_vision", **_DEEP, "intermediate_size": 24},
     ),
     "glm4v-moe": WrapperCase(
         "Glm4vMoe",
         {
-            "head_dim": 12,
-            "rope_parameters": _GLM_ROPE,
-            "n_routed_experts": 6,
-            "num_experts_per_tok": 2,
+            "head_dim": 12, "rope_parameters": _GLM_ROPE, "n_routed_experts": 6, "num_experts_per_tok": 2,
             "moe_intermediate_size": 20,
         },
         {"vision_config": {**_DEEP, "intermediate_size": 24}},
     ),
     "qwen2.5-omni-thinker": WrapperCase(
-        "Qwen2_5OmniThinker",
-        {"rope_parameters": _MROPE},
+        "Qwen2_5OmniThinker", {"rope_parameters": _MROPE},
         {"vision_config": _DEEP, "audio_config": _WHISPER | {"output_dim": 48}},
     ),
     "qwen3-omni-thinker": WrapperCase(
-        "Qwen3OmniMoeThinker",
-        {**_QWEN3_MOE, "rope_parameters": _MROPE},
+        "Qwen3OmniMoeThinker", {**_QWEN3_MOE, "rope_parameters": _MROPE},
         {"vision_config": _DEEP, "audio_config": _WHISPER | {"output_dim": 48, "downsample_hidden_size": 8}},
     ),
-}
+}  # fmt: skip

@@ -35,18 +35,14 @@ GEMMA3: Mapping[str, Any] = {
     },
 }
 GEMMA4: Mapping[str, Any] = {
-    "head_dim": 16,
-    "global_head_dim": 32,
-    "sliding_window": 9,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    "num_hidden_layers": 6,
-    "hidden_size_per_layer_input": 0,
-    "pad_token_id": 0,
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 9,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "num_hidden_layers": 6,
+    "hidden_size_per_layer_input": 0, "pad_token_id": 0,
     "rope_parameters": {
         "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
     },
-}
+}  # fmt: skip
 # Multipliers are powers of two, which change no rounding.
 FALCON: Mapping[str, Any] = {
     "lm_head_multiplier": 0.5, "embedding_multiplier": 4.0, "mlp_multipliers": [0.5, 2.0], "key_multiplier": 0.5,

@@ -67,9 +67,7 @@ VARIANTS = {
     "qwen2-moe": _variant(
         "Qwen2Moe",
         {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 256,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
             "shared_expert_intermediate_size": 256,
         },
         "Q8_0",
@@ -77,10 +75,7 @@ VARIANTS = {
     "qwen3-moe": _variant(
         "Qwen3Moe",
         {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 256,
-            "head_dim": 64,
+            "num_local_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "head_dim": 64,
             "norm_topk_prob": True,
         },
         mixed,
@@ -89,15 +84,12 @@ VARIANTS = {
     "gpt-oss": _variant(
         "GptOss",
         {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "head_dim": 64,
-            "sliding_window": 8,
+            "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 8,
             "rope_parameters": {**YARN, "truncate": False},
         },
         lambda name: "MXFP4" if "experts" in name else "Q8_0",
     ),
-}
+}  # fmt: skip
 
 
 def write_model(path: Path, name: str, vocabulary: Callable[[Any], None] | None = None, **options: Any) -> Any:
