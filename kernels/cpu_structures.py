@@ -203,20 +203,11 @@ class AdapterRowsStructure(ctypes.Structure):
 
 STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
     {
-        "Matrix": MatrixStructure,
-        "Layer": LayerStructure,
-        "Stack": StackStructure,
-        "Exchange": ExchangeStructure,
-        "Step": StepStructure,
-        "QuantizedLinear": QuantizedStructure,
-        "AttentionArguments": AttentionStructure,
-        "RotationArguments": RotationStructure,
-        "StateRows": StateRowsStructure,
-        "Routing": RoutingStructure,
-        "Mixture": MixtureStructure,
-        "LowRankHalf": LowRankHalfStructure,
-        "LowRank": LowRankStructure,
+        "Matrix": MatrixStructure, "Layer": LayerStructure, "Stack": StackStructure, "Exchange": ExchangeStructure,
+        "Step": StepStructure, "QuantizedLinear": QuantizedStructure, "AttentionArguments": AttentionStructure,
+        "RotationArguments": RotationStructure, "StateRows": StateRowsStructure, "Routing": RoutingStructure,
+        "Mixture": MixtureStructure, "LowRankHalf": LowRankHalfStructure, "LowRank": LowRankStructure,
         "AdapterRows": AdapterRowsStructure,
-    }
-)
+    },
+)  # fmt: skip
 """By the names that `EXPORT_STRUCTURE` has for them."""

@@ -26,14 +26,9 @@ class TextKind:
 
 
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings",
-)
+)  # fmt: skip
 
 
 def _kind(architecture: str, sizes: Sequence[int | None], *, splits_hidden: bool = False, **more: Any) -> TextKind:
@@ -78,16 +73,14 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     "gemma3_text": _kind("Gemma3ForCausalLM", (262208, 2304, 9216, 26, 8, 4, 131072)),
     "gemma4_text": _kind("Gemma4ForCausalLM", (262144, 2304, 9216, 30, 8, 4, 131072)),
     "gemma4_unified_text": _kind(
-        "Gemma4ForCausalLM", (262144, 2304, 9216, 30, 8, 4, 262144), sliding_window=1024, hidden_size_per_layer_input=0
+        "Gemma4ForCausalLM", (262144, 2304, 9216, 30, 8, 4, 262144), sliding_window=1024, hidden_size_per_layer_input=0,
     ),
     "glm4v_moe_text": _kind("Glm4MoeForCausalLM", (151424, 4096, 10944, 46, 96, 8, 65536), **_GLM4V_MOE),
     "glm4v_text": _kind(
-        "Glm4ForCausalLM", (151552, 4096, 13696, 40, 32, 2, 32768), splits_hidden=True, rms_norm_eps=1e-05
+        "Glm4ForCausalLM", (151552, 4096, 13696, 40, 32, 2, 32768), splits_hidden=True, rms_norm_eps=1e-05,
     ),
     "gpt_oss": _kind(
-        "GptOssForCausalLM",
-        (201088, 2880, 2880, 36, 64, 8, 131072),
-        num_local_experts=128,
+        "GptOssForCausalLM", (201088, 2880, 2880, 36, 64, 8, 131072), num_local_experts=128,
         rope_parameters=_GPT_OSS_ROPE,
     ),
     "granite": _kind("GraniteForCausalLM", (32000, 4096, 11008, 32, 32, None, 2048)),
@@ -96,11 +89,10 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     "lfm2": _kind("Lfm2ForCausalLM", (65536, 2560, 12288, 32, 32, 8, 128000), rope_theta=1000000.0),
     "llama": _kind("LlamaForCausalLM", (32000, 4096, 11008, 32, 32, None, 2048)),
     "llama4_text": _kind(
-        "Llama4ForCausalLM", (202048, 5120, 8192, 48, 40, 8, 131072), num_local_experts=16, rope_theta=500000.0
+        "Llama4ForCausalLM", (202048, 5120, 8192, 48, 40, 8, 131072), num_local_experts=16, rope_theta=500000.0,
     ),
     "ministral3": _kind(
-        "Ministral3ForCausalLM",
-        (131072, 4096, 14336, 34, 32, 8, 262144),
+        "Ministral3ForCausalLM", (131072, 4096, 14336, 34, 32, 8, 262144),
         rope_parameters=_mistral_rope(1000000.0, factor=16.0, original_len=16384),
     ),
     "mistral": _kind("MistralForCausalLM", (32000, 4096, 14336, 32, 32, 8, 131072)),
@@ -108,29 +100,21 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     "phi3": _kind("Phi3ForCausalLM", (32064, 3072, 8192, 32, 32, None, 4096)),
     "qwen2": _kind("Qwen2ForCausalLM", (151936, 4096, 22016, 32, 32, None, 32768)),
     "qwen2_5_omni_text": _kind("Qwen2ForCausalLM", (152064, 3584, 18944, 28, 28, 4, 32768), rope_theta=1000000.0),
-    "qwen2_5_vl_text": _QWEN2_VL,
-    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL, "qwen2_vl_text": _QWEN2_VL,
     "qwen3": _kind("Qwen3ForCausalLM", (151936, 4096, 22016, 32, 32, None, 32768)),
     "qwen3_5_moe_text": _kind(
-        "Qwen3_5MoeForCausalLM",
-        (248320, 2048, None, 40, 16, 2, 32768),
-        moe_intermediate_size=512,
-        num_experts=256,
+        "Qwen3_5MoeForCausalLM", (248320, 2048, None, 40, 16, 2, 32768), moe_intermediate_size=512, num_experts=256,
         shared_expert_intermediate_size=512,
     ),
     "qwen3_5_text": _kind("Qwen3_5ForCausalLM", (248320, 4096, 12288, 32, 16, 4, 32768)),
     "qwen3_moe": _kind(
-        "Qwen3MoeForCausalLM", (151936, 2048, 6144, 24, 32, 4, 32768), moe_intermediate_size=768, num_local_experts=128
+        "Qwen3MoeForCausalLM", (151936, 2048, 6144, 24, 32, 4, 32768), moe_intermediate_size=768, num_local_experts=128,
     ),
     "qwen3_omni_moe_text": _kind("Qwen3MoeForCausalLM", (3584, 2048, 18944, 28, 28, 4, 32768), **_QWEN3_OMNI),
     "qwen3_vl_moe_text": _kind(
-        "Qwen3MoeForCausalLM",
-        (151936, 2048, 5632, 24, 16, None, 128000),
-        moe_intermediate_size=1408,
-        num_experts_per_tok=4,
-        num_local_experts=60,
-        rope_theta=500000.0,
+        "Qwen3MoeForCausalLM", (151936, 2048, 5632, 24, 16, None, 128000), moe_intermediate_size=1408,
+        num_experts_per_tok=4, num_local_experts=60, rope_theta=500000.0,
     ),
     "qwen3_vl_text": _kind("Qwen3ForCausalLM", (151936, 4096, 22016, 32, 32, None, 128000), rope_theta=500000.0),
-}
+}  # fmt: skip
 """All kinds that are served."""

@@ -48,25 +48,13 @@ _OPEN: Mapping[str, str] = {
     "qwen3_5_text": "MiniCPMV4_6 MiniCPMV4_7",
 }
 _FIXED: Mapping[str, str] = {
-    "deepseek_v3": "Kimi_K25 KimiK25 KimiVL",
-    "exaone4": "Exaone4_5_",
-    "gemma3_text": "Gemma3",
-    "gemma4_text": "Gemma4",
-    "gemma4_unified_text": "Gemma4Unified",
-    "glm4v_text": "Glm4v",
-    "glm4v_moe_text": "Glm4vMoe",
-    "granite4_vision_text": "Granite4Vision",
-    "lfm2": "Lfm2Vl",
-    "llama4_text": "Llama4",
-    "qwen2_5_omni_text": "Qwen2_5OmniThinker",
-    "qwen2_5_vl_text": "Qwen2_5_VL",
-    "qwen2_vl_text": "Qwen2VL",
-    "qwen3_5_text": "Qwen3_5",
-    "qwen3_5_moe_text": "Qwen3_5Moe",
-    "qwen3_omni_moe_text": "Qwen3OmniMoeThinker",
-    "qwen3_vl_text": "Qwen3VL",
-    "qwen3_vl_moe_text": "Qwen3VLMoe",
-}
+    "deepseek_v3": "Kimi_K25 KimiK25 KimiVL", "exaone4": "Exaone4_5_", "gemma3_text": "Gemma3", "gemma4_text": "Gemma4",
+    "gemma4_unified_text": "Gemma4Unified", "glm4v_text": "Glm4v", "glm4v_moe_text": "Glm4vMoe",
+    "granite4_vision_text": "Granite4Vision", "lfm2": "Lfm2Vl", "llama4_text": "Llama4",
+    "qwen2_5_omni_text": "Qwen2_5OmniThinker", "qwen2_5_vl_text": "Qwen2_5_VL", "qwen2_vl_text": "Qwen2VL",
+    "qwen3_5_text": "Qwen3_5", "qwen3_5_moe_text": "Qwen3_5Moe", "qwen3_omni_moe_text": "Qwen3OmniMoeThinker",
+    "qwen3_vl_text": "Qwen3VL", "qwen3_vl_moe_text": "Qwen3VLMoe",
+}  # fmt: skip
 WRAPPERS: Mapping[str, Wrapper] = {
     **{name + _SEES: Wrapper(kind) for kind, names in _OPEN.items() for name in names.split()},
     **{name + _SEES: Wrapper(kind, is_fixed=True) for kind, names in _FIXED.items() for name in names.split()},

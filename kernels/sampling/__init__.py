@@ -13,18 +13,7 @@ from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingPar
 from kernels.sampling.reference import marked_scores, token_uniforms, uniforms
 
 __all__ = [
-    "INVALID_TOKEN",
-    "PenaltyTable",
-    "SamplingParameters",
-    "TokenScores",
-    "apply_penalties",
-    "count_tokens",
-    "marked_scores",
-    "part_draw",
-    "part_highest",
-    "part_masses",
-    "sample_tokens",
-    "score_tokens",
-    "token_uniforms",
+    "INVALID_TOKEN", "PenaltyTable", "SamplingParameters", "TokenScores", "apply_penalties", "count_tokens",
+    "marked_scores", "part_draw", "part_highest", "part_masses", "sample_tokens", "score_tokens", "token_uniforms",
     "uniforms",
-]
+]  # fmt: skip

@@ -32,17 +32,14 @@ def batch(lengths: list[tuple[int, int]], num_heads: int, latent_dim: int) -> di
     num_tokens = int(counts.sum())
     return {
         "query": torch.randn(num_tokens, num_heads, PLAIN + ROTARY, generator=generator),
-        "cache": cache,
-        "key_up": torch.randn(num_heads, PLAIN, latent_dim, generator=generator) * 0.3,
+        "cache": cache, "key_up": torch.randn(num_heads, PLAIN, latent_dim, generator=generator) * 0.3,
         "value_up": torch.randn(num_heads, latent_dim, VALUE, generator=generator) * 0.3,
         "where": (
-            tables,
-            torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
-            torch.tensor([context for _, context in lengths]).int(),
-            int(counts.max()),
+            tables, torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
+            torch.tensor([context for _, context in lengths]).int(), int(counts.max()),
             max(context for _, context in lengths),
         ),
-    }
+    }  # fmt: skip
 
 
 def in_latent_form(query: Any, cache: Any, key_up: Any, value_up: Any, where: Any, **options: Any) -> torch.Tensor:

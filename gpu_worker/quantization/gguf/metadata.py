@@ -17,17 +17,8 @@ from gpu_worker.quantization.gguf.byte_reader import ByteReader, GGUFError
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS: Mapping[int, str] = {
-    0: "u1",
-    1: "i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 # The fewest bytes of an item: a string's length; the type of an array's items and their number.
 _MIN_BYTES: Mapping[int, int] = {_STRING: 8, _ARRAY: 12}
 # Real files have some dozens. An object costs us many times the bytes that a hostile file spends on it.

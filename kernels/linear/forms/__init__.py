@@ -12,27 +12,7 @@ from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
 from kernels.linear.forms.split import DenseWeight, QuantizedWeight, SplitWeight, UnsplitWeight, WeightForm, concatenate
 
 __all__ = [
-    "FLOAT4",
-    "FLOAT8",
-    "INT4",
-    "INT8",
-    "NUMBERS",
-    "SCALE_BLOCK",
-    "Activation",
-    "CodedMatrix",
-    "DenseWeight",
-    "GroupQuantizedWeight",
-    "Number",
-    "QuantizedWeight",
-    "ScaledWeight",
-    "SplitWeight",
-    "UnsplitWeight",
-    "WeightForm",
-    "concatenate",
-    "integers",
-    "reorder_columns",
-    "reorder_rows",
-    "scale_rows",
-    "select_columns",
-    "select_rows",
-]
+    "FLOAT4", "FLOAT8", "INT4", "INT8", "NUMBERS", "SCALE_BLOCK", "Activation", "CodedMatrix", "DenseWeight",
+    "GroupQuantizedWeight", "Number", "QuantizedWeight", "ScaledWeight", "SplitWeight", "UnsplitWeight", "WeightForm",
+    "concatenate", "integers", "reorder_columns", "reorder_rows", "scale_rows", "select_columns", "select_rows",
+]  # fmt: skip

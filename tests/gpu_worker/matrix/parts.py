@@ -148,13 +148,10 @@ def prediction_of(cell: EngineCell, answer: list[int], seed: int) -> tuple[int, 
 
 def _scheduler_config(cell: EngineCell, num_blocks: int) -> SchedulerConfig:
     return SchedulerConfig(
-        block_size=BLOCK,
-        num_blocks=num_blocks,
-        max_num_seqs=MAX_NUM_SEQS[cell.budget],
-        max_num_batched_tokens=TOKEN_BUDGETS[cell.budget],
-        max_model_len=MAX_LEN,
+        block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=MAX_NUM_SEQS[cell.budget],
+        max_num_batched_tokens=TOKEN_BUDGETS[cell.budget], max_model_len=MAX_LEN,
         headroom_tokens=0 if cell.blocks == "scarce" else 128,
-    )
+    )  # fmt: skip
 
 
 def _runner(model: CausalLM, cell: EngineCell, num_blocks: int, constraints: SharedConstraints | None = None) -> Runner:

@@ -16,12 +16,9 @@ DELTA = {
 }  # fmt: skip
 
 EXPERTS = {
-    **DELTA,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
+    **DELTA, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
-}
+}  # fmt: skip
 
 MAMBA2 = {
     "mamba_n_heads": 6, "mamba_d_head": 12, "mamba_d_ssm": 72, "mamba_n_groups": 3, "mamba_d_state": 20,

@@ -94,12 +94,9 @@ _GEMMA4 = {
     "vocab_size_per_layer_input": 97, "pad_token_id": 0,
 }  # fmt: skip
 _LLAMA4 = {
-    "head_dim": 12,
-    "intermediate_size_mlp": 56,
-    "num_local_experts": 3,
-    "interleave_moe_layer_step": 2,
+    "head_dim": 12, "intermediate_size_mlp": 56, "num_local_experts": 3, "interleave_moe_layer_step": 2,
     "attention_chunk_size": 11,
-}
+}  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 3, 2]}
 _KIMI = {
     "num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
@@ -110,20 +107,14 @@ _QWEN3 = {"head_dim": 12}
 _QWEN3_5 = {
     "head_dim": 12,
     "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
-}
+}  # fmt: skip
 _GLM_ROPE = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}
 _GPT_OSS = {
-    "head_dim": 12,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "sliding_window": 9,
+    "head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
-}
+}  # fmt: skip
 _QWEN3_MOE = {"head_dim": 12, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 
 _INTERNVIT = {**_VIT, "image_size": [28, 28], "patch_size": [14, 14]}

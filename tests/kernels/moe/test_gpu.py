@@ -156,12 +156,9 @@ def six_bits(rows: int, columns: int, seed: int) -> GroupQuantizedWeight:
 
 
 FORMS = {
-    "six bits": six_bits,
-    "int4": lambda *shape: grouped(INT4, *shape),
-    "fp4": lambda *shape: grouped(FLOAT4, *shape),
-    "int4 in an order": ordered,
-    "fp8": fp8,
-}
+    "six bits": six_bits, "int4": lambda *shape: grouped(INT4, *shape), "fp4": lambda *shape: grouped(FLOAT4, *shape),
+    "int4 in an order": ordered, "fp8": fp8,
+}  # fmt: skip
 
 
 def quantized(form: str, num_tokens: int) -> Tensors:

@@ -22,12 +22,9 @@ _GEMMA4 = {
     "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24,
 }  # fmt: skip
 _GLM = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
     "head_dim": 16,
-}
+}  # fmt: skip
 _LLAMA4 = {
     "head_dim": 12, "num_hidden_layers": 3, "intermediate_size_mlp": 56, "num_local_experts": 5,
     "interleave_moe_layer_step": 2, "no_rope_layer_interval": 2, "attention_chunk_size": 11, "floor_scale": 7,

@@ -20,11 +20,8 @@ HALF: Mapping[str, Any] = {**PLAIN, "partial_rotary_factor": 0.5}
 YARN: Mapping[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, **THETA}
 WINDOW: Mapping[str, Any] = {"sliding_window": 8, "head_dim": 16}
 GRANITE: Mapping[str, Any] = {
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.7,
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 2.0,
-}
+    "attention_multiplier": 0.2, "residual_multiplier": 0.7, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+}  # fmt: skip
 GEMMA3: Mapping[str, Any] = {
     **WINDOW,
     "query_pre_attn_scalar": 16,

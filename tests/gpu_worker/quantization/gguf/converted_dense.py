@@ -8,12 +8,9 @@ from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.converted import GEMMA3, GRANITE, HALF, PLAIN, THETA, WINDOW, YARN, Converted
 
 _LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "low_freq_factor": 1.0,
+    "rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 32, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-}
+}  # fmt: skip
 _DIVISORS = [1.0 + 0.1 * pair for pair in range(6)]
 
 DENSE: Mapping[str, Converted] = {
