@@ -26,14 +26,8 @@ CASES: Mapping[str, Case] = {
 }
 MORE_CASES: Mapping[str, Case] = {
     "deepseek-v2": case(
-        "DeepseekV2",
-        _LATENT,
-        q_lora_rank=28,
-        topk_method="group_limited_greedy",
-        n_group=4,
-        topk_group=2,
-        routed_scaling_factor=3.0,
-        attention_bias=True,
+        "DeepseekV2", _LATENT, q_lora_rank=28, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+        routed_scaling_factor=3.0, attention_bias=True,
     ),
     "deepseek-v3-yarn": case("DeepseekV3", _V3, rope_parameters=_YARN, rope_interleave=False),
     "deepseek-v3-wide": case("DeepseekV3", _V3, kv_lora_rank=40, qk_rope_head_dim=16, v_head_dim=44),
@@ -46,12 +40,8 @@ MORE_CASES: Mapping[str, Case] = {
     ),
     "mistral4": case("Mistral4", _LATENT, q_lora_rank=20, rope_parameters={**_YARN, "llama_4_scaling_beta": 0.3}),
     "mistral4-groups": case(
-        "Mistral4",
-        _V3,
-        q_lora_rank=None,
-        first_k_dense_replace=0,
-        norm_topk_prob=False,
+        "Mistral4", _V3, q_lora_rank=None, first_k_dense_replace=0, norm_topk_prob=False,
         rope_parameters={**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
     ),
     "glm4-moe-lite": case("Glm4MoeLite", _V3, mlp_layer_types=["sparse", "dense"]),
-}
+}  # fmt: skip
