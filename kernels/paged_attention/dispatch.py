@@ -36,21 +36,11 @@ def _is_transposed(key_cache: torch.Tensor) -> bool:
 
 
 def paged_attention_cpu(
-    library: CpuLibrary,
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lens: torch.Tensor,
-    scale: float,
-    sliding_window: int | None,
-    kv_scales: torch.Tensor | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    chunk_size: int | None = None,
-    partial: Partial | None = None,
-) -> torch.Tensor:
+    library: CpuLibrary, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
+    block_tables: torch.Tensor, query_starts: torch.Tensor, context_lens: torch.Tensor, scale: float,
+    sliding_window: int | None, kv_scales: torch.Tensor | None = None, soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None, chunk_size: int | None = None, partial: Partial | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Compute what `kernels.paged_attention.paged_attention` promises; integer tensors are contiguous."""
     num_tokens, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, value_dim = value_cache.shape
@@ -75,22 +65,11 @@ def paged_attention_cpu(
 
 
 def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lens: torch.Tensor,
-    max_query_len: int,
-    max_context_len: int,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    kv_scales: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    chunk_size: int | None = None,
-    partial: Partial | None = None,
-) -> torch.Tensor:
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_tables: torch.Tensor,
+    query_starts: torch.Tensor, context_lens: torch.Tensor, max_query_len: int, max_context_len: int, scale: float,
+    sliding_window: int | None = None, soft_cap: float | None = None, kv_scales: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None, chunk_size: int | None = None, partial: Partial | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Attend from each query token to its sequence's cached tokens, causally.
 
     Sequence `s` owns query rows `query_starts[s] : query_starts[s + 1]`, which are its last tokens, ending at

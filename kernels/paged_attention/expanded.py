@@ -31,18 +31,10 @@ def is_expansion_less(
 
 
 def expanded_attention(
-    query: torch.Tensor,
-    latent_cache: torch.Tensor,
-    key_up: torch.Tensor,
-    value_up: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lens: torch.Tensor,
-    max_query_len: int,
-    max_context_len: int,
-    scale: float,
-    kv_scales: torch.Tensor | None = None,
-) -> torch.Tensor:
+    query: torch.Tensor, latent_cache: torch.Tensor, key_up: torch.Tensor, value_up: torch.Tensor,
+    block_tables: torch.Tensor, query_starts: torch.Tensor, context_lens: torch.Tensor, max_query_len: int,
+    max_context_len: int, scale: float, kv_scales: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
 
     They take no more memory than those of the step's own tokens would: of a longer context, some heads after the

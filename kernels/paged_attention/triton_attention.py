@@ -106,16 +106,9 @@ def can_run(query: torch.Tensor, value_cache: torch.Tensor) -> bool:
 
 
 def paged_attention_triton(
-    batch: PagedAttentionBatch,
-    max_query_len: int,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    gpu: Gpu,
-    split: SplitConfig | None = None,
-    chunk: ChunkConfig | None = None,
-    chunk_size: int | None = None,
-) -> torch.Tensor:
+    batch: PagedAttentionBatch, max_query_len: int, scale: float, sliding_window: int | None, soft_cap: float | None,
+    gpu: Gpu, split: SplitConfig | None = None, chunk: ChunkConfig | None = None, chunk_size: int | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Compute what `kernels.paged_attention.paged_attention` promises, and zeros for a query that sees no token.
 
     Nothing is read back from the device, and every grid follows from tensor shapes and `max_query_len`: the call can be

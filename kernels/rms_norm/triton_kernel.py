@@ -93,16 +93,9 @@ def rms_norm_rounded_triton(
 
 
 def _launch(
-    result: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    residual: torch.Tensor | None,
-    config: RmsNormConfig,
-    block_size: int,
-    rounded: RoundedRows | None = None,
-    rounding: InputRounding | None = None,
-) -> None:
+    result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None,
+    config: RmsNormConfig, block_size: int, rounded: RoundedRows | None = None, rounding: InputRounding | None = None,
+) -> None:  # fmt: skip
     num_rows, size = x.shape
     block_rows = max(1, config.min_elements // block_size)
     num_threads = block_rows * block_size // config.elements_per_thread

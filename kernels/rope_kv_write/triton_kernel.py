@@ -126,19 +126,11 @@ def rope_kv_write_kernel(
 
 
 def rope_kv_write_triton(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor | None,
-    key_cache: torch.Tensor | None,
-    value_cache: torch.Tensor | None,
-    slot_mapping: torch.Tensor,
-    head_norm: HeadNormWeights | None = None,
-    kv_scales: torch.Tensor | None = None,
-    values: torch.Tensor | None = None,
-    first_rotated: int = 0,
-    is_interleaved: bool = False,
-    config: RopeConfig = CONFIG,
-) -> torch.Tensor:
+    qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor | None, key_cache: torch.Tensor | None,
+    value_cache: torch.Tensor | None, slot_mapping: torch.Tensor, head_norm: HeadNormWeights | None = None,
+    kv_scales: torch.Tensor | None = None, values: torch.Tensor | None = None, first_rotated: int = 0,
+    is_interleaved: bool = False, config: RopeConfig = CONFIG,
+) -> torch.Tensor:  # fmt: skip
     """Do what `kernels.rope_kv_write.rope_kv_write` promises, launched by `config` or else by the table."""
     num_tokens, num_all_heads, head_dim = qkv.shape
     num_kv_heads = 0 if key_cache is None else key_cache.shape[2]

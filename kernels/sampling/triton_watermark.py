@@ -49,17 +49,9 @@ def marked_draw_kernel(
 
 
 def draw_marked(
-    token_ids: torch.Tensor,
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    parameters: SamplingParameters,
-    marks: torch.Tensor,
-    maxima: torch.Tensor,
-    thresholds: torch.Tensor,
-    *,
-    may_truncate: bool,
-    config: SamplingConfig,
-) -> None:
+    token_ids: torch.Tensor, logits: torch.Tensor, slots: torch.Tensor, parameters: SamplingParameters,
+    marks: torch.Tensor, maxima: torch.Tensor, thresholds: torch.Tensor, *, may_truncate: bool, config: SamplingConfig,
+) -> None:  # fmt: skip
     """Replace the tokens, drawn without marks, of rows that have a mark and draw from a distribution.
 
     `maxima` are of each tile, `thresholds` of each row if any is truncated; the rest is as for `sample_tokens`.

@@ -15,20 +15,10 @@ from tests.kernels.elementwise_launches import launch_rope
 
 
 def launch(
-    gpu: Gpu,
-    num_seqs: int,
-    query_len: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    value_dim: int,
-    *,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    has_sinks: bool = False,
-    chunk_size: int | None = None,
-    cache_dtype: torch.dtype = torch.bfloat16,
-) -> torch.Tensor:
+    gpu: Gpu, num_seqs: int, query_len: int, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int, *,
+    sliding_window: int | None = None, soft_cap: float | None = None, has_sinks: bool = False,
+    chunk_size: int | None = None, cache_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:  # fmt: skip
     """Launch attention over caches that are never read; values are a part of the keys of one KV head.
 
     Queries have the type of the cache, or 16 bits over one of eight.
