@@ -57,7 +57,8 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
     Plain ones keep their type. Matrices of different or unknown forms are dequantized to `WIDENED`: experts one after
     another would have to ask the device which of them have tokens, which no captured step can.
     """
-    order = _alternating(weights.shape[1], weights.device) if is_gated else None
+    rows = torch.arange(weights.shape[1], device=weights.device)
+    order = rows.view(2, -1).t().flatten() if is_gated else None
     bias = weights.bias if weights.bias is None or order is None else weights.bias[:, order]
     coded = [form.coded() for form in weights.forms if not isinstance(form, DenseWeight | SplitWeight)]
     kinds = {(matrix.number, matrix.group_size) for matrix in coded}
@@ -70,10 +71,6 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
         plain = form.weight if isinstance(form, DenseWeight) else form.dequantize()
         matrix.copy_(plain if order is None else plain[order])
     return DenseStack(stack, bias)
-
-
-def _alternating(num_rows: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(num_rows, device=device).view(2, -1).t().flatten()
 
 
 def _stack(coded: Sequence[CodedMatrix], order: torch.Tensor | None, bias: torch.Tensor | None) -> PackedStack:

@@ -57,7 +57,7 @@ def reorder_columns(form: WeightForm, order: torch.Tensor) -> WeightForm:
     scales = form.scales.view(torch.uint8) if form.scales.itemsize == 1 else form.scales
     return replace(
         form,
-        values=_moved(form.values, groups, form.group_size // form.number.per_byte),
+        values=form.values.view(len(form.values), -1, form.group_size // form.number.per_byte)[:, groups].flatten(1),
         scales=scales[:, groups].view(form.scales.dtype),
         offsets=None if form.offsets is None else form.offsets[:, groups],
     )
@@ -100,7 +100,3 @@ def _whole_groups(order: torch.Tensor, group_size: int) -> torch.Tensor | None:
     together = parts[:, :1] + torch.arange(group_size)
     is_whole = torch.equal(parts, together) and not (parts[:, 0] % group_size).any()
     return parts[:, 0] // group_size if is_whole else None
-
-
-def _moved(values: torch.Tensor, groups: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    return values.view(len(values), -1, num_bytes)[:, groups].flatten(1)
