@@ -56,9 +56,8 @@ def read_model_config(directory: Path) -> ModelConfig:
         if name in WRAPPERS:
             return _wrapped(file, WRAPPERS[name])
         if name in FAMILIES:
-            if (inside := _wrapper_of(name, file)) is not None:
-                return _wrapped(file, inside)
-            return with_stored_head(with_text_names(FAMILIES[name](file)), file.path.parent)
+            inside = _wrapper_of(name, file)
+            return _whole(file, name) if inside is None else _wrapped(file, inside)
         for suffix in (_LAYERS, _CLASSES):
             # Layers of text parts are called so too: `Gemma3TextModel`.
             stem = name.removesuffix(suffix).removesuffix("Text")
@@ -97,6 +96,10 @@ def _wrapper_of(family: str, file: JsonFile) -> Wrapper | None:
         return None
     name = text.text("model_type", kinds[0])
     return Wrapper(name if name in kinds else kinds[0], is_fixed=True)
+
+
+def _whole(file: JsonFile, family: str) -> ModelConfig:
+    return with_stored_head(with_text_names(FAMILIES[family](file)), file.path.parent)
 
 
 def _wrapped(file: JsonFile, wrapper: Wrapper) -> ModelConfig:
