@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 
 from kernels.paged_attention.reference import paged_attention_reference
@@ -72,3 +74,14 @@ def batch_of(shape: Shape, queries: str) -> PagedBatch:
     """Lay the sequences of these names into a batch."""
     lengths, query_lens = QUERIES[queries]
     return make_batch([make_sequence(length, shape, seed=length) for length in lengths], query_lens, shape)
+
+
+def mostly_slow(forms: dict[str, Shape], fast: set[tuple[str, str, str]]) -> list[Any]:
+    """Every form with every variant; only some are tested by default, as the interpreter takes long."""
+    return [
+        pytest.param(shape, options, queries, id=f"{form}-{name}-{queries}", marks=marks)
+        for form, shape in forms.items()
+        for name, options in OPTIONS.items()
+        for queries in ("decodes", "mixed")
+        for marks in [[] if (form, name, queries) in fast else pytest.mark.slow]
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,23 +26,15 @@ from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 from kernels.linear.gpu_packed.triton_unpack import assembly
 from kernels.linear.product_launch import ProductLaunch
 from tests.kernels.compile_checks import CAPABILITIES, CompiledKernel, compile_launches, instructions_of
-from tests.kernels.inline_ptx import DTYPES, interpreted_ptx, run_ptx
+from tests.kernels.inline_ptx import DTYPES, run_ptx
 from tests.kernels.packed_linear_launches import describe
 from tests.kernels.poisoned_memory import poisoned_memory
 
+pytestmark = pytest.mark.usefixtures("assembly_runs")
 H200 = Gpu(GpuGeneration.HOPPER, 132)
 SMALL = ProductLaunch(block_m=16, block_n=64, num_warps=4, num_stages=2)
 # Weights are multiplied unrounded and summed in float32; the result is rounded.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
-
-
-@pytest.fixture(autouse=True)
-def assembly_runs() -> Iterator[None]:
-    if torch.cuda.is_available():
-        yield
-        return
-    with interpreted_ptx():
-        yield
 
 
 @dataclass(frozen=True)
