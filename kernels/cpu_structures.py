@@ -33,19 +33,13 @@ class LayerStructure(ctypes.Structure):
     """`Layer`."""
 
     _fields_ = (
-        *_all(_POINTER, "attention_norm mlp_norm query_norm key_norm"),
-        ("qkv", MatrixStructure * MAX_PARTS),
-        ("gate_up", MatrixStructure * 2),
-        ("output", MatrixStructure),
-        ("down", MatrixStructure),
-        *_all(_POINTER, "key_cache value_cache kv_scales"),
-        ("router", MatrixStructure),
-        *_all(_POINTER, "routing mixture"),
-        *_all(_INT32, "sliding_window num_qkv num_gate_up"),
-        ("qkv_adapters", _POINTER * MAX_PARTS),
-        ("gate_up_adapters", _POINTER * 2),
+        *_all(_POINTER, "attention_norm mlp_norm query_norm key_norm"), ("qkv", MatrixStructure * MAX_PARTS),
+        ("gate_up", MatrixStructure * 2), ("output", MatrixStructure), ("down", MatrixStructure),
+        *_all(_POINTER, "key_cache value_cache kv_scales"), ("router", MatrixStructure),
+        *_all(_POINTER, "routing mixture"), *_all(_INT32, "sliding_window num_qkv num_gate_up"),
+        ("qkv_adapters", _POINTER * MAX_PARTS), ("gate_up_adapters", _POINTER * 2),
         *_all(_POINTER, "output_adapters down_adapters router_adapters"),
-    )
+    )  # fmt: skip
 
 
 class StridesStructure(ctypes.Structure):

@@ -36,17 +36,13 @@ _SEES = "ForConditionalGeneration"
 # The models around each kind of text part, by what stands before `ForConditionalGeneration` in their names; where the
 # text part says by its `model_type` which kind it is.
 _OPEN: Mapping[str, str] = {
-    "cohere2": "AyaVision Cohere2Vision",
-    "glm4v_text": "Glm46V",
-    "granite": "GraniteSpeech",
+    "cohere2": "AyaVision Cohere2Vision", "glm4v_text": "Glm46V", "granite": "GraniteSpeech",
     "hyperclovax": "HyperCLOVAXVisionV2",
     "llama": "DeepseekVL DeepseekVLHybrid GlmAsr Idefics3 Janus Llava LlavaNext LlavaNextVideo "
     "SmolVLM VideoLlava VipLlava Voxtral",
-    "mistral": "Idefics2 Mistral3",
-    "qwen2": "FastVlm InternVL LlavaOnevision Ovis2 Qwen2Audio VideoLlama3",
-    "qwen3": "LightOnOcr",
-    "qwen3_5_text": "MiniCPMV4_6 MiniCPMV4_7",
-}
+    "mistral": "Idefics2 Mistral3", "qwen2": "FastVlm InternVL LlavaOnevision Ovis2 Qwen2Audio VideoLlama3",
+    "qwen3": "LightOnOcr", "qwen3_5_text": "MiniCPMV4_6 MiniCPMV4_7",
+}  # fmt: skip
 _FIXED: Mapping[str, str] = {
     "deepseek_v3": "Kimi_K25 KimiK25 KimiVL", "exaone4": "Exaone4_5_", "gemma3_text": "Gemma3", "gemma4_text": "Gemma4",
     "gemma4_unified_text": "Gemma4Unified", "glm4v_text": "Glm4v", "glm4v_moe_text": "Glm4vMoe",

@@ -97,15 +97,10 @@ def eight_bits(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     if gpu.generation is not GpuGeneration.AMPERE:
         dtypes["fp8"] = torch.float8_e4m3fn
     shapes = {
-        "decode_one": (1, 1, 128),
-        "decode_many": (256, 1, 128),
-        "decode_64": (256, 1, 64),
-        "decode_256": (64, 1, 256, 1024, 50.0),
-        "verify": (256, 5, 128),
-        "chunk_64": (1, 64, 64),
-        "chunk_128": (1, 64, 128),
-        "chunk_256_capped": (1, 64, 256, 1024, 50.0),
-    }
+        "decode_one": (1, 1, 128), "decode_many": (256, 1, 128), "decode_64": (256, 1, 64),
+        "decode_256": (64, 1, 256, 1024, 50.0), "verify": (256, 5, 128), "chunk_64": (1, 64, 64),
+        "chunk_128": (1, 64, 128), "chunk_256_capped": (1, 64, 256, 1024, 50.0),
+    }  # fmt: skip
     found: dict[str, Callable[[], torch.Tensor]] = {}
     for name, dtype in dtypes.items():
         found |= {f"{label}_{name}": partial(plain, gpu, *shape, cache_dtype=dtype) for label, shape in shapes.items()}

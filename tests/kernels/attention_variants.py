@@ -28,16 +28,12 @@ class Options:
 
 
 OPTIONS = {
-    "plain": Options(),
-    "window": Options(sliding_window=20),
-    "cap": Options(soft_cap=2.0),
-    "sinks": Options(has_sinks=True),
-    "chunk": Options(chunk_size=16),
-    "odd chunk": Options(chunk_size=27),
+    "plain": Options(), "window": Options(sliding_window=20), "cap": Options(soft_cap=2.0),
+    "sinks": Options(has_sinks=True), "chunk": Options(chunk_size=16), "odd chunk": Options(chunk_size=27),
     "gpt-oss": Options(sliding_window=20, has_sinks=True),
     "Gemma 2": Options(sliding_window=40, soft_cap=2.0),
     "all": Options(sliding_window=24, soft_cap=2.0, has_sinks=True, chunk_size=32),
-}
+}  # fmt: skip
 # Lengths and query tokens of sequences: decodes, drafts, chunks; a chunk of a prompt behind a long context.
 QUERIES = {"decodes": ([1, 130, 17], [1, 1, 1]), "mixed": ([70, 27, 1, 210], [3, 27, 1, 33])}
 

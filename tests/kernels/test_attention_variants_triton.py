@@ -33,15 +33,11 @@ FORMS = {
     "large heads": Shape(4, 2, 512, 16, torch.float16),
 }
 FAST = {
-    ("latent", "all", "mixed"),
-    ("strided fp8", "all", "decodes"),
-    *(("same", name, "decodes") for name in ("sinks", "chunk", "gpt-oss")),
-    ("larger values", "plain", "decodes"),
-    ("smaller values", "plain", "decodes"),
-    ("latent in int8", "sinks", "decodes"),
-    ("latent of DeepSeek", "plain", "decodes"),
-    ("large heads", "cap", "decodes"),
-}
+    ("latent", "all", "mixed"), ("strided fp8", "all", "decodes"),
+    *(("same", name, "decodes") for name in ("sinks", "chunk", "gpt-oss")), ("larger values", "plain", "decodes"),
+    ("smaller values", "plain", "decodes"), ("latent in int8", "sinks", "decodes"),
+    ("latent of DeepSeek", "plain", "decodes"), ("large heads", "cap", "decodes"),
+}  # fmt: skip
 
 
 def run(batch: PagedBatch, options: Options, device: torch.device) -> torch.Tensor:

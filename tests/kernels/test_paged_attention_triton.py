@@ -37,18 +37,14 @@ CHUNK = ChunkConfig(
     block_m=16, block_n=16, num_warps=4, num_stages=2, programs_per_multiprocessor=2, min_split_tokens=32
 )
 SHAPES = [
-    Shape(4, 2, 64, 16),
-    Shape(6, 2, 80, 16),
-    Shape(3, 3, 128, 32),
-    Shape(7, 1, 96, 64, torch.float16),
-    Shape(20, 1, 16, 8),
-    Shape(2, 1, 256, 16, torch.float16),
+    Shape(4, 2, 64, 16), Shape(6, 2, 80, 16), Shape(3, 3, 128, 32), Shape(7, 1, 96, 64, torch.float16),
+    Shape(20, 1, 16, 8), Shape(2, 1, 256, 16, torch.float16),
     Shape(4, 2, 24, 4, torch.float32, torch.float16),
     Shape(4, 2, 64, 16, torch.float32, torch.int8),
     Shape(4, 2, 64, 16, torch.float16, torch.float8_e4m3fn),
     Shape(6, 2, 80, 8, torch.float16, torch.int8),
     Shape(3, 3, 24, 4, torch.float32, torch.float8_e4m3fn),
-]
+]  # fmt: skip
 GPU_SHAPES = [
     replace(shape, dtype=torch.bfloat16, cache_dtype=None)
     for shape in [

@@ -37,22 +37,16 @@ ARCHITECTURES: Mapping[str, str] = {
 """What GGUF calls the families that can be served."""
 
 SAME_FILES: Mapping[str, tuple[str, ...]] = {
-    "MistralForCausalLM": ("llama", "mistral3"),
-    "MixtralForCausalLM": ("llama",),
-    "DeepseekV3ForCausalLM": ("deepseek2",),
-    "Glm4MoeLiteForCausalLM": ("deepseek2",),
-    "YoutuForCausalLM": ("deepseek2",),
-    "InternLM3ForCausalLM": ("llama",),
-    "IQuestCoderForCausalLM": ("llama",),
+    "MistralForCausalLM": ("llama", "mistral3"), "MixtralForCausalLM": ("llama",),
+    "DeepseekV3ForCausalLM": ("deepseek2",), "Glm4MoeLiteForCausalLM": ("deepseek2",),
+    "YoutuForCausalLM": ("deepseek2",), "InternLM3ForCausalLM": ("llama",), "IQuestCoderForCausalLM": ("llama",),
     "Olmo3ForCausalLM": ("olmo2",),
     "GraniteMoeSharedForCausalLM": ("granitemoe",),
     # Of models with attention alone.
     "GraniteMoeHybridForCausalLM": ("granite", "granitemoe"),
-    "BambaForCausalLM": ("granitehybrid",),
-    "SolarOpenForCausalLM": ("glm4moe",),
-    "RobertaModel": (ENCODER,),
+    "BambaForCausalLM": ("granitehybrid",), "SolarOpenForCausalLM": ("glm4moe",), "RobertaModel": (ENCODER,),
     "XLMRobertaModel": (ENCODER,),
-}
+}  # fmt: skip
 """More families whose files are of one of these architectures."""
 
 _MAX_LEN = 1 << 24

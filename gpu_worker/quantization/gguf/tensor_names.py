@@ -49,19 +49,14 @@ CONFIGURATION = frozenset({ROPE_DIVISORS, ROPE_SHORT_DIVISORS, ROPE_LONG_DIVISOR
 """The tensors that are read with the configuration."""
 
 _MODEL: Mapping[str, str] = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "output_norm.bias": "model.norm.bias",
-    "output.bias": "lm_head.bias",
+    "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight", "output_norm.bias": "model.norm.bias", "output.bias": "lm_head.bias",
     "position_embd.weight": "model.embed_positions.weight",
     # What LFM2's files call the normalisation before the head.
-    "token_embd_norm.weight": "model.norm.weight",
-    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "token_embd_norm.weight": "model.norm.weight", "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
-    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
-    **{name: name for name in CONFIGURATION},
-}
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight", **{name: name for name in CONFIGURATION},
+}  # fmt: skip
 _LAYER: Mapping[str, str] = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj", "attn_qkv": "self_attn.qkv_proj", "attn_q_norm": "self_attn.q_norm",

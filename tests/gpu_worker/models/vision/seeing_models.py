@@ -122,11 +122,8 @@ def _qwen_inputs(patch: int, mean: float, deviation: float) -> Callable[..., dic
 
 
 _QWEN_PROCESSOR = {
-    "min_pixels": 64,
-    "max_pixels": 64 * 64,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.25, 0.25, 0.25],
-}
+    "min_pixels": 64, "max_pixels": 64 * 64, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25],
+}  # fmt: skip
 _QWEN_TOWER = {
     "depth": 4, "hidden_size": 24, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2,
