@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
-from kernels.gated_delta.dispatch import NORM_EPS, DeltaSizes, DeltaWeights
+from kernels.gated_delta.reference import NORM_EPS, DeltaSizes, DeltaWeights
 from kernels.gpu_config import Gpu
 from kernels.matrix_state.triton_launch import LaunchConfig, block_of_keys, launch_update, precision_of
 from kernels.matrix_state.triton_states import (

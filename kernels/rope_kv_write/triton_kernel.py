@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
-from kernels.rope_kv_write.dispatch import HeadNormWeights
+from kernels.rope_kv_write.reference import HeadNormWeights
 from kernels.rope_kv_write.triton_cache import cache_constants, cache_strides, store_parts, write_parts, write_values
 
 

@@ -1,145 +1,17 @@
-"""Mamba-2's state update: in plain torch, by token (the oracle of all other forms) and by chunk, and the choice."""
+"""Chooses the implementation of the state-space recurrence."""
 
 from __future__ import annotations
 
 import ctypes
-import math
-from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
 from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import gpu_of, is_triton_installed
-from kernels.matrix_state.walk import CHUNK, MatrixShape, can_run, fading_of, read_and_add, walk
+from kernels.matrix_state.walk import can_run
+from kernels.ssd.reference import SsdSizes, SsdWeights, ssd_chunked
 from kernels.state_rows import StateRows, state_rows_structure
-
-
-@dataclass(frozen=True, slots=True)
-class SsdSizes:
-    """Consecutive heads share the inputs and outputs (B and C) of a group; groups divide heads."""
-
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_size: int
-
-    @property
-    def inner_size(self) -> int:
-        """Values of a token."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def num_features(self) -> int:
-        """Values, inputs and outputs of a token."""
-        return self.inner_size + 2 * self.num_groups * self.state_size
-
-    @property
-    def num_gates(self) -> int:
-        """Steps of a token."""
-        return self.num_heads
-
-    @property
-    def state_shape(self) -> MatrixShape:
-        """Of a sequence."""
-        return MatrixShape(self.num_heads, self.state_size, self.head_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class SsdWeights:
-    """What turns a token's step into a decay, and what passes the state by.
-
-    Attributes:
-        rate: `[num_heads]` float32, positive: how fast each head forgets.
-        step_bias: `[num_heads]` float32, added to the step.
-        skip: `[num_heads]` float32, what of a value is added to the result.
-        min_step, max_step: Bounds of steps.
-    """
-
-    rate: torch.Tensor
-    step_bias: torch.Tensor
-    skip: torch.Tensor
-    min_step: float = 0.0
-    max_step: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class SsdInputs:
-    """A step's inputs, taken apart: float32, or float64 where the tokens are.
-
-    Attributes:
-        value: `[num_tokens, num_heads, head_dim]`.
-        scaled: The same times the token's step.
-        input: `[num_tokens, num_heads, state_size]`, B.
-        output: Likewise, C.
-        log_decay: `[num_tokens, num_heads]`, not above zero.
-    """
-
-    value: torch.Tensor
-    scaled: torch.Tensor
-    input: torch.Tensor
-    output: torch.Tensor
-    log_decay: torch.Tensor
-
-
-def take_apart(features: torch.Tensor, steps: torch.Tensor, weights: SsdWeights, sizes: SsdSizes) -> SsdInputs:
-    """Give each head its group's inputs and outputs, and compute what the steps mean."""
-    dtype = torch.promote_types(features.dtype, torch.float32)
-    num_tokens, repeats = features.shape[0], sizes.num_heads // sizes.num_groups
-    widths = [sizes.inner_size, *[sizes.num_groups * sizes.state_size] * 2]
-    value, *shared = features.to(dtype).split_with_sizes(widths, dim=1)
-    value = value.reshape(num_tokens, sizes.num_heads, sizes.head_dim)
-    groups = (part.reshape(num_tokens, sizes.num_groups, sizes.state_size) for part in shared)
-    state_input, output = (part.repeat_interleave(repeats, 1) for part in groups)
-    step = functional.softplus(steps.to(dtype) + weights.step_bias).clamp(weights.min_step, weights.max_step)
-    return SsdInputs(value, value * step[:, :, None], state_input, output, -weights.rate * step)
-
-
-def ssd_reference(
-    features: torch.Tensor,
-    steps: torch.Tensor,
-    weights: SsdWeights,
-    sizes: SsdSizes,
-    states: torch.Tensor,
-    rows: StateRows,
-) -> torch.Tensor:
-    """Compute what `kernels.ssd.ssd` promises."""
-    inputs = take_apart(features, steps, weights, sizes)
-    result = torch.empty(inputs.value.shape, dtype=features.dtype, device=features.device)
-    decay, skipped = inputs.log_decay.exp(), inputs.value * weights.skip[:, None]
-
-    def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        token = tokens.start
-        added = inputs.input[token][:, :, None] * inputs.scaled[token][:, None]
-        state = state * decay[token, :, None, None] + added
-        return torch.einsum("hn,hnp->hp", inputs.output[token], state) + skipped[token], state
-
-    return walk(update, result, states, rows, chunk=1)
-
-
-def ssd_chunked(
-    features: torch.Tensor,
-    steps: torch.Tensor,
-    weights: SsdWeights,
-    sizes: SsdSizes,
-    states: torch.Tensor,
-    rows: StateRows,
-    *,
-    chunk: int = CHUNK,
-) -> torch.Tensor:
-    """Compute what `kernels.ssd.ssd` promises."""
-    inputs = take_apart(features, steps, weights, sizes)
-    result = torch.empty(inputs.value.shape, dtype=features.dtype, device=features.device)
-    skipped = inputs.value * weights.skip[:, None]
-
-    def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = (inputs.output, inputs.input, inputs.scaled)
-        output, state_input, scaled = (part[tokens].transpose(0, 1) for part in parts)
-        read, state = read_and_add(output, state_input, scaled, fading_of(inputs.log_decay[tokens]), state)
-        return read + skipped[tokens], state
-
-    return walk(update, result, states, rows, chunk=chunk)
 
 
 def ssd_cpu(

@@ -22,7 +22,7 @@ from kernels.matrix_state.triton_states import (
     read_chunk,
     softplus,
 )
-from kernels.ssd.dispatch import SsdSizes, SsdWeights
+from kernels.ssd.reference import SsdSizes, SsdWeights
 from kernels.state_rows import StateRows
 from kernels.triton_state_rows import RowPointers
 

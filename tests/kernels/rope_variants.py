@@ -9,7 +9,7 @@ import torch
 
 from kernels.layer_cache import LayerCache, is_quantized
 from kernels.rope_kv_write import HeadNormWeights
-from kernels.rope_kv_write.dispatch import rope_kv_write_reference
+from kernels.rope_kv_write.reference import rope_kv_write_reference
 from tests.kernels.layer_caches import assert_caches_close, poisoned_cache
 from tests.kernels.tolerances import assert_close
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.layer_cache import LayerCache
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
-from kernels.rope_kv_write.dispatch import rope_kv_write_reference
+from kernels.rope_kv_write.reference import rope_kv_write_reference
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
 from tests.kernels.layer_caches import EIGHT_BITS, assert_caches_close, assert_stands_for, poisoned_cache
 from tests.kernels.tolerances import assert_close

@@ -7,7 +7,8 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.rope_kv_write import rope_kv_write
-from kernels.rope_kv_write.dispatch import MAX_HEAD_DIM, HeadNormWeights, can_run
+from kernels.rope_kv_write.dispatch import MAX_HEAD_DIM, can_run
+from kernels.rope_kv_write.reference import HeadNormWeights
 from tests.kernels.rope_variants import VARIANTS, Variant, check
 
 

@@ -11,7 +11,8 @@ from kernels.activation.reference import gated_reference
 from kernels.cpu_library import CpuLibrary
 from kernels.rms_norm.dispatch import rms_norm_cpu, rms_norm_reference
 from kernels.rope_kv_write import HeadNormWeights
-from kernels.rope_kv_write.dispatch import can_run, rope_kv_write_cpu, rope_kv_write_reference
+from kernels.rope_kv_write.dispatch import can_run, rope_kv_write_cpu
+from kernels.rope_kv_write.reference import rope_kv_write_reference
 from tests.kernels.layer_caches import EIGHT_BITS, assert_caches_close, poisoned_cache
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.tolerances import assert_close

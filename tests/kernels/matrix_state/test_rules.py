@@ -8,9 +8,9 @@ from torch.nn import functional
 
 from kernels.cpu_library import CpuLibrary
 from kernels.gated_delta import DeltaSizes, DeltaWeights
-from kernels.gated_delta.dispatch import gated_delta_reference
+from kernels.gated_delta.reference import gated_delta_reference
 from kernels.ssd import SsdSizes, SsdWeights
-from kernels.ssd.dispatch import ssd_reference
+from kernels.ssd.reference import ssd_reference
 from tests.kernels.matrix_state.rules import DELTA, EACH_RULE, EACH_SIZE, SSD, Rule, Sizes, inputs_of, pool_of
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.state_batches import all_splits, state_rows

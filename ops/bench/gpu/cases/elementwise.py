@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kernels.activation import Activation, gated
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
-from kernels.rope_kv_write.dispatch import rope_kv_write_reference
+from kernels.rope_kv_write.reference import rope_kv_write_reference
 from ops.bench.gpu.case import OURS, Case, Entry, Op, compiled, relative_error, sets_for, sizes
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
