@@ -121,11 +121,14 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "rms_norm": (None, [*[_POINTER] * 4, _INT64, _FLOAT, *[_INT32] * 4]),
         "silu_mul": (None, [*[_POINTER] * 2, *[_INT32] * 4]),
         "activation": (None, [*[_POINTER] * 3, *[_INT64] * 2, *[_INT32] * 5]),
-        "rope_kv_write": (None, [_POINTER, *[_INT32] * 3]), "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 7]),
-        "head_linear": (None, [*[_POINTER] * 3, *[_INT64] * 4, *[_INT32] * 7]), "panel_width": (_INT32, []),
+        "rope_kv_write": (None, [_POINTER, *[_INT32] * 3]),
+        "linear": (None, [*[_POINTER] * 4, _INT64, *[_INT32] * 7]),
+        "head_linear": (None, [*[_POINTER] * 3, *[_INT64] * 4, *[_INT32] * 7]),
+        "panel_width": (_INT32, []),
         "quantized_linear": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3, _POINTER, _INT32]),
         "quantized_linear_scratch": (_INT64, [_POINTER, _INT32, _INT64]),
-        "decoder_stack": (_INT32, [*[_POINTER] * 4, _INT32]), "decoder_stack_scratch": (_INT64, [_POINTER, _INT64]),
+        "decoder_stack": (_INT32, [*[_POINTER] * 4, _INT32]),
+        "decoder_stack_scratch": (_INT64, [_POINTER, _INT64]),
         "route": (None, [*[_POINTER] * 4, *[_INT32] * 2]),
         "experts": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 3, *[_POINTER] * 2, _INT32]),
         "experts_scratch": (_INT64, [_POINTER, *[_INT32] * 3]),
@@ -144,7 +147,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "exchange_sum": (_INT32, [*[_POINTER] * 4, *[_INT64] * 2, *[_INT32] * 3]),
         "exchange_gather": (_INT32, [*[_POINTER] * 5, *[_INT64] * 3, *[_INT32] * 2]),
     },
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

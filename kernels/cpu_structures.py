@@ -33,13 +33,19 @@ class LayerStructure(ctypes.Structure):
     """`Layer`."""
 
     _fields_ = (
-        *_all(_POINTER, "attention_norm mlp_norm query_norm key_norm"), ("qkv", MatrixStructure * MAX_PARTS),
-        ("gate_up", MatrixStructure * 2), ("output", MatrixStructure), ("down", MatrixStructure),
-        *_all(_POINTER, "key_cache value_cache kv_scales"), ("router", MatrixStructure),
-        *_all(_POINTER, "routing mixture"), *_all(_INT32, "sliding_window num_qkv num_gate_up"),
-        ("qkv_adapters", _POINTER * MAX_PARTS), ("gate_up_adapters", _POINTER * 2),
+        *_all(_POINTER, "attention_norm mlp_norm query_norm key_norm"),
+        ("qkv", MatrixStructure * MAX_PARTS),
+        ("gate_up", MatrixStructure * 2),
+        ("output", MatrixStructure),
+        ("down", MatrixStructure),
+        *_all(_POINTER, "key_cache value_cache kv_scales"),
+        ("router", MatrixStructure),
+        *_all(_POINTER, "routing mixture"),
+        *_all(_INT32, "sliding_window num_qkv num_gate_up"),
+        ("qkv_adapters", _POINTER * MAX_PARTS),
+        ("gate_up_adapters", _POINTER * 2),
         *_all(_POINTER, "output_adapters down_adapters router_adapters"),
-    )  # fmt: skip
+    )
 
 
 class StridesStructure(ctypes.Structure):
@@ -197,11 +203,20 @@ class AdapterRowsStructure(ctypes.Structure):
 
 STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
     {
-        "Matrix": MatrixStructure, "Layer": LayerStructure, "Stack": StackStructure, "Exchange": ExchangeStructure,
-        "Step": StepStructure, "QuantizedLinear": QuantizedStructure, "AttentionArguments": AttentionStructure,
-        "RotationArguments": RotationStructure, "StateRows": StateRowsStructure, "Routing": RoutingStructure,
-        "Mixture": MixtureStructure, "LowRankHalf": LowRankHalfStructure, "LowRank": LowRankStructure,
+        "Matrix": MatrixStructure,
+        "Layer": LayerStructure,
+        "Stack": StackStructure,
+        "Exchange": ExchangeStructure,
+        "Step": StepStructure,
+        "QuantizedLinear": QuantizedStructure,
+        "AttentionArguments": AttentionStructure,
+        "RotationArguments": RotationStructure,
+        "StateRows": StateRowsStructure,
+        "Routing": RoutingStructure,
+        "Mixture": MixtureStructure,
+        "LowRankHalf": LowRankHalfStructure,
+        "LowRank": LowRankStructure,
         "AdapterRows": AdapterRowsStructure,
     },
-)  # fmt: skip
+)
 """By the names that `EXPORT_STRUCTURE` has for them."""

@@ -220,9 +220,18 @@ def _decoder(
         cos_sin = rotations.of(attention.rotary, attention.head_dim, attention.rotary_dim)
         taps = config.tapped_layers
         return FusedDecoder(
-            library, shape, dtype, embedding, layers, final_norm.weight, cos_sin, taps, config.vocab_size, adapters,
+            library,
+            shape,
+            dtype,
+            embedding,
+            layers,
+            final_norm.weight,
+            cos_sin,
+            taps,
+            config.vocab_size,
+            adapters,
             ranks,
-        )  # fmt: skip
+        )
     embed = _embedding(source, embedding, dtype, ranks)
     parts = LayerParts.made_by(linears, rotations, ranks, adapters)
     inputs = take_layer_inputs(source, config.num_layers, parts, dtype)

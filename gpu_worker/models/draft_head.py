@@ -53,10 +53,16 @@ def read_nextn(file: JsonFile) -> DraftHead:
     prefix = f"model.layers.{file.integer('num_hidden_layers', maximum=1024)}"
     return DraftHead(
         count=file.integer(NEXTN_FIELD, 0, minimum=0, maximum=64),
-        field=NEXTN_FIELD, prefix=prefix, layer=prefix, projection="eh_proj", token_norm="enorm", hidden_norm="hnorm",
-        final_norm="shared_head.norm", hands_on_normed=False,
+        field=NEXTN_FIELD,
+        prefix=prefix,
+        layer=prefix,
+        projection="eh_proj",
+        token_norm="enorm",
+        hidden_norm="hnorm",
+        final_norm="shared_head.norm",
+        hands_on_normed=False,
         copied=("embed_tokens", "shared_head.head"),
-    )  # fmt: skip
+    )
 
 
 def nextn_tensors(file: JsonFile) -> tuple[str, ...]:
@@ -68,11 +74,17 @@ def nextn_tensors(file: JsonFile) -> tuple[str, ...]:
 def read_mtp(file: JsonFile) -> DraftHead:
     """Read what Qwen has: modules of their own. Qwen3-Next's configuration does not count them."""
     return DraftHead(
-        count=file.integer(MTP_FIELD, minimum=0, maximum=64) if MTP_FIELD in file.names() else None, field=MTP_FIELD,
-        prefix="mtp", layer="mtp.layers.0", projection="fc", token_norm="pre_fc_norm_embedding",
-        hidden_norm="pre_fc_norm_hidden", final_norm="norm", hands_on_normed=True,
+        count=file.integer(MTP_FIELD, minimum=0, maximum=64) if MTP_FIELD in file.names() else None,
+        field=MTP_FIELD,
+        prefix="mtp",
+        layer="mtp.layers.0",
+        projection="fc",
+        token_norm="pre_fc_norm_embedding",
+        hidden_norm="pre_fc_norm_hidden",
+        final_norm="norm",
+        hands_on_normed=True,
         copied=("embed_tokens", "shared_head.head"),
-    )  # fmt: skip
+    )
 
 
 def draft_layer(layers: Sequence[LayerTraits]) -> LayerTraits:

@@ -26,9 +26,14 @@ class TextKind:
 
 
 _SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
     "max_position_embeddings",
-)  # fmt: skip
+)
 
 
 def _kind(architecture: str, sizes: Sequence[int | None], *, splits_hidden: bool = False, **more: Any) -> TextKind:

@@ -50,9 +50,16 @@ def _function(x, FUNCTION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["scales_stride"])
 def gated_kernel(
-    result_ptr, gate_up_ptr, scales_ptr, given_scale_ptr, scales_stride,
-    FUNCTION: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    result_ptr,
+    gate_up_ptr,
+    scales_ptr,
+    given_scale_ptr,
+    scales_stride,
+    FUNCTION: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """Transform BLOCK features of one token, in fp32, rounded once; `grid: (num_tokens, blocks of a row)`.
 
     Where there are scales, round the results once more, in parts of `WIDTH` features.
@@ -80,10 +87,18 @@ def gated_triton(gate_up: torch.Tensor, activation: Activation, config: SiluMulC
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     result = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     gated_kernel[(num_tokens, triton.cdiv(size, config.block))](
-        result, gate_up, None, None, 0,
-        FUNCTION=activation.value, SIZE=size, BLOCK=config.block, WIDTH=0, num_warps=config.num_warps,
+        result,
+        gate_up,
+        None,
+        None,
+        0,
+        FUNCTION=activation.value,
+        SIZE=size,
+        BLOCK=config.block,
+        WIDTH=0,
+        num_warps=config.num_warps,
         **dependent_launch(result.device),
-    )  # fmt: skip
+    )
     return result
 
 
@@ -102,8 +117,16 @@ def gated_rounded_triton(gate_up: torch.Tensor, activation: Activation, rounding
     width = part_width(size, rounding)
     block = width * (BLOCKS_PER_PROGRAM if rounding.has_blocks else 1)
     gated_kernel[(num_tokens, triton.cdiv(size, block))](
-        rounded.values, gate_up, rounded.scales, rounding.given_scale, rounded.scales.stride(1),
-        FUNCTION=activation.value, SIZE=size, BLOCK=block, WIDTH=width, num_warps=max(4, block // (32 * _PER_THREAD)),
+        rounded.values,
+        gate_up,
+        rounded.scales,
+        rounding.given_scale,
+        rounded.scales.stride(1),
+        FUNCTION=activation.value,
+        SIZE=size,
+        BLOCK=block,
+        WIDTH=width,
+        num_warps=max(4, block // (32 * _PER_THREAD)),
         **dependent_launch(gate_up.device),
-    )  # fmt: skip
+    )
     return rounded

@@ -32,11 +32,26 @@ def _inputs(x_ptr, state_ptr, places, columns, mask, x_stride, is_new, CHANNELS:
 
 @triton.jit
 def causal_conv_kernel(
-    result_ptr, x_ptr, weight_ptr, bias_ptr, states_ptr, slots_ptr, starts_ptr, contexts_ptr, kept_ptr, save_starts_ptr,
-    save_tokens_ptr, save_slots_ptr, x_stride,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, HAS_SILU: tl.constexpr, BLOCK_CHANNELS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
+    result_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    states_ptr,
+    slots_ptr,
+    starts_ptr,
+    contexts_ptr,
+    kept_ptr,
+    save_starts_ptr,
+    save_tokens_ptr,
+    save_slots_ptr,
+    x_stride,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_SILU: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
     """Convolve tokens of one sequence; `grid: (num_seqs, blocks of channels, runs of TOKENS tokens)`.
 
     The program of the first tokens stores the states: no other one reads them.
@@ -100,9 +115,20 @@ def causal_conv_triton(
     assert width <= _TOKENS
     grid = (len(rows.slots), triton.cdiv(channels, _BLOCK_CHANNELS), triton.cdiv(rows.max_query_len, _TOKENS))
     causal_conv_kernel[grid](
-        result, x, weight, bias, states, *rows.tensors, x.stride(0),
-        CHANNELS=channels, WIDTH=width, HAS_SILU=has_silu, BLOCK_CHANNELS=_BLOCK_CHANNELS, TOKENS=_TOKENS,
+        result,
+        x,
+        weight,
+        bias,
+        states,
+        *rows.tensors,
+        x.stride(0),
+        CHANNELS=channels,
+        WIDTH=width,
+        HAS_SILU=has_silu,
+        BLOCK_CHANNELS=_BLOCK_CHANNELS,
+        TOKENS=_TOKENS,
         BLOCK_TOKENS=1 if rows.max_query_len == 1 else _BLOCK_TOKENS,
-        num_warps=1 if rows.max_query_len == 1 else _NUM_WARPS, **dependent_launch(x.device),
-    )  # fmt: skip
+        num_warps=1 if rows.max_query_len == 1 else _NUM_WARPS,
+        **dependent_launch(x.device),
+    )
     return result

@@ -178,17 +178,31 @@ class CpuDecoderStack:
         shape, inputs, layers, final_norm, cos_sin = self._parts
         embedding, exchange = inputs.embedding, inputs.exchange
         return StackStructure(
-            embedding=embedding.data_ptr(), cos_sin=cos_sin.data_ptr(), final_norm=address_of(final_norm),
-            layers=ctypes.addressof(self._layers), tapped_layers=self._taps.data_ptr(), num_tapped=len(self._taps),
-            num_layers=len(layers), vocab_size=inputs.vocab_size or len(embedding), max_positions=len(cos_sin),
-            hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size, num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, rotated_dim=cos_sin.shape[1],
-            dtype=DTYPE_NUMBERS[inputs.dtype], embedding_dtype=DTYPE_NUMBERS[embedding.dtype],
-            cache_dtype=DTYPE_NUMBERS[inputs.dtype], eps=shape.eps, scale=shape.head_dim**-0.5,
+            embedding=embedding.data_ptr(),
+            cos_sin=cos_sin.data_ptr(),
+            final_norm=address_of(final_norm),
+            layers=ctypes.addressof(self._layers),
+            tapped_layers=self._taps.data_ptr(),
+            num_tapped=len(self._taps),
+            num_layers=len(layers),
+            vocab_size=inputs.vocab_size or len(embedding),
+            max_positions=len(cos_sin),
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            rotated_dim=cos_sin.shape[1],
+            dtype=DTYPE_NUMBERS[inputs.dtype],
+            embedding_dtype=DTYPE_NUMBERS[embedding.dtype],
+            cache_dtype=DTYPE_NUMBERS[inputs.dtype],
+            eps=shape.eps,
+            scale=shape.head_dim**-0.5,
             exchange=None if exchange is None else exchange.address,
-            first_token=0 if exchange is None else exchange.rank * len(embedding), num_own_tokens=len(embedding),
+            first_token=0 if exchange is None else exchange.rank * len(embedding),
+            num_own_tokens=len(embedding),
             embedding_adapters=inputs.adapters,
-        )  # fmt: skip
+        )
 
     def interrupt_at(self, address: int) -> None:
         """End steps with prompts early, and return anything, once the two int64 at this address are equal."""
@@ -254,12 +268,19 @@ class CpuDecoderStack:
         """Return the stack and the step as the kernel takes them; they hold addresses of the tensors."""
         self._place_caches(step)
         structure = StepStructure(
-            step.token_ids.data_ptr(), step.positions.data_ptr(), step.slot_mapping.data_ptr(),
-            step.block_tables.data_ptr(), step.query_starts.data_ptr(), step.context_lens.data_ptr(),
+            step.token_ids.data_ptr(),
+            step.positions.data_ptr(),
+            step.slot_mapping.data_ptr(),
+            step.block_tables.data_ptr(),
+            step.query_starts.data_ptr(),
+            step.context_lens.data_ptr(),
             None if step.adapters is None else step.adapters.cpu.address,
-            *((None, None, 0) if step.read is None else _read_addresses(step.read)), step.token_ids.shape[0],
-            step.context_lens.shape[0], step.block_tables.shape[1], step.caches[0].keys.shape[1],
-        )  # fmt: skip
+            *((None, None, 0) if step.read is None else _read_addresses(step.read)),
+            step.token_ids.shape[0],
+            step.context_lens.shape[0],
+            step.block_tables.shape[1],
+            step.caches[0].keys.shape[1],
+        )
         return ctypes.byref(self._stack), ctypes.byref(structure)
 
     def scratch(self, num_bytes: int) -> int:
@@ -295,16 +316,23 @@ def check_fault(fault: int) -> None:
 def _layer_structure(layer: StackLayer) -> LayerStructure:
     mixture, adapters = layer.mixture, layer.adapters
     return LayerStructure(
-        attention_norm=address_of(layer.attention_norm), mlp_norm=layer.mlp_norm.data_ptr(),
-        query_norm=address_of(layer.query_norm), key_norm=address_of(layer.key_norm),
-        qkv=(MatrixStructure * MAX_PARTS)(*map(matrix_structure, layer.qkv)), output=matrix_structure(layer.output),
+        attention_norm=address_of(layer.attention_norm),
+        mlp_norm=layer.mlp_norm.data_ptr(),
+        query_norm=address_of(layer.query_norm),
+        key_norm=address_of(layer.key_norm),
+        qkv=(MatrixStructure * MAX_PARTS)(*map(matrix_structure, layer.qkv)),
+        output=matrix_structure(layer.output),
         gate_up=(MatrixStructure * 2)(*map(matrix_structure, layer.gate_up)),
         down=MatrixStructure() if layer.down is None else matrix_structure(layer.down),
         router=MatrixStructure() if mixture is None else matrix_structure(mixture.router),
         routing=None if mixture is None else ctypes.addressof(mixture.routing),
         mixture=None if mixture is None else ctypes.addressof(mixture.experts.structure),
-        sliding_window=layer.sliding_window or 0, num_qkv=len(layer.qkv), num_gate_up=len(layer.gate_up),
+        sliding_window=layer.sliding_window or 0,
+        num_qkv=len(layer.qkv),
+        num_gate_up=len(layer.gate_up),
         qkv_adapters=(ctypes.c_void_p * MAX_PARTS)(*adapters.qkv),
-        gate_up_adapters=(ctypes.c_void_p * 2)(*adapters.gate_up), output_adapters=adapters.output,
-        down_adapters=adapters.down, router_adapters=adapters.router,
-    )  # fmt: skip
+        gate_up_adapters=(ctypes.c_void_p * 2)(*adapters.gate_up),
+        output_adapters=adapters.output,
+        down_adapters=adapters.down,
+        router_adapters=adapters.router,
+    )

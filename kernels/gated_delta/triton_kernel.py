@@ -48,11 +48,25 @@ def _unit_rows(pointers, mask, norm_eps):
 
 @triton.jit(do_not_specialize=["num_tokens", "num_seqs"])
 def invert_chunks_kernel(
-    inverse_ptr, qkv_ptr, gates_ptr, rate_ptr, step_bias_ptr, starts_ptr, num_tokens, num_seqs, qkv_stride,
-    gates_stride, norm_eps,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK_KEY: tl.constexpr, CHUNK: tl.constexpr,
-    SEQS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    inverse_ptr,
+    qkv_ptr,
+    gates_ptr,
+    rate_ptr,
+    step_bias_ptr,
+    starts_ptr,
+    num_tokens,
+    num_seqs,
+    qkv_stride,
+    gates_stride,
+    norm_eps,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SEQS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Invert `1 + system` of CHUNK tokens of the step and a head, where a token's row knows of earlier ones alone.
 
     What a part of a chunk needs is the part of the inverse on its diagonal. Tokens of other sequences are left out, and
@@ -90,12 +104,33 @@ def invert_chunks_kernel(
 
 @triton.jit
 def gated_delta_kernel(
-    result_ptr, qkv_ptr, gates_ptr, rate_ptr, step_bias_ptr, inverse_ptr, states_ptr, slots_ptr, starts_ptr,
-    contexts_ptr, kept_ptr, save_starts_ptr, save_tokens_ptr, save_slots_ptr, qkv_stride, gates_stride, norm_eps,
+    result_ptr,
+    qkv_ptr,
+    gates_ptr,
+    rate_ptr,
+    step_bias_ptr,
+    inverse_ptr,
+    states_ptr,
+    slots_ptr,
+    starts_ptr,
+    contexts_ptr,
+    kept_ptr,
+    save_starts_ptr,
+    save_tokens_ptr,
+    save_slots_ptr,
+    qkv_stride,
+    gates_stride,
+    norm_eps,
     query_scale,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_KEY: tl.constexpr,
-    BLOCK_VALUE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Take BLOCK_VALUE columns through a sequence, CHUNK tokens at once."""
     wait_for_inputs()
     rows = RowPointers(slots_ptr, starts_ptr, contexts_ptr, kept_ptr, save_starts_ptr, save_tokens_ptr, save_slots_ptr)
@@ -173,10 +208,15 @@ def gated_delta_triton(
     inverse = None if chunk == 1 else _invert_chunks(qkv, gates, weights, sizes, rows, chunk)
     shape = qkv.shape[0], num_heads, sizes.value_dim
     return launch_update(
-        gated_delta_kernel, config, torch.empty(shape, dtype=qkv.dtype, device=qkv.device),
-        (qkv, gates, weights.rate, weights.step_bias, inverse), states, rows,
-        (qkv.stride(0), gates.stride(0), NORM_EPS, sizes.key_dim**-0.5), sizes.num_key_heads,
-    )  # fmt: skip
+        gated_delta_kernel,
+        config,
+        torch.empty(shape, dtype=qkv.dtype, device=qkv.device),
+        (qkv, gates, weights.rate, weights.step_bias, inverse),
+        states,
+        rows,
+        (qkv.stride(0), gates.stride(0), NORM_EPS, sizes.key_dim**-0.5),
+        sizes.num_key_heads,
+    )
 
 
 def _invert_chunks(
@@ -185,10 +225,25 @@ def _invert_chunks(
     num_tokens, num_heads = qkv.shape[0], sizes.num_value_heads
     inverse = torch.empty((num_tokens, num_heads, chunk), device=qkv.device)
     invert_chunks_kernel[(triton.cdiv(num_tokens, chunk), num_heads)](
-        inverse, qkv, gates, weights.rate, weights.step_bias, rows.query_starts, num_tokens, len(rows.slots),
-        qkv.stride(0), gates.stride(0), NORM_EPS,
-        HEADS=num_heads, GROUPS=sizes.num_key_heads, KEY_DIM=sizes.key_dim, BLOCK_KEY=block_of_keys(sizes.key_dim),
-        CHUNK=chunk, SEQS=triton.next_power_of_2(len(rows.slots)), PRECISION=precision_of(qkv.dtype), num_warps=4,
+        inverse,
+        qkv,
+        gates,
+        weights.rate,
+        weights.step_bias,
+        rows.query_starts,
+        num_tokens,
+        len(rows.slots),
+        qkv.stride(0),
+        gates.stride(0),
+        NORM_EPS,
+        HEADS=num_heads,
+        GROUPS=sizes.num_key_heads,
+        KEY_DIM=sizes.key_dim,
+        BLOCK_KEY=block_of_keys(sizes.key_dim),
+        CHUNK=chunk,
+        SEQS=triton.next_power_of_2(len(rows.slots)),
+        PRECISION=precision_of(qkv.dtype),
+        num_warps=4,
         **dependent_launch(qkv.device),
-    )  # fmt: skip
+    )
     return inverse

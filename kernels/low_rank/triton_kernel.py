@@ -107,14 +107,37 @@ def low_rank_triton(
     num_tiles = len(tiles.tiles)
     products = torch.empty(len(tiles.rows), max_rank, dtype=torch.float32, device=x.device)
     down_kernel[(num_tiles, triton.cdiv(max_rank, _BLOCK_RANKS))](
-        x, addresses, ranks, tiles.tiles, tiles.rows, products, x.shape[1], x.stride(0), max_rank,
-        ROWS=TILE_ROWS, RANKS=_BLOCK_RANKS, INPUTS=_BLOCK_INPUTS, num_warps=_NUM_WARPS,
-    )  # fmt: skip
+        x,
+        addresses,
+        ranks,
+        tiles.tiles,
+        tiles.rows,
+        products,
+        x.shape[1],
+        x.stride(0),
+        max_rank,
+        ROWS=TILE_ROWS,
+        RANKS=_BLOCK_RANKS,
+        INPUTS=_BLOCK_INPUTS,
+        num_warps=_NUM_WARPS,
+    )
     dtypes = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
     up_kernel[(num_tiles, triton.cdiv(result.shape[1], BLOCK_FEATURES))](
-        result, addresses, ranks, tiles.tiles, tiles.rows, products, result.shape[1], result.stride(0), max_rank,
-        DTYPE=dtypes[x.dtype], ROWS=TILE_ROWS, RANKS=_BLOCK_RANKS, FEATURES=BLOCK_FEATURES, num_warps=_NUM_WARPS,
-    )  # fmt: skip
+        result,
+        addresses,
+        ranks,
+        tiles.tiles,
+        tiles.rows,
+        products,
+        result.shape[1],
+        result.stride(0),
+        max_rank,
+        DTYPE=dtypes[x.dtype],
+        ROWS=TILE_ROWS,
+        RANKS=_BLOCK_RANKS,
+        FEATURES=BLOCK_FEATURES,
+        num_warps=_NUM_WARPS,
+    )
 
 
 class GpuAdapterTable:

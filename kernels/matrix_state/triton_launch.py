@@ -91,8 +91,15 @@ def launch_update(
     block_value = config.block_of(block_key, is_chunked=is_chunked)
     kernel[(len(rows.slots) * num_heads, triton.cdiv(value_dim, block_value))](
         *(result, *inputs, states, *rows.tensors, *numbers),
-        HEADS=num_heads, GROUPS=num_groups, KEY_DIM=key_dim, VALUE_DIM=value_dim, BLOCK_KEY=block_key,
-        BLOCK_VALUE=block_value, CHUNK=chunk, PRECISION=precision_of(result.dtype),
-        num_warps=config.chunk_num_warps if is_chunked else config.num_warps, **dependent_launch(result.device),
-    )  # fmt: skip
+        HEADS=num_heads,
+        GROUPS=num_groups,
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        BLOCK_KEY=block_key,
+        BLOCK_VALUE=block_value,
+        CHUNK=chunk,
+        PRECISION=precision_of(result.dtype),
+        num_warps=config.chunk_num_warps if is_chunked else config.num_warps,
+        **dependent_launch(result.device),
+    )
     return result

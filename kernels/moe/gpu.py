@@ -253,10 +253,17 @@ def _packed(inputs: torch.Tensor, stack: PackedStack, launch: ProductLaunch, pro
         *(stack.bias, *product.of_rows, in_features, inputs.stride(0), stack.words.shape[2]),
         *(scales.words.stride(0), 0 if offsets is None else offsets.words.stride(0), stack.padded_rows),
         *product.numbers,
-        KIND=stack.number.name, PLANE=plane, NUM_PLANES=planes, PLANES_PER_PART=stack.groups.planes_per_part,
-        SCALES=scales.constants, OFFSETS=None if offsets is None else offsets.constants, TILE_ROWS=TILE_ROWS,
-        IS_EVEN=in_features % (planes * plane) == 0, num_warps=launch.warps_for(plane), **product.constants,
-    )  # fmt: skip
+        KIND=stack.number.name,
+        PLANE=plane,
+        NUM_PLANES=planes,
+        PLANES_PER_PART=stack.groups.planes_per_part,
+        SCALES=scales.constants,
+        OFFSETS=None if offsets is None else offsets.constants,
+        TILE_ROWS=TILE_ROWS,
+        IS_EVEN=in_features % (planes * plane) == 0,
+        num_warps=launch.warps_for(plane),
+        **product.constants,
+    )
 
 
 def _scaled(inputs: torch.Tensor, stack: PackedStack, launch: ProductLaunch, product: _Product) -> None:
@@ -264,7 +271,11 @@ def _scaled(inputs: torch.Tensor, stack: PackedStack, launch: ProductLaunch, pro
     numbers = stack.words.view(torch.float8_e4m3fn)
     scaled_experts_kernel[product.grid](
         *(rounded.values, rounded.scales, numbers, scales.words, stack.bias, *product.of_rows),
-        *(stack.words.shape[2], rounded.scales.stride(1), scales.words.stride(0), stack.padded_rows), *product.numbers,
-        BLOCK_K=SCALE_BLOCK, SCALES=scales.constants, TILE_ROWS=TILE_ROWS, num_warps=launch.num_warps,
+        *(stack.words.shape[2], rounded.scales.stride(1), scales.words.stride(0), stack.padded_rows),
+        *product.numbers,
+        BLOCK_K=SCALE_BLOCK,
+        SCALES=scales.constants,
+        TILE_ROWS=TILE_ROWS,
+        num_warps=launch.num_warps,
         **product.constants,
-    )  # fmt: skip
+    )

@@ -17,9 +17,16 @@ from kernels.linear.gpu_packed.triton_unpack import load_words, number_of, unpac
 
 @triton.jit
 def find_rows(
-    sorted_pairs, row_starts, block_ends, block, num_experts,
-    TOP_K: tl.constexpr, IS_FIRST: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    sorted_pairs,
+    row_starts,
+    block_ends,
+    block,
+    num_experts,
+    TOP_K: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     """Return the expert of a block that there is, which of its rows there are, and their rows of inputs and outputs.
 
     First products go from tokens to rows, second ones from rows to pairs.
@@ -38,9 +45,18 @@ def find_rows(
 
 @triton.jit
 def store_tile(
-    sums, bias, outputs, expert, first_feature, out_features, targets, is_row, activation,
-    IS_FIRST: tl.constexpr, HAS_GATE: tl.constexpr,
-):  # fmt: skip
+    sums,
+    bias,
+    outputs,
+    expert,
+    first_feature,
+    out_features,
+    targets,
+    is_row,
+    activation,
+    IS_FIRST: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+):
     """Add the bias and store the sums `[features, rows]`, those of the first product through the activation.
 
     Features are gates and up projections by turns; without gates they become the squares of their positive parts.
@@ -81,11 +97,30 @@ def store_tile(
 
 @triton.jit
 def dense_experts_kernel(
-    inputs, weights, bias, outputs, sorted_pairs, row_starts, block_ends, num_experts, out_features, in_features,
-    input_stride, slope, cubic, limit, up_shift,
-    TOP_K: tl.constexpr, IS_FIRST: tl.constexpr, HAS_GATE: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    weights,
+    bias,
+    outputs,
+    sorted_pairs,
+    row_starts,
+    block_ends,
+    num_experts,
+    out_features,
+    in_features,
+    input_stride,
+    slope,
+    cubic,
+    limit,
+    up_shift,
+    TOP_K: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
     """Program (block of features, block of rows). First product: from tokens to rows; second: from rows to pairs."""
     wait_for_inputs()
     block = tl.program_id(1)
@@ -119,13 +154,43 @@ def dense_experts_kernel(
 
 @triton.jit
 def packed_experts_kernel(
-    inputs, words, scales, offsets, input_order, bias, outputs, sorted_pairs, row_starts, block_ends, num_experts,
-    out_features, in_features, input_stride, num_blocks, scales_stride, offsets_stride, padded_rows, slope, cubic,
-    limit, up_shift,
-    KIND: tl.constexpr, PLANE: tl.constexpr, NUM_PLANES: tl.constexpr, PLANES_PER_PART: tl.constexpr,
-    SCALES: tl.constexpr, OFFSETS: tl.constexpr, TILE_ROWS: tl.constexpr, TOP_K: tl.constexpr, IS_FIRST: tl.constexpr,
-    HAS_GATE: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    words,
+    scales,
+    offsets,
+    input_order,
+    bias,
+    outputs,
+    sorted_pairs,
+    row_starts,
+    block_ends,
+    num_experts,
+    out_features,
+    in_features,
+    input_stride,
+    num_blocks,
+    scales_stride,
+    offsets_stride,
+    padded_rows,
+    slope,
+    cubic,
+    limit,
+    up_shift,
+    KIND: tl.constexpr,
+    PLANE: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    PLANES_PER_PART: tl.constexpr,
+    SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
     """Program (block of features, block of rows). `IS_EVEN`: the last block of columns is full."""
     wait_for_inputs()
     row_block = tl.program_id(1)
@@ -181,11 +246,35 @@ def packed_experts_kernel(
 
 @triton.jit(do_not_specialize=["input_scale_stride"])
 def scaled_experts_kernel(
-    inputs, input_scales, numbers, scales, bias, outputs, sorted_pairs, row_starts, block_ends, num_experts,
-    out_features, num_blocks, input_scale_stride, scales_stride, padded_rows, slope, cubic, limit, up_shift,
-    BLOCK_K: tl.constexpr, SCALES: tl.constexpr, TILE_ROWS: tl.constexpr, TOP_K: tl.constexpr, IS_FIRST: tl.constexpr,
-    HAS_GATE: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    input_scales,
+    numbers,
+    scales,
+    bias,
+    outputs,
+    sorted_pairs,
+    row_starts,
+    block_ends,
+    num_experts,
+    out_features,
+    num_blocks,
+    input_scale_stride,
+    scales_stride,
+    padded_rows,
+    slope,
+    cubic,
+    limit,
+    up_shift,
+    BLOCK_K: tl.constexpr,
+    SCALES: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Program (block of features, block of rows). `numbers` are the bytes of the words, BLOCK_K of a row and block.
 
     Both sides are float8 with a scale a block. A word has the numbers of two columns, so its bytes are those of the

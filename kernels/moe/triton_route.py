@@ -17,11 +17,25 @@ _WARP_EXPERTS = 256
 
 @triton.jit
 def route_kernel(
-    logits, bias, ids, weights, num_groups, group_size, scale, logits_stride,
-    SCORE: tl.constexpr, RENORMALIZE: tl.constexpr, TOP_K: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    HAS_GROUPS: tl.constexpr, NUM_BEST: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
+    logits,
+    bias,
+    ids,
+    weights,
+    num_groups,
+    group_size,
+    scale,
+    logits_stride,
+    SCORE: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    HAS_GROUPS: tl.constexpr,
+    NUM_BEST: tl.constexpr,
+    PLACES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
     MIN_SUM: tl.constexpr,
-):  # fmt: skip
+):
     """Program (token): a tile of groups and their experts; of equal scores the first is taken."""
     wait_for_inputs()
     token = tl.program_id(0).to(tl.int64)
@@ -84,12 +98,27 @@ def route_triton(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor,
     group_size = num_experts // rule.num_groups
     groups, size = triton.next_power_of_2(rule.num_groups), triton.next_power_of_2(group_size)
     route_kernel[(num_tokens,)](
-        logits, rule.bias, ids, weights, rule.num_groups, group_size, rule.scale, logits.stride(0),
-        SCORE=rule.score, RENORMALIZE=rule.renormalize, TOP_K=rule.top_k, TOP_GROUPS=rule.top_k_groups,
-        HAS_GROUPS=rule.top_k_groups < rule.num_groups, NUM_BEST=1 if rule.group_score == "max" else 2,
-        PLACES=triton.next_power_of_2(rule.top_k), GROUPS=groups, SIZE=size, MIN_SUM=MIN_WEIGHT_SUM,
-        num_warps=max(1, min(4, groups * size // _WARP_EXPERTS)), **dependent_launch(logits.device),
-    )  # fmt: skip
+        logits,
+        rule.bias,
+        ids,
+        weights,
+        rule.num_groups,
+        group_size,
+        rule.scale,
+        logits.stride(0),
+        SCORE=rule.score,
+        RENORMALIZE=rule.renormalize,
+        TOP_K=rule.top_k,
+        TOP_GROUPS=rule.top_k_groups,
+        HAS_GROUPS=rule.top_k_groups < rule.num_groups,
+        NUM_BEST=1 if rule.group_score == "max" else 2,
+        PLACES=triton.next_power_of_2(rule.top_k),
+        GROUPS=groups,
+        SIZE=size,
+        MIN_SUM=MIN_WEIGHT_SUM,
+        num_warps=max(1, min(4, groups * size // _WARP_EXPERTS)),
+        **dependent_launch(logits.device),
+    )
     return ids, weights
 
 

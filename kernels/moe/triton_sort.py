@@ -63,9 +63,19 @@ def divide_kernel(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def sort_kernel(
-    ids, counts, tokens_per_expert, row_starts, block_ends, sorted_pairs, num_pairs, first_expert, num_experts,
-    PAIRS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    ids,
+    counts,
+    tokens_per_expert,
+    row_starts,
+    block_ends,
+    sorted_pairs,
+    num_pairs,
+    first_expert,
+    num_experts,
+    PAIRS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     """One program for all pairs."""
     wait_for_inputs()
     pairs = tl.arange(0, PAIRS)
@@ -114,10 +124,21 @@ def sort_pairs(
     experts = triton.next_power_of_2(num_experts)
     if num_pairs <= _PAIRS_AT_ONCE:
         sort_kernel[(1,)](
-            ids, counts, tokens_per_expert, row_starts, block_ends, pairs, num_pairs, first_expert, num_experts,
-            PAIRS=max(16, triton.next_power_of_2(num_pairs)), EXPERTS=experts, BLOCK_M=block_m, num_warps=_NUM_WARPS,
+            ids,
+            counts,
+            tokens_per_expert,
+            row_starts,
+            block_ends,
+            pairs,
+            num_pairs,
+            first_expert,
+            num_experts,
+            PAIRS=max(16, triton.next_power_of_2(num_pairs)),
+            EXPERTS=experts,
+            BLOCK_M=block_m,
+            num_warps=_NUM_WARPS,
             **dependent_launch(ids.device),
-        )  # fmt: skip
+        )
         return SortedPairs(pairs, row_starts, block_ends, block_m, ids.shape[1])
     ranks, grid = empty(num_pairs), (triton.cdiv(num_pairs, _PAIRS_AT_ONCE),)
     count_kernel[grid](ids, counts, ranks, num_pairs, first_expert, num_experts, PAIRS=_PAIRS_AT_ONCE)

@@ -36,11 +36,21 @@ def _is_transposed(key_cache: torch.Tensor) -> bool:
 
 
 def paged_attention_cpu(
-    library: CpuLibrary, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
-    block_tables: torch.Tensor, query_starts: torch.Tensor, context_lens: torch.Tensor, scale: float,
-    sliding_window: int | None, kv_scales: torch.Tensor | None = None, soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None, chunk_size: int | None = None, partial: Partial | None = None,
-) -> torch.Tensor:  # fmt: skip
+    library: CpuLibrary,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+    kv_scales: torch.Tensor | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    chunk_size: int | None = None,
+    partial: Partial | None = None,
+) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises; integer tensors are contiguous."""
     num_tokens, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, value_dim = value_cache.shape
@@ -65,11 +75,22 @@ def paged_attention_cpu(
 
 
 def paged_attention(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_tables: torch.Tensor,
-    query_starts: torch.Tensor, context_lens: torch.Tensor, max_query_len: int, max_context_len: int, scale: float,
-    sliding_window: int | None = None, soft_cap: float | None = None, kv_scales: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None, chunk_size: int | None = None, partial: Partial | None = None,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    chunk_size: int | None = None,
+    partial: Partial | None = None,
+) -> torch.Tensor:
     """Attend from each query token to its sequence's cached tokens, causally.
 
     Sequence `s` owns query rows `query_starts[s] : query_starts[s + 1]`, which are its last tokens, ending at
@@ -122,6 +143,19 @@ def paged_attention(
         variant = (kv_scales, soft_cap, sinks, chunk_size, partial)
         return paged_attention_cpu(library, *arguments, scale, sliding_window, *variant)
     return paged_attention_reference(
-        query, key_cache, value_cache, block_tables, query_starts, context_lens, max_query_len, max_context_len, scale,
-        sliding_window, soft_cap, kv_scales, sinks, chunk_size, partial,
-    )  # fmt: skip
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        query_starts,
+        context_lens,
+        max_query_len,
+        max_context_len,
+        scale,
+        sliding_window,
+        soft_cap,
+        kv_scales,
+        sinks,
+        chunk_size,
+        partial,
+    )

@@ -31,10 +31,18 @@ def is_expansion_less(
 
 
 def expanded_attention(
-    query: torch.Tensor, latent_cache: torch.Tensor, key_up: torch.Tensor, value_up: torch.Tensor,
-    block_tables: torch.Tensor, query_starts: torch.Tensor, context_lens: torch.Tensor, max_query_len: int,
-    max_context_len: int, scale: float, kv_scales: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    latent_cache: torch.Tensor,
+    key_up: torch.Tensor,
+    value_up: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    kv_scales: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
 
     They take no more memory than those of the step's own tokens would: of a longer context, some heads after the
@@ -68,7 +76,14 @@ def expanded_attention(
         keys = torch.cat((plain, turning[:, None].expand(-1, plain.shape[1], -1)), dim=2)
         values = torch.matmul(latents, value_up[heads]).transpose(0, 1)
         result[:, heads] = paged_attention(
-            query[:, heads], keys.view(shape + keys.shape[1:]), values.view(shape + values.shape[1:]), tables,
-            query_starts, context_lens, max_query_len, max_context_len, scale,
-        )  # fmt: skip
+            query[:, heads],
+            keys.view(shape + keys.shape[1:]),
+            values.view(shape + values.shape[1:]),
+            tables,
+            query_starts,
+            context_lens,
+            max_query_len,
+            max_context_len,
+            scale,
+        )
     return result

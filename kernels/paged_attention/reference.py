@@ -9,11 +9,22 @@ from kernels.paged_attention.partial import Partial
 
 
 def paged_attention_reference(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_tables: torch.Tensor,
-    query_starts: torch.Tensor, context_lens: torch.Tensor, max_query_len: int, max_context_len: int, scale: float,
-    sliding_window: int | None = None, soft_cap: float | None = None, kv_scales: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None, chunk_size: int | None = None, partial: Partial | None = None,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    chunk_size: int | None = None,
+    partial: Partial | None = None,
+) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, one sequence at a time, in fp32.
 
     An empty context, which padding rows of a batch have, yields zeros.

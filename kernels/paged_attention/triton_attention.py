@@ -106,9 +106,16 @@ def can_run(query: torch.Tensor, value_cache: torch.Tensor) -> bool:
 
 
 def paged_attention_triton(
-    batch: PagedAttentionBatch, max_query_len: int, scale: float, sliding_window: int | None, soft_cap: float | None,
-    gpu: Gpu, split: SplitConfig | None = None, chunk: ChunkConfig | None = None, chunk_size: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+    batch: PagedAttentionBatch,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    gpu: Gpu,
+    split: SplitConfig | None = None,
+    chunk: ChunkConfig | None = None,
+    chunk_size: int | None = None,
+) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, and zeros for a query that sees no token.
 
     Nothing is read back from the device, and every grid follows from tensor shapes and `max_query_len`: the call can be
@@ -171,15 +178,29 @@ def _shape_of(
     tokens = EVERY_TOKEN if batch.partial is None else batch.partial.tokens
     # Precision: full where fp32 was asked for; 16-bit products are exact either way.
     return AttentionShape(
-        group=batch.group, num_kv_heads=batch.num_kv_heads, num_parts=batch.num_parts,
-        key_dim=keys.shape[3], value_dim=values.shape[3],
-        key_block=keys.stride(0), key_token=keys.stride(1), key_head=keys.stride(2),
-        value_block=values.stride(0), value_token=values.stride(1), value_head=values.stride(2),
-        is_latent=batch.is_latent, block_size=keys.shape[1], sliding_window=sliding_window or 0,
-        chunk=chunk_size or 0, soft_cap=soft_cap or 0.0, precision="ieee",
-        block_d=batch.block_d, block_v=batch.block_v, block_r=_padded(rest) if rest > 0 else 0,
-        first=tokens.first, step=tokens.step,
-    )  # fmt: skip
+        group=batch.group,
+        num_kv_heads=batch.num_kv_heads,
+        num_parts=batch.num_parts,
+        key_dim=keys.shape[3],
+        value_dim=values.shape[3],
+        key_block=keys.stride(0),
+        key_token=keys.stride(1),
+        key_head=keys.stride(2),
+        value_block=values.stride(0),
+        value_token=values.stride(1),
+        value_head=values.stride(2),
+        is_latent=batch.is_latent,
+        block_size=keys.shape[1],
+        sliding_window=sliding_window or 0,
+        chunk=chunk_size or 0,
+        soft_cap=soft_cap or 0.0,
+        precision="ieee",
+        block_d=batch.block_d,
+        block_v=batch.block_v,
+        block_r=_padded(rest) if rest > 0 else 0,
+        first=tokens.first,
+        step=tokens.step,
+    )
 
 
 def _launch_split(
@@ -211,11 +232,19 @@ def _launch_split(
     lengths = (batch.query_starts, batch.context_lens)
     lse = None if batch.partial is None else batch.partial.lse
     split_attention_kernel[(num_kv_heads, num_seqs + (num_shares if max_splits > 1 else 0))](
-        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths), batch.sinks,
-        score_scale, batch.query.stride(0), batch.block_tables.stride(0), num_seqs, num_shares,
-        BLOCK_M=block_m, num_warps=_split_warps(config, block_m, is_8bit=batch.kv_scales is not None, gpu=gpu),
-        num_stages=config.num_stages, **constants, **dependent_launch(result.device),
-    )  # fmt: skip
+        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
+        batch.sinks,
+        score_scale,
+        batch.query.stride(0),
+        batch.block_tables.stride(0),
+        num_seqs,
+        num_shares,
+        BLOCK_M=block_m,
+        num_warps=_split_warps(config, block_m, is_8bit=batch.kv_scales is not None, gpu=gpu),
+        num_stages=config.num_stages,
+        **constants,
+        **dependent_launch(result.device),
+    )
     if max_splits > 1:
         reduce_splits_kernel[(num_seqs, num_heads * max_query_len)](
             *(result, lse, partial, partial_lse, *lengths, num_seqs, num_shares),
@@ -264,10 +293,17 @@ def _launch_chunk(
     lse = None if batch.partial is None else batch.partial.lse
     # Blocks on the first axis: the others end at 65,535.
     chunk_attention_kernel[(num_blocks, num_kv_heads, num_splits)](
-        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths), batch.sinks,
-        score_scale, batch.query.stride(0), batch.block_tables.stride(0), num_seqs, num_splits,
-        num_warps=config.num_warps, num_stages=config.num_stages, **constants,
-    )  # fmt: skip
+        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
+        batch.sinks,
+        score_scale,
+        batch.query.stride(0),
+        batch.block_tables.stride(0),
+        num_seqs,
+        num_splits,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **constants,
+    )
     if num_splits > 1:
         reduce_chunk_splits_kernel[(num_blocks, num_kv_heads * block_m)](
             *(result, lse, partial, partial_lse, *lengths, num_seqs, num_splits),

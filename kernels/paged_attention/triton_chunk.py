@@ -77,11 +77,29 @@ def block_tiles(
 
 @triton.jit(do_not_specialize=["num_seqs", "num_splits"])
 def chunk_attention_kernel(
-    result_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_ptr, key_ptr, value_ptr, scales_ptr, block_tables_ptr,
-    query_starts_ptr, context_lens_ptr, sinks_ptr, score_scale, query_stride, table_stride, num_seqs, num_splits,
-    MIN_QUERY_LEN: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    result_ptr,
+    lse_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    scales_ptr,
+    block_tables_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    sinks_ptr,
+    score_scale,
+    query_stride,
+    table_stride,
+    num_seqs,
+    num_splits,
+    MIN_QUERY_LEN: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     SHAPE: tl.constexpr,
-):  # fmt: skip
+):
     """Attend from one block of packed query rows to one split of the tokens that they see.
 
     Grid: `(num_tokens // (BLOCK_M // group) + num_seqs, num_kv_heads, num_splits)`. Sequences with fewer than
@@ -164,10 +182,21 @@ def chunk_attention_kernel(
 
 @triton.jit(do_not_specialize=["num_seqs", "num_splits"])
 def reduce_chunk_splits_kernel(
-    result_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_starts_ptr, context_lens_ptr, num_seqs, num_splits,
-    MIN_QUERY_LEN: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
+    result_ptr,
+    lse_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    num_seqs,
+    num_splits,
+    MIN_QUERY_LEN: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
     """Combine the splits of one packed query row, `grid: (query blocks, num_kv_heads * BLOCK_M)`."""
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // SHAPE.group
     kv_head, row, query_block = tl.program_id(1) // BLOCK_M, tl.program_id(1) % BLOCK_M, tl.program_id(0)

@@ -30,10 +30,17 @@ from kernels.paged_attention.triton_tiles import (
 
 @triton.jit
 def divide_sequences(
-    query_starts_ptr, context_lens_ptr, num_seqs, num_shares,
-    MAX_QUERY_LEN: tl.constexpr, MIN_TILES: tl.constexpr, MAX_SPLITS: tl.constexpr, SEQS: tl.constexpr,
-    BLOCK_N: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
+    query_starts_ptr,
+    context_lens_ptr,
+    num_seqs,
+    num_shares,
+    MAX_QUERY_LEN: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SEQS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
     """Divide the tiles of all sequences into splits of about equal length, however unlike their contexts are.
 
     A split has the batch's tiles divided by `num_shares`, or more where that is below MIN_TILES or a sequence would
@@ -72,11 +79,31 @@ def as_operand(query, key_ptr):
 
 @triton.jit(do_not_specialize=["num_seqs", "num_shares"])
 def split_attention_kernel(
-    result_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_ptr, key_ptr, value_ptr, scales_ptr, block_tables_ptr,
-    query_starts_ptr, context_lens_ptr, sinks_ptr, score_scale, query_stride, table_stride, num_seqs, num_shares,
-    MAX_QUERY_LEN: tl.constexpr, MIN_TILES: tl.constexpr, MAX_SPLITS: tl.constexpr, SEQS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
+    result_ptr,
+    lse_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    scales_ptr,
+    block_tables_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    sinks_ptr,
+    score_scale,
+    query_stride,
+    table_stride,
+    num_seqs,
+    num_shares,
+    MAX_QUERY_LEN: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SEQS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
     """Attend from the queries of one sequence and KV head to one split of its tokens.
 
     Grid: `(num_kv_heads, num_seqs + num_shares)`; a program finds its sequence and split by `divide_sequences`.
@@ -86,9 +113,17 @@ def split_attention_kernel(
     wait_for_inputs()
     kv_head, item = tl.program_id(0), tl.program_id(1)
     tiles_per_split, splits = divide_sequences(
-        query_starts_ptr, context_lens_ptr, num_seqs, num_shares, MAX_QUERY_LEN, MIN_TILES, MAX_SPLITS, SEQS, BLOCK_N,
+        query_starts_ptr,
+        context_lens_ptr,
+        num_seqs,
+        num_shares,
+        MAX_QUERY_LEN,
+        MIN_TILES,
+        MAX_SPLITS,
+        SEQS,
+        BLOCK_N,
         SHAPE,
-    )  # fmt: skip
+    )
     ends = tl.cumsum(splits, 0)
     is_before = ends <= item
     sequence = tl.sum(is_before.to(tl.int32), 0)
@@ -144,10 +179,21 @@ def split_attention_kernel(
 
 @triton.jit(do_not_specialize=["num_seqs", "num_shares"])
 def reduce_splits_kernel(
-    result_ptr, lse_ptr, partial_ptr, partial_lse_ptr, query_starts_ptr, context_lens_ptr, num_seqs, num_shares,
-    MAX_QUERY_LEN: tl.constexpr, MIN_TILES: tl.constexpr, MAX_SPLITS: tl.constexpr, SEQS: tl.constexpr,
-    BLOCK_N: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
+    result_ptr,
+    lse_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    num_seqs,
+    num_shares,
+    MAX_QUERY_LEN: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    SEQS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
     """Combine the splits of one query row, `grid: (num_seqs, num_kv_heads * group * MAX_QUERY_LEN)`."""
     wait_for_inputs()
     ROWS: tl.constexpr = SHAPE.group * MAX_QUERY_LEN
@@ -157,9 +203,17 @@ def reduce_splits_kernel(
     if (query_len > MAX_QUERY_LEN) | (row // SHAPE.group >= query_len):
         return
     _, splits = divide_sequences(
-        query_starts_ptr, context_lens_ptr, num_seqs, num_shares, MAX_QUERY_LEN, MIN_TILES, MAX_SPLITS, SEQS, BLOCK_N,
+        query_starts_ptr,
+        context_lens_ptr,
+        num_seqs,
+        num_shares,
+        MAX_QUERY_LEN,
+        MIN_TILES,
+        MAX_SPLITS,
+        SEQS,
+        BLOCK_N,
         SHAPE,
-    )  # fmt: skip
+    )
     sequences = tl.arange(0, SEQS)
     num_splits = tl.sum(tl.where(sequences == sequence, splits, 0), 0)
     if num_splits <= 1:

@@ -188,9 +188,18 @@ def first_visible(position, REACH: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def attend_tiles(
-    rows, accumulator, row_max, row_sum, head, first_tile, end_tile, score_scale,
-    MASKED: tl.constexpr, BLOCK_N: tl.constexpr, SHAPE: tl.constexpr,
-):  # fmt: skip
+    rows,
+    accumulator,
+    row_max,
+    row_sum,
+    head,
+    first_tile,
+    end_tile,
+    score_scale,
+    MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SHAPE: tl.constexpr,
+):
     """Fold the tiles `first_tile : end_tile` of a sequence's cached tokens into the running softmax of the rows.
 
     Args:

@@ -38,10 +38,22 @@ CONFIG = RmsNormConfig(elements_per_thread=16, max_warps=16, min_elements=1024)
 
 @triton.jit(do_not_specialize=["num_rows", "scales_stride"])
 def rms_norm_kernel(
-    result_ptr, x_ptr, residual_ptr, weight_ptr, scales_ptr, given_scale_ptr, num_rows, x_stride, scales_stride, eps,
-    SIZE: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    result_ptr,
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    scales_ptr,
+    given_scale_ptr,
+    num_rows,
+    x_stride,
+    scales_stride,
+    eps,
+    SIZE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
-):  # fmt: skip
+):
     """Normalise BLOCK_ROWS rows; where there are scales, round them in parts of `WIDTH` columns."""
     wait_for_inputs()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -93,17 +105,35 @@ def rms_norm_rounded_triton(
 
 
 def _launch(
-    result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None,
-    config: RmsNormConfig, block_size: int, rounded: RoundedRows | None = None, rounding: InputRounding | None = None,
-) -> None:  # fmt: skip
+    result: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    config: RmsNormConfig,
+    block_size: int,
+    rounded: RoundedRows | None = None,
+    rounding: InputRounding | None = None,
+) -> None:
     num_rows, size = x.shape
     block_rows = max(1, config.min_elements // block_size)
     num_threads = block_rows * block_size // config.elements_per_thread
     rms_norm_kernel[(triton.cdiv(num_rows, block_rows),)](
-        result, x, residual, weight, None if rounded is None else rounded.scales,
-        None if rounding is None else rounding.given_scale, num_rows, x.stride(0),
-        0 if rounded is None else rounded.scales.stride(1), eps,
-        SIZE=size, HAS_RESIDUAL=residual is not None, BLOCK_ROWS=block_rows, BLOCK_SIZE=block_size,
+        result,
+        x,
+        residual,
+        weight,
+        None if rounded is None else rounded.scales,
+        None if rounding is None else rounding.given_scale,
+        num_rows,
+        x.stride(0),
+        0 if rounded is None else rounded.scales.stride(1),
+        eps,
+        SIZE=size,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK_ROWS=block_rows,
+        BLOCK_SIZE=block_size,
         WIDTH=SCALE_BLOCK if rounding is not None and rounding.has_blocks else block_size,
-        num_warps=max(1, min(num_threads // 32, config.max_warps)), **dependent_launch(x.device),
-    )  # fmt: skip
+        num_warps=max(1, min(num_threads // 32, config.max_warps)),
+        **dependent_launch(x.device),
+    )

@@ -45,11 +45,19 @@ def is_whole(heads: torch.Tensor) -> bool:
 
 
 def rope_kv_write_cpu(
-    library: CpuLibrary, qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor | None,
-    key_cache: torch.Tensor | None, value_cache: torch.Tensor | None, slot_mapping: torch.Tensor,
-    head_norm: HeadNormWeights | None = None, kv_scales: torch.Tensor | None = None, values: torch.Tensor | None = None,
-    first_rotated: int = 0, is_interleaved: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    library: CpuLibrary,
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    key_cache: torch.Tensor | None,
+    value_cache: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
+    head_norm: HeadNormWeights | None = None,
+    kv_scales: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+    first_rotated: int = 0,
+    is_interleaved: bool = False,
+) -> torch.Tensor:
     """Do what `kernels.rope_kv_write.rope_kv_write` promises."""
     num_tokens, num_all_heads, head_dim = qkv.shape
     num_kv_heads = 0 if key_cache is None else key_cache.shape[2]
@@ -73,11 +81,18 @@ def rope_kv_write_cpu(
 
 
 def rope_kv_write(
-    qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor | None, key_cache: torch.Tensor | None,
-    value_cache: torch.Tensor | None, slot_mapping: torch.Tensor, head_norm: HeadNormWeights | None = None,
-    kv_scales: torch.Tensor | None = None, values: torch.Tensor | None = None, first_rotated: int = 0,
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    key_cache: torch.Tensor | None,
+    value_cache: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
+    head_norm: HeadNormWeights | None = None,
+    kv_scales: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+    first_rotated: int = 0,
     is_interleaved: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Rotate the query heads in place, and write rotated keys, and values, into their slots of the cache.
 
     Of the dimensions that are rotated, `i` is paired with `i + rotated_dim / 2`, or `2 * i` with `2 * i + 1`; the other

@@ -19,11 +19,18 @@ class HeadNormWeights:
 
 
 def rope_kv_write_reference(
-    qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor | None, key_cache: torch.Tensor | None,
-    value_cache: torch.Tensor | None, slot_mapping: torch.Tensor, head_norm: HeadNormWeights | None = None,
-    kv_scales: torch.Tensor | None = None, values: torch.Tensor | None = None, first_rotated: int = 0,
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    key_cache: torch.Tensor | None,
+    value_cache: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
+    head_norm: HeadNormWeights | None = None,
+    kv_scales: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+    first_rotated: int = 0,
     is_interleaved: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Do what `kernels.rope_kv_write.rope_kv_write` promises, in fp32, rounded once."""
     num_kv_heads = 0 if key_cache is None else key_cache.shape[2]
     if value_cache is not None and values is None:

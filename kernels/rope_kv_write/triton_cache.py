@@ -47,12 +47,30 @@ def store_parts(heads_ptr, first, second, rest, first_dims, second_dims, rest_di
 
 @triton.jit
 def write_parts(
-    first, second, rest, first_dims, second_dims, rest_dims, is_half, is_rest, kv_heads, slot, key_cache_ptr,
-    value_cache_ptr, scales_ptr,
-    NUM_KV_HEADS: tl.constexpr, NUM_VALUE_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEY_BLOCK_STRIDE: tl.constexpr,
-    KEY_TOKEN_STRIDE: tl.constexpr, KEY_HEAD_STRIDE: tl.constexpr, VALUE_BLOCK_STRIDE: tl.constexpr,
-    VALUE_TOKEN_STRIDE: tl.constexpr, VALUE_HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr,
-):  # fmt: skip
+    first,
+    second,
+    rest,
+    first_dims,
+    second_dims,
+    rest_dims,
+    is_half,
+    is_rest,
+    kv_heads,
+    slot,
+    key_cache_ptr,
+    value_cache_ptr,
+    scales_ptr,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_BLOCK_STRIDE: tl.constexpr,
+    KEY_TOKEN_STRIDE: tl.constexpr,
+    KEY_HEAD_STRIDE: tl.constexpr,
+    VALUE_BLOCK_STRIDE: tl.constexpr,
+    VALUE_TOKEN_STRIDE: tl.constexpr,
+    VALUE_HEAD_STRIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
     """Write the key heads, and behind them the value heads, of a token into its slot, by their numbers `kv_heads`."""
     is_key = ((kv_heads >= 0) & (kv_heads < NUM_KV_HEADS) & (slot >= 0))[:, None]
     is_value = ((kv_heads >= NUM_KV_HEADS) & (kv_heads < NUM_KV_HEADS + NUM_VALUE_HEADS) & (slot >= 0))[:, None]
@@ -86,11 +104,21 @@ def write_parts(
 
 @triton.jit
 def write_values_kernel(
-    values_ptr, value_cache_ptr, slot_mapping_ptr, scales_ptr, values_stride,
-    NUM_KV_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, VALUE_BLOCK_STRIDE: tl.constexpr,
-    VALUE_TOKEN_STRIDE: tl.constexpr, VALUE_HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    values_ptr,
+    value_cache_ptr,
+    slot_mapping_ptr,
+    scales_ptr,
+    values_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    VALUE_BLOCK_STRIDE: tl.constexpr,
+    VALUE_TOKEN_STRIDE: tl.constexpr,
+    VALUE_HEAD_STRIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):  # fmt: skip
+):
     """Write value heads of a size of their own, BLOCK_HEADS of one token; `grid: (num_tokens, blocks of heads)`."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -124,10 +152,14 @@ def write_values(
     block_heads = min(max_block_heads, triton.next_power_of_2(num_kv_heads))
     write_values_kernel[(num_tokens, triton.cdiv(num_kv_heads, block_heads))](
         *(values, value_cache, slot_mapping, kv_scales, values.stride(0)),
-        NUM_KV_HEADS=num_kv_heads, VALUE_DIM=value_dim, BLOCK_HEADS=block_heads,
-        BLOCK_D=triton.next_power_of_2(value_dim), num_warps=num_warps, **cache_constants(value_cache),
+        NUM_KV_HEADS=num_kv_heads,
+        VALUE_DIM=value_dim,
+        BLOCK_HEADS=block_heads,
+        BLOCK_D=triton.next_power_of_2(value_dim),
+        num_warps=num_warps,
+        **cache_constants(value_cache),
         **cache_strides("VALUE", value_cache),
-    )  # fmt: skip
+    )
 
 
 def cache_constants(cache: torch.Tensor | None) -> dict[str, float]:

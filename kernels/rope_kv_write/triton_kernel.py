@@ -52,15 +52,37 @@ def load_weights(query_weight_ptr, key_weight_ptr, dims, is_dim, is_query, is_va
 
 @triton.jit
 def rope_kv_write_kernel(
-    qkv_ptr, positions_ptr, cos_sin_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, scales_ptr, query_weight_ptr,
-    key_weight_ptr, qkv_stride, eps,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, NUM_VALUE_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, KEY_BLOCK_STRIDE: tl.constexpr, KEY_TOKEN_STRIDE: tl.constexpr,
-    KEY_HEAD_STRIDE: tl.constexpr, VALUE_BLOCK_STRIDE: tl.constexpr, VALUE_TOKEN_STRIDE: tl.constexpr,
-    VALUE_HEAD_STRIDE: tl.constexpr, LARGEST: tl.constexpr, ROTATED_DIM: tl.constexpr, FIRST_ROTATED: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    qkv_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    slot_mapping_ptr,
+    scales_ptr,
+    query_weight_ptr,
+    key_weight_ptr,
+    qkv_stride,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_VALUE_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_BLOCK_STRIDE: tl.constexpr,
+    KEY_TOKEN_STRIDE: tl.constexpr,
+    KEY_HEAD_STRIDE: tl.constexpr,
+    VALUE_BLOCK_STRIDE: tl.constexpr,
+    VALUE_TOKEN_STRIDE: tl.constexpr,
+    VALUE_HEAD_STRIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ROTATED_DIM: tl.constexpr,
+    FIRST_ROTATED: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
-):  # fmt: skip
+):
     """Transform BLOCK_HEADS heads of one token; `grid: (num_tokens, blocks of all its heads)`.
 
     Queries, keys and values take the same path: a value is rotated by the angle zero and scaled by one. A head is held
@@ -126,11 +148,19 @@ def rope_kv_write_kernel(
 
 
 def rope_kv_write_triton(
-    qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor | None, key_cache: torch.Tensor | None,
-    value_cache: torch.Tensor | None, slot_mapping: torch.Tensor, head_norm: HeadNormWeights | None = None,
-    kv_scales: torch.Tensor | None = None, values: torch.Tensor | None = None, first_rotated: int = 0,
-    is_interleaved: bool = False, config: RopeConfig = CONFIG,
-) -> torch.Tensor:  # fmt: skip
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    key_cache: torch.Tensor | None,
+    value_cache: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
+    head_norm: HeadNormWeights | None = None,
+    kv_scales: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+    first_rotated: int = 0,
+    is_interleaved: bool = False,
+    config: RopeConfig = CONFIG,
+) -> torch.Tensor:
     """Do what `kernels.rope_kv_write.rope_kv_write` promises, launched by `config` or else by the table."""
     num_tokens, num_all_heads, head_dim = qkv.shape
     num_kv_heads = 0 if key_cache is None else key_cache.shape[2]
@@ -140,17 +170,34 @@ def rope_kv_write_triton(
     assert qkv.stride()[1:] == (head_dim, 1), "the heads of a token must lie side by side: they are changed in place"
     block_heads = min(config.block_heads, triton.next_power_of_2(num_all_heads))
     rope_kv_write_kernel[(num_tokens, triton.cdiv(num_all_heads, block_heads))](
-        qkv, positions, cos_sin, key_cache, value_cache, slot_mapping, kv_scales,
-        head_norm.query if head_norm else None, head_norm.key if head_norm else None, qkv.stride(0),
+        qkv,
+        positions,
+        cos_sin,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        kv_scales,
+        head_norm.query if head_norm else None,
+        head_norm.key if head_norm else None,
+        qkv.stride(0),
         head_norm.eps if head_norm else 0.0,
-        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, NUM_VALUE_HEADS=num_value_heads, HEAD_DIM=head_dim,
-        ROTATED_DIM=rotated_dim, FIRST_ROTATED=first_rotated, IS_INTERLEAVED=is_interleaved,
-        HAS_NORM=head_norm is not None, BLOCK_HEADS=block_heads,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        NUM_VALUE_HEADS=num_value_heads,
+        HEAD_DIM=head_dim,
+        ROTATED_DIM=rotated_dim,
+        FIRST_ROTATED=first_rotated,
+        IS_INTERLEAVED=is_interleaved,
+        HAS_NORM=head_norm is not None,
+        BLOCK_HEADS=block_heads,
         BLOCK_HALF=triton.next_power_of_2(max(rotated_dim // 2, 1)),
-        BLOCK_REST=triton.next_power_of_2(max(head_dim - rotated_dim, 1)), num_warps=config.num_warps,
-        **dependent_launch(qkv.device), **cache_constants(key_cache), **cache_strides("KEY", key_cache),
+        BLOCK_REST=triton.next_power_of_2(max(head_dim - rotated_dim, 1)),
+        num_warps=config.num_warps,
+        **dependent_launch(qkv.device),
+        **cache_constants(key_cache),
+        **cache_strides("KEY", key_cache),
         **cache_strides("VALUE", value_cache),
-    )  # fmt: skip
+    )
     if value_cache is not None and values is not None:
         write_values(values, value_cache, slot_mapping, kv_scales, config.block_heads, config.num_warps)
     return qkv[:, :num_heads]

@@ -36,9 +36,17 @@ class SamplingConfig:
 # The kernels are bound by memory alone; generations differ in how much must be in flight, and in registers. Reasoned:
 # `python -m ops.bench.gpu.tune` compares others.
 _DATACENTER = SamplingConfig(
-    tile=256, tiles=16, threshold_rows=4, threshold_tiles=4, pivots=4, stages=4, capacity=2048, statistics_warps=4,
-    threshold_warps=8, draw_warps=4,
-)  # fmt: skip
+    tile=256,
+    tiles=16,
+    threshold_rows=4,
+    threshold_tiles=4,
+    pivots=4,
+    stages=4,
+    capacity=2048,
+    statistics_warps=4,
+    threshold_warps=8,
+    draw_warps=4,
+)
 _OTHERS = replace(_DATACENTER, tiles=8, threshold_rows=2, stages=3)
 
 

@@ -12,9 +12,20 @@ KEEP_ALL = tl.constexpr(0x7F800000)
 
 @triton.jit
 def tile_masses_kernel(
-    logits, row_stride, slots, inverse_temperatures, maxima, sums, thresholds, masses, vocab_size, num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr, ALL_TILES: tl.constexpr,
-):  # fmt: skip
+    logits,
+    row_stride,
+    slots,
+    inverse_temperatures,
+    maxima,
+    sums,
+    thresholds,
+    masses,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    ALL_TILES: tl.constexpr,
+):
     """Program (row, group) sums the weights that `thresholds` keeps in each of `TILES` tiles, relative to the row."""
     row = tl.program_id(0).to(tl.int64)
     all_tiles = tl.arange(0, ALL_TILES)
@@ -53,10 +64,23 @@ def _uniform(seed, position):
 
 @triton.jit
 def draw_kernel(
-    logits, row_stride, slots, inverse_temperatures, seeds, positions, maxima, sums, thresholds, masses, token_ids,
-    vocab_size, num_tiles,
-    TILE: tl.constexpr, ALL_TILES: tl.constexpr, MAY_TRUNCATE: tl.constexpr,
-):  # fmt: skip
+    logits,
+    row_stride,
+    slots,
+    inverse_temperatures,
+    seeds,
+    positions,
+    maxima,
+    sums,
+    thresholds,
+    masses,
+    token_ids,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    ALL_TILES: tl.constexpr,
+    MAY_TRUNCATE: tl.constexpr,
+):
     """One program a row. Without `MAY_TRUNCATE`, `thresholds` and `masses` are not read."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)

@@ -17,10 +17,20 @@ from kernels.sampling.triton_watermark import draw_marked
 
 @triton.jit(do_not_specialize=["num_drafts"])
 def penalties_kernel(
-    logits, row_stride, slots, repetitions, frequencies, presences, output_counts, seen_bits, drafts, num_drafts,
-    vocab_size, num_words,
+    logits,
+    row_stride,
+    slots,
+    repetitions,
+    frequencies,
+    presences,
+    output_counts,
+    seen_bits,
+    drafts,
+    num_drafts,
+    vocab_size,
+    num_words,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Program (row, block) penalises `BLOCK` tokens. Rounds as torch does: compile without contraction to fma."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -61,9 +71,18 @@ def count_tokens_kernel(output_counts, seen_bits, slots, token_ids, vocab_size, 
 # inverse temperature.
 @triton.jit
 def tile_statistics_kernel(
-    logits, row_stride, slots, inverse_temperatures, maxima, minima, sums, vocab_size, num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+    logits,
+    row_stride,
+    slots,
+    inverse_temperatures,
+    maxima,
+    minima,
+    sums,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
     """Program (row, group) reads `TILES` tiles. `minima` leaves out minus infinity; a NaN shows in `sums`."""
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.program_id(1) * TILES + tl.arange(0, TILES)

@@ -165,11 +165,28 @@ def _narrow(
 
 @triton.jit
 def threshold_kernel(
-    logits, row_stride, slots, inverse_temperatures, log_min_ps, top_ks, top_ps, maxima, minima, sums, lists,
-    thresholds, vocab_size, num_tiles,
-    TILE: tl.constexpr, ALL_TILES: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, PIVOTS: tl.constexpr,
-    STAGES: tl.constexpr, CAPACITY: tl.constexpr,
-):  # fmt: skip
+    logits,
+    row_stride,
+    slots,
+    inverse_temperatures,
+    log_min_ps,
+    top_ks,
+    top_ps,
+    maxima,
+    minima,
+    sums,
+    lists,
+    thresholds,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    ALL_TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
     """One program a row: write the largest key it keeps, `KEEP_ALL` for rows that truncate nothing."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)

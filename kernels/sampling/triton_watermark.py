@@ -14,10 +14,22 @@ from kernels.sampling.triton_draw import KEEP_ALL
 
 @triton.jit
 def marked_draw_kernel(
-    logits, row_stride, slots, inverse_temperatures, marks, maxima, thresholds, scores, token_ids, vocab_size,
+    logits,
+    row_stride,
+    slots,
+    inverse_temperatures,
+    marks,
+    maxima,
+    thresholds,
+    scores,
+    token_ids,
+    vocab_size,
     num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr, ALL_TILES: tl.constexpr, MAY_TRUNCATE: tl.constexpr,
-):  # fmt: skip
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    ALL_TILES: tl.constexpr,
+    MAY_TRUNCATE: tl.constexpr,
+):
     """Program (row, group) writes the highest score in `TILES` tiles and its token, where the row has a mark."""
     row = tl.program_id(0).to(tl.int64)
     mark = tl.load(marks + row)
@@ -49,9 +61,17 @@ def marked_draw_kernel(
 
 
 def draw_marked(
-    token_ids: torch.Tensor, logits: torch.Tensor, slots: torch.Tensor, parameters: SamplingParameters,
-    marks: torch.Tensor, maxima: torch.Tensor, thresholds: torch.Tensor, *, may_truncate: bool, config: SamplingConfig,
-) -> None:  # fmt: skip
+    token_ids: torch.Tensor,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    parameters: SamplingParameters,
+    marks: torch.Tensor,
+    maxima: torch.Tensor,
+    thresholds: torch.Tensor,
+    *,
+    may_truncate: bool,
+    config: SamplingConfig,
+) -> None:
     """Replace the tokens, drawn without marks, of rows that have a mark and draw from a distribution.
 
     `maxima` are of each tile, `thresholds` of each row if any is truncated; the rest is as for `sample_tokens`.

@@ -42,12 +42,33 @@ def _step_of(steps_ptr, tokens, mask, steps_stride, head, step_bias, min_step, m
 
 @triton.jit
 def ssd_kernel(
-    result_ptr, features_ptr, steps_ptr, rate_ptr, step_bias_ptr, skip_ptr, states_ptr, slots_ptr, starts_ptr,
-    contexts_ptr, kept_ptr, save_starts_ptr, save_tokens_ptr, save_slots_ptr, features_stride, steps_stride, min_step,
+    result_ptr,
+    features_ptr,
+    steps_ptr,
+    rate_ptr,
+    step_bias_ptr,
+    skip_ptr,
+    states_ptr,
+    slots_ptr,
+    starts_ptr,
+    contexts_ptr,
+    kept_ptr,
+    save_starts_ptr,
+    save_tokens_ptr,
+    save_slots_ptr,
+    features_stride,
+    steps_stride,
+    min_step,
     max_step,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_KEY: tl.constexpr,
-    BLOCK_VALUE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Take BLOCK_VALUE columns through a sequence, CHUNK tokens at once."""
     wait_for_inputs()
     rows = RowPointers(slots_ptr, starts_ptr, contexts_ptr, kept_ptr, save_starts_ptr, save_tokens_ptr, save_slots_ptr)
@@ -107,8 +128,12 @@ def ssd_triton(
     """Compute what `kernels.ssd.ssd` promises."""
     shape = features.shape[0], sizes.num_heads, sizes.head_dim
     return launch_update(
-        ssd_kernel, _DATACENTER if gpu.generation.is_datacenter else _OTHERS,
+        ssd_kernel,
+        _DATACENTER if gpu.generation.is_datacenter else _OTHERS,
         torch.empty(shape, dtype=features.dtype, device=features.device),
-        (features, steps, weights.rate, weights.step_bias, weights.skip), states, rows,
-        (features.stride(0), steps.stride(0), weights.min_step, weights.max_step), sizes.num_groups,
-    )  # fmt: skip
+        (features, steps, weights.rate, weights.step_bias, weights.skip),
+        states,
+        rows,
+        (features.stride(0), steps.stride(0), weights.min_step, weights.max_step),
+        sizes.num_groups,
+    )

@@ -15,10 +15,20 @@ from tests.kernels.elementwise_launches import launch_rope
 
 
 def launch(
-    gpu: Gpu, num_seqs: int, query_len: int, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int, *,
-    sliding_window: int | None = None, soft_cap: float | None = None, has_sinks: bool = False,
-    chunk_size: int | None = None, cache_dtype: torch.dtype = torch.bfloat16,
-) -> torch.Tensor:  # fmt: skip
+    gpu: Gpu,
+    num_seqs: int,
+    query_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    *,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    has_sinks: bool = False,
+    chunk_size: int | None = None,
+    cache_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
     """Launch attention over caches that are never read; values are a part of the keys of one KV head.
 
     Queries have the type of the cache, or 16 bits over one of eight.
@@ -27,13 +37,15 @@ def launch(
     is_latent = num_kv_heads == 1
     is_8bit = is_quantized(cache_dtype)
     batch = PagedAttentionBatch(
-        torch.empty(num_seqs * query_len, num_heads, head_dim, dtype=torch.bfloat16 if is_8bit else cache_dtype), keys,
+        torch.empty(num_seqs * query_len, num_heads, head_dim, dtype=torch.bfloat16 if is_8bit else cache_dtype),
+        keys,
         keys[..., :value_dim] if is_latent else torch.empty(2, 16, num_kv_heads, value_dim, dtype=cache_dtype),
-        torch.empty(num_seqs, 2048, dtype=torch.int32), torch.empty(num_seqs + 1, dtype=torch.int32),
+        torch.empty(num_seqs, 2048, dtype=torch.int32),
+        torch.empty(num_seqs + 1, dtype=torch.int32),
         torch.empty(num_seqs, dtype=torch.int32),
         torch.empty(scales_shape(2, 16, num_kv_heads), dtype=torch.float16) if is_8bit else None,
         torch.empty(num_heads) if has_sinks else None,
-    )  # fmt: skip
+    )
     scale = head_dim**-0.5
     return paged_attention_triton(batch, query_len, scale, sliding_window, soft_cap, gpu, chunk_size=chunk_size)
 

@@ -60,10 +60,13 @@ def attend_by_definition(sequence: PagedSequence, position: int, scale: float, o
 def run_reference(batch: PagedBatch, options: Options) -> torch.Tensor:
     """Run the reference with these options."""
     return paged_attention_reference(
-        *batch.arguments(), options.sliding_window, options.soft_cap, batch.kv_scales,
+        *batch.arguments(),
+        options.sliding_window,
+        options.soft_cap,
+        batch.kv_scales,
         options.sinks(batch.query.shape[1]),
         options.chunk_size,
-    )  # fmt: skip
+    )
 
 
 def batch_of(shape: Shape, queries: str) -> PagedBatch:

@@ -192,9 +192,17 @@ def _compile(name: str, launch: Callable[[], object], capability: int) -> list[C
 def _describe(launch: str, kernel: Any, capability: int) -> CompiledKernel:
     registers, stack = _resource_usage(kernel.asm["cubin"])
     return CompiledKernel(
-        launch, kernel.metadata.name, capability, kernel.asm["ptx"], kernel.metadata.shared, registers, stack,
-        kernel.metadata.num_warps, kernel.metadata.num_stages, getattr(kernel.metadata, "tmem_size", None) or 0,
-    )  # fmt: skip
+        launch,
+        kernel.metadata.name,
+        capability,
+        kernel.asm["ptx"],
+        kernel.metadata.shared,
+        registers,
+        stack,
+        kernel.metadata.num_warps,
+        kernel.metadata.num_stages,
+        getattr(kernel.metadata, "tmem_size", None) or 0,
+    )
 
 
 def _resource_usage(cubin: bytes) -> tuple[int, int]:

@@ -88,10 +88,16 @@ def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Sha
                 caches[kind][slots] = heads.to(cache_dtype)
     query = torch.cat([s.query[-count:] for s, count in zip(sequences, query_lens, strict=True)])
     return PagedBatch(
-        query.to(shape.dtype), *caches, tables, torch.tensor([0, *query_lens]).cumsum(0).int(),
-        torch.tensor(lengths, dtype=torch.int32), max(query_lens), max(lengths), shape.head_dim**-0.5,
+        query.to(shape.dtype),
+        *caches,
+        tables,
+        torch.tensor([0, *query_lens]).cumsum(0).int(),
+        torch.tensor(lengths, dtype=torch.int32),
+        max(query_lens),
+        max(lengths),
+        shape.head_dim**-0.5,
         scales if is_quantized(cache_dtype) else None,
-    )  # fmt: skip
+    )
 
 
 def _poisoned_caches(num_blocks: int, shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

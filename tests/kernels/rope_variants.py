@@ -75,10 +75,18 @@ def run(write: Write, variant: Variant, device: torch.device) -> tuple[torch.Ten
         scales = torch.full((4, num_kv_heads, 3, 2), float("nan"), dtype=torch.float16, device=device)
     norm = HeadNormWeights(rand(variant.head_dim), rand(variant.head_dim), 1e-5) if variant.has_norm else None
     query = write(
-        qkv, torch.tensor([0, 49, 7, 8, 3], device=device), table, keys if variant.has_keys else None,
-        values if variant.has_values else None, torch.tensor([3, 0, -1, 11, 5], device=device), norm, scales,
-        rand(5, num_kv_heads, value_dim) if variant.value_dim else None, variant.first, variant.is_interleaved,
-    )  # fmt: skip
+        qkv,
+        torch.tensor([0, 49, 7, 8, 3], device=device),
+        table,
+        keys if variant.has_keys else None,
+        values if variant.has_values else None,
+        torch.tensor([3, 0, -1, 11, 5], device=device),
+        norm,
+        scales,
+        rand(5, num_kv_heads, value_dim) if variant.value_dim else None,
+        variant.first,
+        variant.is_interleaved,
+    )
     assert query.shape == (5, variant.num_heads, variant.head_dim)
     return tuple(part.cpu() for part in (query, keys, values, *([] if scales is None else [scales])))
 

@@ -103,15 +103,20 @@ def test_keys_and_values_take_the_memory_of_the_steps_own_tokens(monkeypatch: py
 @pytest.mark.parametrize(
     ("num_seqs", "query_len", "context_len", "expected"),
     [
-        (1, 340, 340, False), (1, 344, 344, True), (1, 8192, 8192, True),
+        (1, 340, 340, False),
+        (1, 344, 344, True),
+        (1, 8192, 8192, True),
         # Behind a long context half as many do.
-        (1, 160, 100_000, False), (1, 180, 100_000, True), (4, 2048, 2048, True),
+        (1, 160, 100_000, False),
+        (1, 180, 100_000, True),
+        (4, 2048, 2048, True),
         # Decodes beside a prompt that does not pay for them, and decodes.
-        (64, 512, 8192, False), (64, 1, 8192, False),
+        (64, 512, 8192, False),
+        (64, 1, 8192, False),
         # A captured step of 2,048 tokens is made for contexts of any length.
         (256, 2048, 4096, False),
     ],
-)  # fmt: skip
+)
 def test_prompts_of_some_hundred_tokens_are_expanded(
     num_seqs: int, query_len: int, context_len: int, expected: bool
 ) -> None:

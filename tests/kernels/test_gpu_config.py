@@ -11,11 +11,16 @@ from kernels.paged_attention.triton_config import LATENT_CHUNK, ChunkConfig, chu
 @pytest.mark.parametrize(
     ("capability", "generation", "max_shared_kb"),
     [
-        ((7, 5), GpuGeneration.ADA, 99), ((8, 0), GpuGeneration.AMPERE, 163), ((8, 6), GpuGeneration.ADA, 99),
-        ((8, 9), GpuGeneration.ADA, 99), ((9, 0), GpuGeneration.HOPPER, 227), ((10, 0), GpuGeneration.BLACKWELL, 227),
-        ((11, 0), GpuGeneration.BLACKWELL, 227), ((12, 0), GpuGeneration.ADA, 99),
+        ((7, 5), GpuGeneration.ADA, 99),
+        ((8, 0), GpuGeneration.AMPERE, 163),
+        ((8, 6), GpuGeneration.ADA, 99),
+        ((8, 9), GpuGeneration.ADA, 99),
+        ((9, 0), GpuGeneration.HOPPER, 227),
+        ((10, 0), GpuGeneration.BLACKWELL, 227),
+        ((11, 0), GpuGeneration.BLACKWELL, 227),
+        ((12, 0), GpuGeneration.ADA, 99),
     ],
-)  # fmt: skip
+)
 def test_capability_belongs_to_generation(
     capability: tuple[int, int], generation: GpuGeneration, max_shared_kb: int
 ) -> None:

@@ -312,9 +312,15 @@ def check_dispatched(
     arguments = (batch.max_query_len, batch.max_context_len, batch.scale, sliding_window, soft_cap)
     with poisoned_memory():
         actual = paged_attention(
-            moved.query, moved.key_cache, moved.value_cache, moved.block_tables, moved.query_starts, moved.context_lens,
-            *arguments, moved.kv_scales,
-        )  # fmt: skip
+            moved.query,
+            moved.key_cache,
+            moved.value_cache,
+            moved.block_tables,
+            moved.query_starts,
+            moved.context_lens,
+            *arguments,
+            moved.kv_scales,
+        )
     expected = paged_attention_reference(*batch.arguments(), sliding_window, soft_cap, batch.kv_scales)
     assert_close(actual, expected)
 

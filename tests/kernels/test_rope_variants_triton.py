@@ -13,10 +13,18 @@ from tests.kernels.rope_variants import VARIANTS, Variant, check
 
 
 def write(
-    qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor | None, key_cache: torch.Tensor | None,
-    value_cache: torch.Tensor | None, slots: torch.Tensor, norm: HeadNormWeights | None, scales: torch.Tensor | None,
-    values: torch.Tensor | None, first_rotated: int, is_interleaved: bool,
-) -> torch.Tensor:  # fmt: skip
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    key_cache: torch.Tensor | None,
+    value_cache: torch.Tensor | None,
+    slots: torch.Tensor,
+    norm: HeadNormWeights | None,
+    scales: torch.Tensor | None,
+    values: torch.Tensor | None,
+    first_rotated: int,
+    is_interleaved: bool,
+) -> torch.Tensor:
     arguments = (qkv, positions, cos_sin, key_cache, value_cache, slots, norm)
     return rope_kv_write_triton(*arguments, scales, values, first_rotated, is_interleaved)
 

@@ -30,9 +30,17 @@ from tests.kernels.sampling_cases import SAMPLINGS, SamplingCase, copied, make_c
 CPU = torch.device("cpu")
 # So small that a few hundred tokens fill many tiles, several readings, and more than one list.
 CONFIG = SamplingConfig(
-    tile=32, tiles=2, threshold_rows=2, threshold_tiles=4, pivots=4, stages=1, capacity=64, statistics_warps=4,
-    threshold_warps=4, draw_warps=4,
-)  # fmt: skip
+    tile=32,
+    tiles=2,
+    threshold_rows=2,
+    threshold_tiles=4,
+    pivots=4,
+    stages=1,
+    capacity=64,
+    statistics_warps=4,
+    threshold_warps=4,
+    draw_warps=4,
+)
 Draw = Callable[[SamplingCase, bool], list[int]]
 
 

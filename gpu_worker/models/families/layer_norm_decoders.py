@@ -22,17 +22,23 @@ _FIELDS = {
     "n_positions": "max_position_embeddings",
 }
 _GPT2_NAMES = TensorNames(
-    before_mixer="ln_1", before_feed_forward="ln_2",
+    before_mixer="ln_1",
+    before_feed_forward="ln_2",
     qkv=("c_attn",),
-    output="c_proj", up="c_fc", down="c_proj", is_transposed=True,
+    output="c_proj",
+    up="c_fc",
+    down="c_proj",
+    is_transposed=True,
     renamed=(
-        (r"^(transformer\.)?h\.", "model.layers."), (r"^(transformer\.)?wte\.", "model.embed_tokens."),
-        (r"^(transformer\.)?wpe\.", "model.embed_positions."), (r"^(transformer\.)?ln_f\.", "model.norm."),
+        (r"^(transformer\.)?h\.", "model.layers."),
+        (r"^(transformer\.)?wte\.", "model.embed_tokens."),
+        (r"^(transformer\.)?wpe\.", "model.embed_positions."),
+        (r"^(transformer\.)?ln_f\.", "model.norm."),
         (r"\.attn\.", ".self_attn."),
     ),
     # Masks, which old checkpoints hold.
     unused=(r".*\.self_attn\.(bias|masked_bias)",),
-)  # fmt: skip
+)
 
 
 def read_gpt2(file: JsonFile) -> ModelConfig:
@@ -65,13 +71,18 @@ def read_gpt2(file: JsonFile) -> ModelConfig:
 _GPT_NEOX_NAMES = TensorNames(
     qkv=("query_key_value",),
     renamed=(
-        (r"^gpt_neox\.", "model."), (r"^model\.embed_in\.", "model.embed_tokens."), (r"^embed_out\.", "lm_head."),
-        (r"^model\.final_layer_norm\.", "model.norm."), (r"\.attention\.", ".self_attn."), (r"\.dense\.", ".o_proj."),
-        (r"\.dense_h_to_4h\.", ".up_proj."), (r"\.dense_4h_to_h\.", ".down_proj."),
+        (r"^gpt_neox\.", "model."),
+        (r"^model\.embed_in\.", "model.embed_tokens."),
+        (r"^embed_out\.", "lm_head."),
+        (r"^model\.final_layer_norm\.", "model.norm."),
+        (r"\.attention\.", ".self_attn."),
+        (r"\.dense\.", ".o_proj."),
+        (r"\.dense_h_to_4h\.", ".up_proj."),
+        (r"\.dense_4h_to_h\.", ".down_proj."),
     ),
     # Masks and frequencies, which old checkpoints hold.
     unused=(r".*\.self_attn\.(bias|masked_bias|rotary_emb\.inv_freq)",),
-)  # fmt: skip
+)
 
 
 def read_gpt_neox(file: JsonFile) -> ModelConfig:
@@ -120,13 +131,17 @@ def read_nemotron(file: JsonFile) -> ModelConfig:
 # Rows of positions before that of the first token.
 _FIRST_ROW = 2
 _OPT_NAMES = TensorNames(
-    before_mixer="self_attn_layer_norm", before_feed_forward="final_layer_norm", output="out_proj", up="fc1",
+    before_mixer="self_attn_layer_norm",
+    before_feed_forward="final_layer_norm",
+    output="out_proj",
+    up="fc1",
     down="fc2",
     renamed=(
-        (r"^(model\.)?decoder\.", "model."), (r"^model\.final_layer_norm\.", "model.norm."),
+        (r"^(model\.)?decoder\.", "model."),
+        (r"^model\.final_layer_norm\.", "model.norm."),
         (r"\.(fc[12])\.", r".mlp.\1."),
     ),
-)  # fmt: skip
+)
 
 
 def read_opt(file: JsonFile) -> ModelConfig:

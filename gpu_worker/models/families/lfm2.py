@@ -21,14 +21,19 @@ _KINDS = ("conv", "full_attention")
 # Published models have at most 1.
 _MAX_MULTIPLIER = 64
 _NAMES = TensorNames(
-    before_mixer="operator_norm", before_feed_forward="ffn_norm",
+    before_mixer="operator_norm",
+    before_feed_forward="ffn_norm",
     renamed=(
-        (r"\.feed_forward\.w1\.", ".mlp.gate_proj."), (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
-        (r"\.feed_forward\.w2\.", ".mlp.down_proj."), (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
-        (r"\.self_attn\.q_layernorm\.", ".self_attn.q_norm."), (r"\.self_attn\.k_layernorm\.", ".self_attn.k_norm."),
-        (r"\.feed_forward\.", ".mlp."), (r"^model\.embedding_norm\.", "model.norm."),
+        (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+        (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+        (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.self_attn\.q_layernorm\.", ".self_attn.q_norm."),
+        (r"\.self_attn\.k_layernorm\.", ".self_attn.k_norm."),
+        (r"\.feed_forward\.", ".mlp."),
+        (r"^model\.embedding_norm\.", "model.norm."),
     ),
-)  # fmt: skip
+)
 
 
 def read_lfm2(file: JsonFile) -> ModelConfig:

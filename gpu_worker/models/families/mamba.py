@@ -107,15 +107,18 @@ def _factors(file: JsonFile, name: str, count: int) -> tuple[float, ...]:
 _PATTERN = "hybrid_override_pattern"
 _KINDS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
 NAMES = TensorNames(
-    before_mixer="norm", before_feed_forward="norm",
+    before_mixer="norm",
+    before_feed_forward="norm",
     renamed=(
-        (r"^backbone\.", "model."), (r"^model\.embeddings\.", "model.embed_tokens."),
-        (r"^model\.norm_f\.", "model.norm."), (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
+        (r"^backbone\.", "model."),
+        (r"^model\.embeddings\.", "model.embed_tokens."),
+        (r"^model\.norm_f\.", "model.norm."),
+        (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
         (r"\.mixer\.(up_proj|down_proj|gate|experts|shared_experts|fc\d_latent_proj)\.", r".mlp.\1."),
         (r"\.mixer\.", ".mamba."),
     ),
     unused=(r"mtp\..*",),
-)  # fmt: skip
+)
 _EXPERTS = MixtureNames(
     matrices=("up_proj", "down_proj"),
     stacked=(("mlp.experts.up_proj", "mlp.experts.down_proj"),),
@@ -123,10 +126,17 @@ _EXPERTS = MixtureNames(
     shared_matrices=("up_proj", "down_proj"),
 )
 _NEMOTRON_H_FIELDS = Mamba2Fields(
-    num_heads="mamba_num_heads", head_dim="mamba_head_dim", num_groups="n_groups", state_size="ssm_state_size",
-    conv_width="conv_kernel", conv_bias="use_conv_bias", expand=None, input_bias="use_bias", output_bias="use_bias",
+    num_heads="mamba_num_heads",
+    head_dim="mamba_head_dim",
+    num_groups="n_groups",
+    state_size="ssm_state_size",
+    conv_width="conv_kernel",
+    conv_bias="use_conv_bias",
+    expand=None,
+    input_bias="use_bias",
+    output_bias="use_bias",
     activation="mamba_hidden_act",
-)  # fmt: skip
+)
 
 
 def read_nemotron_h(file: JsonFile) -> ModelConfig:
@@ -201,9 +211,16 @@ def _read_mixture(file: JsonFile) -> MixtureShape:
 # with a sequence, but the scheduler counts its blocks all the same.
 _MAX_LEN = 8192
 _MAMBA2_FIELDS = Mamba2Fields(
-    num_heads="num_heads", head_dim="head_dim", num_groups="n_groups", state_size="state_size",
-    conv_width="conv_kernel", conv_bias="use_conv_bias", expand="expand", input_bias="use_bias", output_bias="use_bias",
-)  # fmt: skip
+    num_heads="num_heads",
+    head_dim="head_dim",
+    num_groups="n_groups",
+    state_size="state_size",
+    conv_width="conv_kernel",
+    conv_bias="use_conv_bias",
+    expand="expand",
+    input_bias="use_bias",
+    output_bias="use_bias",
+)
 
 
 def read_mamba2_model(file: JsonFile) -> ModelConfig:

@@ -90,14 +90,17 @@ FAMILIES = (
     Family("MistralForCausalLM", read_mistral),
     Family("MinistralForCausalLM", read_ministral),
     Family(
-        "Ministral3ForCausalLM", read_ministral3,
+        "Ministral3ForCausalLM",
+        read_ministral3,
         {
             "rope_parameters": {
-                "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 256,
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 256,
                 "llama_4_scaling_beta": 0.1,
             },
         },
     ),
     Family("Mistral4ForCausalLM", read_mistral4),
     Family("MixtralForCausalLM", read_mixtral),
-)  # fmt: skip
+)

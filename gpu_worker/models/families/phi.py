@@ -18,9 +18,12 @@ from gpu_worker.models.rope_config import max_model_len, read_rope, rope_fields
 from kernels.moe import RoutingRule
 
 _PHI_NAMES = TensorNames(
-    before_feed_forward=None, output="dense", up="fc1", down="fc2",
+    before_feed_forward=None,
+    output="dense",
+    up="fc1",
+    down="fc2",
     renamed=((r"^model\.final_layernorm\.", "model.norm."),),
-)  # fmt: skip
+)
 
 
 def read_phi(file: JsonFile) -> ModelConfig:

@@ -18,20 +18,24 @@ _CLASSES = "ForSequenceClassification"
 
 # Of the families that normalise the stream behind each block.
 _POST_NORM_NAMES = TensorNames(
-    before_mixer=None, after_mixer="post_attention_layernorm", before_feed_forward=None,
+    before_mixer=None,
+    after_mixer="post_attention_layernorm",
+    before_feed_forward=None,
     after_feed_forward="post_mlp_layernorm",
     qkv=("Wqkv",),
     renamed=(
         (rf"{_ROOT}embeddings\.word_embeddings\.", "model.embed_tokens."),
         (rf"{_ROOT}embeddings\.token_type_embeddings\.", "model.segments."),
         (rf"{_ROOT}(?:emb_ln|embeddings\.LayerNorm)\.", "model.embedding_norm."),
-        (rf"{_ROOT}(?:encoder\.)?layers\.", "model.layers."), (r"\.(?:attn|mixer)\.", ".self_attn."),
-        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."), (r"\.norm1\.", ".post_attention_layernorm."),
+        (rf"{_ROOT}(?:encoder\.)?layers\.", "model.layers."),
+        (r"\.(?:attn|mixer)\.", ".self_attn."),
+        (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.norm1\.", ".post_attention_layernorm."),
         (r"\.norm2\.", ".post_mlp_layernorm."),
     ),
     # Of other uses of the checkpoint.
     unused=(r"(?:[a-z_]+\.)?pooler\..*", r"(?:cls|lm_head)\..*"),
-)  # fmt: skip
+)
 
 
 def _read_rotary_encoder(file: JsonFile, traits: FamilyTraits, only_vectors: str | None = None) -> ModelConfig:
@@ -138,19 +142,22 @@ def _translated(file: JsonFile) -> JsonFile:
 
 
 _MODERNBERT_NAMES = TensorNames(
-    before_mixer="attn_norm", before_feed_forward="mlp_norm",
+    before_mixer="attn_norm",
+    before_feed_forward="mlp_norm",
     qkv=("Wqkv",),
     output="Wo",
     gate_up=("Wi",),
     down="Wo",
     renamed=(
         (r"^(?:model\.)?embeddings\.tok_embeddings\.", "model.embed_tokens."),
-        (r"^(?:model\.)?embeddings\.norm\.", "model.embedding_norm."), (r"^(?:model\.)?final_norm\.", "model.norm."),
-        (r"^layers\.", "model.layers."), (r"\.attn\.", ".self_attn."),
+        (r"^(?:model\.)?embeddings\.norm\.", "model.embedding_norm."),
+        (r"^(?:model\.)?final_norm\.", "model.norm."),
+        (r"^layers\.", "model.layers."),
+        (r"\.attn\.", ".self_attn."),
     ),
     # Of the head that predicts masked words.
     unused=(r"decoder\..*",),
-)  # fmt: skip
+)
 
 
 def read_modernbert(file: JsonFile) -> ModelConfig:

@@ -150,11 +150,18 @@ def read_sizes(
     vision = files.vision
     num_heads, size = vision.integer("num_attention_heads", heads, maximum=1024), vision.integer("hidden_size", size)
     return TowerSizes(
-        vision.integer("num_hidden_layers", depth, maximum=1024), size, vision.integer("intermediate_size", inner),
-        num_heads, size // num_heads, read_side(vision, "patch_size", patch), merge, files.text.integer("hidden_size"),
-        eps or vision.number("layer_norm_eps", 1e-6), read_activation(vision, *activation),
+        vision.integer("num_hidden_layers", depth, maximum=1024),
+        size,
+        vision.integer("intermediate_size", inner),
+        num_heads,
+        size // num_heads,
+        read_side(vision, "patch_size", patch),
+        merge,
+        files.text.integer("hidden_size"),
+        eps or vision.number("layer_norm_eps", 1e-6),
+        read_activation(vision, *activation),
         read_colours(files.processor, colours),
-    )  # fmt: skip
+    )
 
 
 def read_colours(file: JsonFile, default: Colours, *, is_normalised: bool = True) -> torch.Tensor:

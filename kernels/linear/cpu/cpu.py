@@ -157,11 +157,17 @@ def pack_quantized(
         None if layout.input_order is None else layout.input_order.int(),
     )
     structure = QuantizedStructure(
-        *map(address_of, tensors), num_inputs, num_outputs, layout.group_size, layout.number.index,
-        DTYPE_NUMBERS[layout.scales.dtype], offsets.kind,
-        offsets.zero_point if offsets.kind is OffsetKind.ZERO else 0.0, layout.rounding,
+        *map(address_of, tensors),
+        num_inputs,
+        num_outputs,
+        layout.group_size,
+        layout.number.index,
+        DTYPE_NUMBERS[layout.scales.dtype],
+        offsets.kind,
+        offsets.zero_point if offsets.kind is OffsetKind.ZERO else 0.0,
+        layout.rounding,
         0.0 if layout.activation_scale is None else float(layout.activation_scale),
-    )  # fmt: skip
+    )
     return QuantizedPanels(structure, tensors, num_inputs, num_outputs)
 
 

@@ -15,10 +15,22 @@ _NUM_WARPS = 4
 
 @triton.jit
 def dequantize_kernel(
-    words, scales, offsets, outputs, out_features, in_features, num_blocks, padded_rows,
-    KIND: tl.constexpr, PLANE: tl.constexpr, NUM_PLANES: tl.constexpr, PLANES_PER_PART: tl.constexpr,
-    SCALES: tl.constexpr, OFFSETS: tl.constexpr, TILE_ROWS: tl.constexpr,
-):  # fmt: skip
+    words,
+    scales,
+    offsets,
+    outputs,
+    out_features,
+    in_features,
+    num_blocks,
+    padded_rows,
+    KIND: tl.constexpr,
+    PLANE: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    PLANES_PER_PART: tl.constexpr,
+    SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+):
     """Program (block of columns, tile of rows). Scaled in float32, and rounded once."""
     block = tl.program_id(0)
     local = tl.arange(0, TILE_ROWS)
@@ -44,10 +56,21 @@ def dequantize_triton(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor:
     """Return the matrix, `[out_features, in_features]`, rounded to a type."""
     outputs = torch.empty((matrix.out_features, matrix.in_features), dtype=dtype, device=matrix.words.device)
     dequantize_kernel[(matrix.num_blocks, triton.cdiv(matrix.out_features, TILE_ROWS))](
-        matrix.words, matrix.scales.words, None if matrix.offsets is None else matrix.offsets.words, outputs,
-        matrix.out_features, matrix.in_features, matrix.num_blocks, matrix.padded_rows,
-        KIND=matrix.number.name, PLANE=matrix.plane, NUM_PLANES=matrix.num_planes,
-        PLANES_PER_PART=matrix.groups.planes_per_part, SCALES=matrix.scales.constants,
-        OFFSETS=None if matrix.offsets is None else matrix.offsets.constants, TILE_ROWS=TILE_ROWS, num_warps=_NUM_WARPS,
-    )  # fmt: skip
+        matrix.words,
+        matrix.scales.words,
+        None if matrix.offsets is None else matrix.offsets.words,
+        outputs,
+        matrix.out_features,
+        matrix.in_features,
+        matrix.num_blocks,
+        matrix.padded_rows,
+        KIND=matrix.number.name,
+        PLANE=matrix.plane,
+        NUM_PLANES=matrix.num_planes,
+        PLANES_PER_PART=matrix.groups.planes_per_part,
+        SCALES=matrix.scales.constants,
+        OFFSETS=None if matrix.offsets is None else matrix.offsets.constants,
+        TILE_ROWS=TILE_ROWS,
+        num_warps=_NUM_WARPS,
+    )
     return outputs

@@ -23,12 +23,32 @@ from kernels.linear.split_sums import add_splits, outputs_and_partials
 
 @triton.jit(do_not_specialize=["num_rows", "num_blocks"])
 def packed_linear_kernel(
-    inputs, words, scales, offsets, bias, outputs, partials, counters, num_rows, out_features, in_features, num_blocks,
-    input_stride, padded_rows,
-    KIND: tl.constexpr, PLANE: tl.constexpr, NUM_PLANES: tl.constexpr, PLANES_PER_PART: tl.constexpr,
-    SCALES: tl.constexpr, OFFSETS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, IS_EVEN: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    words,
+    scales,
+    offsets,
+    bias,
+    outputs,
+    partials,
+    counters,
+    num_rows,
+    out_features,
+    in_features,
+    num_blocks,
+    input_stride,
+    padded_rows,
+    KIND: tl.constexpr,
+    PLANE: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    PLANES_PER_PART: tl.constexpr,
+    SCALES: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
     """Program (block of features, split, block of rows). `IS_EVEN`: the last block of columns is full."""
     wait_for_inputs()
     dtype: tl.constexpr = inputs.dtype.element_ty
@@ -102,14 +122,33 @@ def packed_linear_triton(
     num_planes = matrix.num_planes
     grid = (triton.cdiv(matrix.out_features, launch.block_n), num_splits, triton.cdiv(num_rows, launch.block_m))
     packed_linear_kernel[grid](
-        inputs, matrix.words, matrix.scales.words, None if matrix.offsets is None else matrix.offsets.words, bias,
-        outputs, partials, matrix.counters, num_rows, matrix.out_features, matrix.in_features, matrix.num_blocks,
-        inputs.stride(0), matrix.padded_rows,
-        KIND=matrix.number.name, PLANE=matrix.plane, NUM_PLANES=num_planes,
-        PLANES_PER_PART=matrix.groups.planes_per_part, SCALES=matrix.scales.constants,
-        OFFSETS=None if matrix.offsets is None else matrix.offsets.constants, TILE_ROWS=TILE_ROWS,
-        BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, SPLITS=num_splits,
-        IS_EVEN=matrix.in_features % (num_planes * matrix.plane) == 0, num_warps=launch.warps_for(matrix.plane),
-        **dependent_launch(inputs.device), num_stages=launch.num_stages,
-    )  # fmt: skip
+        inputs,
+        matrix.words,
+        matrix.scales.words,
+        None if matrix.offsets is None else matrix.offsets.words,
+        bias,
+        outputs,
+        partials,
+        matrix.counters,
+        num_rows,
+        matrix.out_features,
+        matrix.in_features,
+        matrix.num_blocks,
+        inputs.stride(0),
+        matrix.padded_rows,
+        KIND=matrix.number.name,
+        PLANE=matrix.plane,
+        NUM_PLANES=num_planes,
+        PLANES_PER_PART=matrix.groups.planes_per_part,
+        SCALES=matrix.scales.constants,
+        OFFSETS=None if matrix.offsets is None else matrix.offsets.constants,
+        TILE_ROWS=TILE_ROWS,
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        SPLITS=num_splits,
+        IS_EVEN=matrix.in_features % (num_planes * matrix.plane) == 0,
+        num_warps=launch.warps_for(matrix.plane),
+        **dependent_launch(inputs.device),
+        num_stages=launch.num_stages,
+    )
     return outputs

@@ -28,11 +28,28 @@ _MAX_ROWS_WITH_BLOCKS = 64
 
 @triton.jit(do_not_specialize=["num_rows", "input_scale_stride"])
 def scaled_linear_kernel(
-    inputs, input_scales, weight, weight_scales, bias, outputs, partials, counters, num_rows, out_features, in_features,
-    input_scale_stride, weight_scale_stride,
-    HAS_BLOCKS: tl.constexpr, SCALE_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, TOGETHER: tl.constexpr, SPLITS: tl.constexpr, IS_EVEN: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    input_scales,
+    weight,
+    weight_scales,
+    bias,
+    outputs,
+    partials,
+    counters,
+    num_rows,
+    out_features,
+    in_features,
+    input_scale_stride,
+    weight_scale_stride,
+    HAS_BLOCKS: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
     """Program (tile of the result, split). `IS_EVEN`: the last block of input features is full."""
     wait_for_inputs()
     num_row_blocks = tl.cdiv(num_rows, BLOCK_M)
@@ -120,11 +137,29 @@ def scaled_linear_triton(
     )
     num_tiles = triton.cdiv(out_features, launch.block_n) * triton.cdiv(num_rows, launch.block_m)
     scaled_linear_kernel[(num_tiles, num_splits)](
-        inputs, input_scales, matrix.values, matrix.scales, bias, outputs, partials, matrix.counters, num_rows,
-        out_features, in_features, input_scales.stride(1), matrix.scales.shape[-1],
-        HAS_BLOCKS=matrix.has_blocks, SCALE_BLOCK=SCALE_BLOCK, BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
-        BLOCK_K=launch.block_k, TOGETHER=_ROW_BLOCKS_TOGETHER, SPLITS=num_splits,
-        IS_EVEN=in_features % launch.block_k == 0, num_warps=launch.num_warps, **dependent_launch(inputs.device),
+        inputs,
+        input_scales,
+        matrix.values,
+        matrix.scales,
+        bias,
+        outputs,
+        partials,
+        matrix.counters,
+        num_rows,
+        out_features,
+        in_features,
+        input_scales.stride(1),
+        matrix.scales.shape[-1],
+        HAS_BLOCKS=matrix.has_blocks,
+        SCALE_BLOCK=SCALE_BLOCK,
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        BLOCK_K=launch.block_k,
+        TOGETHER=_ROW_BLOCKS_TOGETHER,
+        SPLITS=num_splits,
+        IS_EVEN=in_features % launch.block_k == 0,
+        num_warps=launch.num_warps,
+        **dependent_launch(inputs.device),
         num_stages=launch.num_stages,
-    )  # fmt: skip
+    )
     return outputs

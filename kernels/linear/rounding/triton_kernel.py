@@ -39,9 +39,18 @@ def round_tile(numbers, given_scale, NUMBER: tl.constexpr):
 
 @triton.jit
 def store_rounded(
-    values, scales, given_scale, numbers, rows, is_row, first, row_size, part_stride,
-    WIDTH: tl.constexpr, INTERLEAVES: tl.constexpr = False,
-):  # fmt: skip
+    values,
+    scales,
+    given_scale,
+    numbers,
+    rows,
+    is_row,
+    first,
+    row_size,
+    part_stride,
+    WIDTH: tl.constexpr,
+    INTERLEAVES: tl.constexpr = False,
+):
     """Round a tile of rows, `[ROWS, SIZE]` float32 from column `first` on, and store it; a part has `WIDTH` columns.
 
     With `INTERLEAVES` the first and the second half of a part's columns take turns.
@@ -63,9 +72,18 @@ def store_rounded(
 
 @triton.jit(do_not_specialize=["part_stride"])
 def quantize_tokens_kernel(
-    x, given_scale, values, scales, x_size, row_size, x_stride, part_stride,
-    WIDTH: tl.constexpr, SIZE: tl.constexpr, INTERLEAVES: tl.constexpr,
-):  # fmt: skip
+    x,
+    given_scale,
+    values,
+    scales,
+    x_size,
+    row_size,
+    x_stride,
+    part_stride,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    INTERLEAVES: tl.constexpr,
+):
     """Program (token, `SIZE` columns of it): each part of `WIDTH` columns has a scale; beyond `x_size` are zeros."""
     wait_for_inputs()
     rows = tl.program_id(0) + tl.arange(0, 1)
@@ -97,9 +115,18 @@ def quantize_tokens_triton(x: torch.Tensor, rounding: InputRounding, *, interlea
     size = width * (BLOCKS_PER_PROGRAM if rounding.has_blocks else 1)
     rounded = rounding.empty(num_rows, row_size, x.dtype, x.device)
     quantize_tokens_kernel[(num_rows, triton.cdiv(row_size, size))](
-        x, rounding.given_scale, rounded.values, rounded.scales, x.shape[1], row_size, x.stride(0),
+        x,
+        rounding.given_scale,
+        rounded.values,
+        rounded.scales,
+        x.shape[1],
+        row_size,
+        x.stride(0),
         rounded.scales.stride(1),
-        WIDTH=width, SIZE=size, INTERLEAVES=interleaves, num_warps=max(1, min(16, size // _PER_WARP)),
+        WIDTH=width,
+        SIZE=size,
+        INTERLEAVES=interleaves,
+        num_warps=max(1, min(16, size // _PER_WARP)),
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )
     return rounded

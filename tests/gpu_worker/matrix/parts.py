@@ -148,10 +148,13 @@ def prediction_of(cell: EngineCell, answer: list[int], seed: int) -> tuple[int, 
 
 def _scheduler_config(cell: EngineCell, num_blocks: int) -> SchedulerConfig:
     return SchedulerConfig(
-        block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=MAX_NUM_SEQS[cell.budget],
-        max_num_batched_tokens=TOKEN_BUDGETS[cell.budget], max_model_len=MAX_LEN,
+        block_size=BLOCK,
+        num_blocks=num_blocks,
+        max_num_seqs=MAX_NUM_SEQS[cell.budget],
+        max_num_batched_tokens=TOKEN_BUDGETS[cell.budget],
+        max_model_len=MAX_LEN,
         headroom_tokens=0 if cell.blocks == "scarce" else 128,
-    )  # fmt: skip
+    )
 
 
 def _runner(model: CausalLM, cell: EngineCell, num_blocks: int, constraints: SharedConstraints | None = None) -> Runner:
@@ -162,9 +165,14 @@ def _runner(model: CausalLM, cell: EngineCell, num_blocks: int, constraints: Sha
         budget = TOKEN_BUDGETS[cell.budget]
         return TorchModelRunner(model, cache, max_num_seqs, MAX_LEN, budget, constraints=constraints)
     return make_device_runner(
-        model, is_graphed=cell.runner == "graphed", num_blocks=num_blocks, max_num_seqs=max_num_seqs,
-        max_draft_tokens=DEPTH, kv_cache_dtype=dtype, constraints=constraints,
-    )  # fmt: skip
+        model,
+        is_graphed=cell.runner == "graphed",
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_draft_tokens=DEPTH,
+        kv_cache_dtype=dtype,
+        constraints=constraints,
+    )
 
 
 def _proposer(models: Models, cell: EngineCell, runner: Runner, answers: Answers, num_blocks: int) -> Proposer:

@@ -105,12 +105,17 @@ def sequences(answers: Mapping[str, list[int]] | None = None) -> list[Sequence]:
         prediction = () if answers is None else prediction_of(answers[str(number)], number)
         made.append(
             Sequence(
-                str(number), prompt, len(prompt), sampling, max_tokens=10,
+                str(number),
+                prompt,
+                len(prompt),
+                sampling,
+                max_tokens=10,
                 # What ends a text that is guided, and no other here.
-                eos_token_ids=frozenset({EOS}) if constraint is not None else frozenset(), constraint=constraint,
+                eos_token_ids=frozenset({EOS}) if constraint is not None else frozenset(),
+                constraint=constraint,
                 prediction=prediction,
             ),
-        )  # fmt: skip
+        )
     return made
 
 
@@ -121,10 +126,15 @@ def answered(
     return run(
         runner,
         sequences(answers),
-        num_blocks=way.num_blocks, token_budget=way.token_budget, arrivals_per_step=way.arrivals_per_step,
-        max_num_seqs=6, headroom_tokens=0 if way.num_blocks < 400 else 128, enable_prefix_caching=way.caching,
-        state=StateConfig(num_slots=NUM_SLOTS, interval_blocks=2) if has_states and way.caching else None, **options,
-    )  # fmt: skip
+        num_blocks=way.num_blocks,
+        token_budget=way.token_budget,
+        arrivals_per_step=way.arrivals_per_step,
+        max_num_seqs=6,
+        headroom_tokens=0 if way.num_blocks < 400 else 128,
+        enable_prefix_caching=way.caching,
+        state=StateConfig(num_slots=NUM_SLOTS, interval_blocks=2) if has_states and way.caching else None,
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +161,13 @@ def test_drafts_leave_answers_as_they_are(model: tuple[str, Path], proposer: str
     for label, way in WAYS.items():
         settings = {"draft_model": directory / "draft"} if proposer == "draft" else {}
         runner, recorder = recorded_runner(
-            directory / "model", lambda *_: None, speculative=proposer, num_speculative_tokens=DEPTH,
-            kv_cache_dtype=way.kv_cache_dtype, **settings,
-        )  # fmt: skip
+            directory / "model",
+            lambda *_: None,
+            speculative=proposer,
+            num_speculative_tokens=DEPTH,
+            kv_cache_dtype=way.kv_cache_dtype,
+            **settings,
+        )
         if isinstance(recorder.proposer, HiddenVectorProposer):
             recorder.proposer._least_chance = 0.005
         known = plain[way.kv_cache_dtype] if proposer == "ngram" else None

@@ -30,9 +30,13 @@ def save_tiny_mixture(directory: Path) -> Any:
 
     torch.manual_seed(5)
     config = transformers.Qwen2MoeConfig(
-        **SIZES, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=40, shared_expert_intermediate_size=32,
+        **SIZES,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=32,
         norm_topk_prob=True,
-    )  # fmt: skip
+    )
     model = transformers.Qwen2MoeForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -140,14 +140,35 @@ def test_models_that_many_ask_for_are_refused_with_what_stands_for_them(tmp_path
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("vocab_size", None), ("vocab_size", 0), ("vocab_size", True), ("vocab_size", "100"), ("vocab_size", 2**40),
-        ("hidden_size", 64.0), ("hidden_size", 65), ("num_hidden_layers", 10**9), ("num_key_value_heads", 3),
-        ("num_key_value_heads", 0), ("head_dim", 15), ("head_dim", 2), ("rms_norm_eps", float("nan")),
-        ("rms_norm_eps", -1e-6), ("max_position_embeddings", 2**31), ("rope_theta", 1.0), ("rope_theta", float("inf")),
-        ("rope_theta", 10**400), ("tie_word_embeddings", 1), ("attention_bias", "yes"), ("eos_token_id", -1),
-        ("eos_token_id", [1, None]), ("hidden_act", "mish"), ("dtype", "float8_e4m3fn"),
-        ("quantization_config", {"quant_method": "gptq"}), ("architectures", "LlamaForCausalLM"),
-        ("partial_rotary_factor", 1.5), ("partial_rotary_factor", 1e308), ("rope_scaling", []),
+        ("vocab_size", None),
+        ("vocab_size", 0),
+        ("vocab_size", True),
+        ("vocab_size", "100"),
+        ("vocab_size", 2**40),
+        ("hidden_size", 64.0),
+        ("hidden_size", 65),
+        ("num_hidden_layers", 10**9),
+        ("num_key_value_heads", 3),
+        ("num_key_value_heads", 0),
+        ("head_dim", 15),
+        ("head_dim", 2),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", -1e-6),
+        ("max_position_embeddings", 2**31),
+        ("rope_theta", 1.0),
+        ("rope_theta", float("inf")),
+        ("rope_theta", 10**400),
+        ("tie_word_embeddings", 1),
+        ("attention_bias", "yes"),
+        ("eos_token_id", -1),
+        ("eos_token_id", [1, None]),
+        ("hidden_act", "mish"),
+        ("dtype", "float8_e4m3fn"),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("architectures", "LlamaForCausalLM"),
+        ("partial_rotary_factor", 1.5),
+        ("partial_rotary_factor", 1e308),
+        ("rope_scaling", []),
         ("rope_scaling", {"rope_type": "longrope", "factor": 4.0}),
         ("rope_scaling", {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 7, "long_factor": [1.0] * 7}),
         ("rope_scaling", {"rope_type": "longrope", "factor": 4.0, "short_factor": [0.0] * 8, "long_factor": [1.0] * 8}),
@@ -155,7 +176,10 @@ def test_models_that_many_ask_for_are_refused_with_what_stands_for_them(tmp_path
         (
             "rope_scaling",
             {
-                "rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8,
+                "rope_type": "longrope",
+                "factor": 4.0,
+                "short_factor": [1.0] * 8,
+                "long_factor": [1.0] * 8,
                 "original_max_position_embeddings": 1,
             },
         ),
@@ -163,12 +187,13 @@ def test_models_that_many_ask_for_are_refused_with_what_stands_for_them(tmp_path
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0, "beta_slow": 1e-308}),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 1e308}),
         ("rope_scaling", {"rope_type": "dynamic", "factor": 4.0, "partial_rotary_factor": 0.13}),
-        ("rope_scaling", {"rope_type": "linear"}), ("rope_scaling", {"rope_type": "linear", "factor": 0}),
+        ("rope_scaling", {"rope_type": "linear"}),
+        ("rope_scaling", {"rope_type": "linear", "factor": 0}),
         ("rope_scaling", {"rope_type": "dynamic", "factor": 1e300}),
         ("rope_scaling", {"full_attention": {"rope_type": "default"}}),
         ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.5, "high_freq_factor": 4.0}),
     ],
-)  # fmt: skip
+)
 def test_wrong_field_is_named(tmp_path: Path, field: str, value: object) -> None:
     with pytest.raises(CheckpointError, match=rf"config\.json: field '{field}"):
         read(tmp_path, {**LLAMA, field: value})
@@ -227,10 +252,14 @@ def test_granite_without_recurrent_layers_needs_no_sizes_of_them(tmp_path: Path)
 @pytest.mark.parametrize(
     ("architecture", "problem"),
     [
-        ("LlamaForCausalLM", None), ("GptOssForCausalLM", "sliding windows"), ("Qwen3NextForCausalLM", "recurrent"),
-        ("DeepseekV3ForCausalLM", "latent"), ("GPT2LMHeadModel", "learned"), ("BertModel", "both directions"),
+        ("LlamaForCausalLM", None),
+        ("GptOssForCausalLM", "sliding windows"),
+        ("Qwen3NextForCausalLM", "recurrent"),
+        ("DeepseekV3ForCausalLM", "latent"),
+        ("GPT2LMHeadModel", "learned"),
+        ("BertModel", "both directions"),
     ],
-)  # fmt: skip
+)
 def test_models_that_can_forget_tokens_are_those_of_one_rotated_cache(architecture: str, problem: str | None) -> None:
     found = eviction_problem(sample_config(architecture), 4096)
     assert found is None if problem is None else problem in (found or "")

@@ -22,9 +22,16 @@ ROOT = Path(__file__).parents[3]
 NUM_THREADS = 2
 NUM_ROUNDS = 600
 _CONFIG = MixtralConfig(
-    vocab_size=97, hidden_size=32, intermediate_size=16, num_hidden_layers=8, num_attention_heads=2,
-    num_key_value_heads=1, num_local_experts=32, num_experts_per_tok=2, max_position_embeddings=64,
-)  # fmt: skip
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=16,
+    num_hidden_layers=8,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    num_local_experts=32,
+    num_experts_per_tok=2,
+    max_position_embeddings=64,
+)
 
 
 def main(directory: Path) -> None:

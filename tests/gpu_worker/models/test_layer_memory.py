@@ -52,19 +52,22 @@ def layout_of(*mixers: MixerShape | None) -> CacheLayout:
 @pytest.mark.parametrize(
     ("mixer", "memory"),
     [
-        (None, None), (ATTENTION, KeepsTokens(TOKENS)), (replace(ATTENTION, sliding_window=9), KeepsTokens(TOKENS, 9)),
+        (None, None),
+        (ATTENTION, KeepsTokens(TOKENS)),
+        (replace(ATTENTION, sliding_window=9), KeepsTokens(TOKENS, 9)),
         (replace(ATTENTION, chunk_size=7), KeepsTokens(TOKENS, 7)),
         (replace(ATTENTION, sliding_window=9, chunk_size=7), KeepsTokens(TOKENS, 7)),
         (LATENT, KeepsTokens(CacheShape(num_kv_heads=1, key_dim=64 + 16, value_dim=64, is_latent=True))),
         (ShortConvShape(24, conv_width=3), KeepsState((StatePart((2, 24), torch.float32),), num_inputs=24)),
-        (MAMBA2, MAMBA2_STATE), (DELTA, DELTA_STATE),
+        (MAMBA2, MAMBA2_STATE),
+        (DELTA, DELTA_STATE),
         (
             AttentionBesideMamba2Shape(replace(ATTENTION, sliding_window=9), MAMBA2),
             KeepsBoth(KeepsTokens(TOKENS, 9), MAMBA2_STATE),
         ),
     ],
     ids=["nothing", "all", "window", "chunk", "smaller", "latent", "conv", "mamba2", "delta", "both"],
-)  # fmt: skip
+)
 def test_layer_keeps_what_its_mixer_reads_again(mixer: MixerShape | None, memory: LayerMemory) -> None:
     assert layout_of(mixer).layers == (memory,)
 

@@ -213,19 +213,22 @@ def test_bound_at_the_trained_length_turns_short_texts_as_transformers_does_and_
 @pytest.mark.parametrize(
     ("name", "tensor", "problem"),
     [
-        (QUERY_0, None, f"no tensor '{QUERY_0}'"), ("lm_head.weight", None, r"no tensor 'lm_head\.weight'"),
+        (QUERY_0, None, f"no tensor '{QUERY_0}'"),
+        ("lm_head.weight", None, r"no tensor 'lm_head\.weight'"),
         (
-            "model.layers.3.mlp.up_proj.weight", torch.zeros(2, 2),
+            "model.layers.3.mlp.up_proj.weight",
+            torch.zeros(2, 2),
             r"'model\.layers\.3\.mlp\.up_proj\.weight', which config\.json has no",
         ),
         ("model.layers.0.self_attn.q_proj.bias", torch.zeros(64), r"q_proj\.bias"),
         *((QUERY_0, torch.zeros(shape), wrong_shape(shape)) for shape in [(64, 63), (63, 64), (64,), (1, 64, 64)]),
         (
-            QUERY_0, torch.zeros(64, 64, dtype=torch.int8),
+            QUERY_0,
+            torch.zeros(64, 64, dtype=torch.int8),
             r"stored as torch\.int8; supported: float32, float16, bfloat16",
         ),
     ],
-)  # fmt: skip
+)
 def test_tensor_that_is_missing_or_has_no_place_in_the_model_is_named(
     directory: Path, name: str, tensor: torch.Tensor | None, problem: str
 ) -> None:
@@ -322,10 +325,17 @@ def test_two_tensors_that_are_the_same_to_the_model_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     "name",
     [
-        "../other/model.safetensors", "/etc/model.safetensors", "sub/model.safetensors", "..\\model.safetensors",
-        "..safetensors", "model.safetensors\x00", "model.safetensors\n", "pytorch_model.bin", "",
+        "../other/model.safetensors",
+        "/etc/model.safetensors",
+        "sub/model.safetensors",
+        "..\\model.safetensors",
+        "..safetensors",
+        "model.safetensors\x00",
+        "model.safetensors\n",
+        "pytorch_model.bin",
+        "",
     ],
-)  # fmt: skip
+)
 def test_index_that_points_elsewhere_is_refused(directory: Path, name: str) -> None:
     shutil.copytree(directory, directory.parent / "other")
     write_index(directory, dict.fromkeys(load_file(directory / "model.safetensors"), name))

@@ -147,17 +147,20 @@ def test_layers_of_the_same_groups_become_one_form(made: Made, monkeypatch: pyte
         ({"bits": "4"}, "field 'quantization_config.bits' cannot be read: Expected `int`"),
         ({"bits": None}, "quantization_config' cannot be read: Object missing required field `bits`"),
         ({"bits": True}, "Expected `int`, got `bool`"),
-        ({"group_size": 0}, "field 'quantization_config.group_size' is 0"), ({"group_size": -2}, "supported: -1"),
+        ({"group_size": 0}, "field 'quantization_config.group_size' is 0"),
+        ({"group_size": -2}, "supported: -1"),
         ({"group_size": 12}, "multiples of 8"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format' is 'marlin'; supported: 'gptq', 'gptq_v2'"),
         ({"is_marlin_format": True}, "is_marlin_format' is true"),
         ({"sym": "yes"}, "quantization_config.sym' cannot be read"),
         ({"dynamic": []}, "quantization_config.dynamic' cannot be read"),
         ({"dynamic": {"+:a": {"bits": 3}}}, r"quantization_config.dynamic.+:a.bits' is '3'"),
-        ({"dynamic": {"-:(": {}}}, "is not a regular expression"), ({"dynamic": {"-:(.+)+x": {}}}, "no repeated group"),
-        ({"dynamic": {"-:" + ".*" * 9: {}}}, "5 repeats"), ({"dynamic": {"-:" + "x" * 1001: {}}}, "1000 characters"),
+        ({"dynamic": {"-:(": {}}}, "is not a regular expression"),
+        ({"dynamic": {"-:(.+)+x": {}}}, "no repeated group"),
+        ({"dynamic": {"-:" + ".*" * 9: {}}}, "5 repeats"),
+        ({"dynamic": {"-:" + "x" * 1001: {}}}, "1000 characters"),
     ],
-)  # fmt: skip
+)
 def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message: str) -> None:
     made.change_config(**fields)
     assert message in made.refusal()

@@ -74,11 +74,15 @@ NAME = "model.layers.31.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("text", "matches"),
     [
-        (r".*self_attn.*", True), (r".*lm_head", False), (r".*\.(?:1[0-5]|20|31)\..*(?:gate|q)_proj", True),
-        (r"model\.layers\.\d+\.self_attn\.[qkv]_proj$", True), (r"(?!model\.layers\.31\.).*", False),
-        (r"self_attn", False), (r"[](|?*+]*model", True),
+        (r".*self_attn.*", True),
+        (r".*lm_head", False),
+        (r".*\.(?:1[0-5]|20|31)\..*(?:gate|q)_proj", True),
+        (r"model\.layers\.\d+\.self_attn\.[qkv]_proj$", True),
+        (r"(?!model\.layers\.31\.).*", False),
+        (r"self_attn", False),
+        (r"[](|?*+]*model", True),
     ],
-)  # fmt: skip
+)
 def test_patterns_match_from_the_beginning(text: str, matches: bool) -> None:
     assert bool(compile_pattern("ignore", text).match(NAME)) is matches
 
@@ -86,12 +90,20 @@ def test_patterns_match_from_the_beginning(text: str, matches: bool) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "(.+)+x", "(a*){9}", ".*" * 9, ".{,40}" * 9, ".?" * 30 + "Z", ".??" * 30 + "Z", "(.|.)" * 30 + "Z",
+        "(.+)+x",
+        "(a*){9}",
+        ".*" * 9,
+        ".{,40}" * 9,
+        ".?" * 30 + "Z",
+        ".??" * 30 + "Z",
+        "(.|.)" * 30 + "Z",
         "(?:.|.|.)" * 20 + "[Z]",
         # A comment that hides the repeats behind what looks like a class of characters.
-        "(?x)#[\n" + ".?" * 30 + "Z", "(?#[)" + ".?" * 30 + "Z", "x" * 1001,
+        "(?x)#[\n" + ".?" * 30 + "Z",
+        "(?#[)" + ".?" * 30 + "Z",
+        "x" * 1001,
     ],
-)  # fmt: skip
+)
 def test_pattern_that_may_take_forever_is_refused(text: str) -> None:
     with pytest.raises(QuantizationError, match="no repeated group") as raised:
         compile_pattern("ignore", text)

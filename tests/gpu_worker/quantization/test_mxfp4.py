@@ -22,10 +22,14 @@ from tests.gpu_worker.models.variants import oracle_logits
 CASE = Case(
     "GptOss",
     {
-        "hidden_size": 64, "intermediate_size": 96, "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
         "sliding_window": 8,
     },
-)  # fmt: skip
+)
 VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 EXPERTS = "mlp.experts"
 

@@ -63,17 +63,23 @@ class Rule:
 
 
 DELTA = Rule(
-    gated_delta, gated_delta_cpu, gated_delta_chunked, gated_delta_reference,
+    gated_delta,
+    gated_delta_cpu,
+    gated_delta_chunked,
+    gated_delta_reference,
     DeltaSizes(1, 2, 20, 37),
     DeltaSizes(2, 4, 12, 20),
     (DeltaSizes(1, 1, 1, 1), DeltaSizes(2, 4, 12, 37), DeltaSizes(3, 3, 128, 128), DeltaSizes(1, 2, 130, 119)),
-)  # fmt: skip
+)
 SSD = Rule(
-    ssd, ssd_cpu, ssd_chunked, ssd_reference,
+    ssd,
+    ssd_cpu,
+    ssd_chunked,
+    ssd_reference,
     SsdSizes(2, 37, 1, 20),
     SsdSizes(2, 33, 2, 16),
     (SsdSizes(1, 1, 1, 1), SsdSizes(4, 37, 2, 12), SsdSizes(3, 90, 1, 128), SsdSizes(2, 200, 2, 130)),
-)  # fmt: skip
+)
 RULES = (DELTA, SSD)
 EACH_RULE = pytest.mark.parametrize("rule", RULES, ids=str)
 EACH_SIZE = pytest.mark.parametrize(

@@ -132,11 +132,17 @@ def test_ssd_reference_equals_transformers(sizes: SsdSizes) -> None:
     state_input, output = (part.reshape(1, 9, sizes.num_groups, -1) for part in groups)
     expected, state = oracle(
         value.reshape(1, 9, sizes.num_heads, -1),
-        inputs.gates[None], -weights.rate, state_input, output, 4, D=weights.skip, dt_bias=weights.step_bias,
+        inputs.gates[None],
+        -weights.rate,
+        state_input,
+        output,
+        4,
+        D=weights.skip,
+        dt_bias=weights.step_bias,
         dt_softplus=True,
         dt_limit=(weights.min_step, weights.max_step),
         return_final_states=True,
-    )  # fmt: skip
+    )
     states = torch.full((1, *sizes.state_shape), float("nan"))
     result = inputs.run(ssd_reference, states, state_rows([9], [0], [0]))
     torch.testing.assert_close(result, expected[0], rtol=1e-5, atol=1e-5)

@@ -34,11 +34,18 @@ def _read_sizes(files: VisionFiles, activation: str, patch: int) -> TowerSizes:
         raise vision.error("in_channels", "must be 3: red, green and blue")
     size, heads = vision.integer("hidden_size"), vision.integer("num_heads", 16, maximum=1024)
     return TowerSizes(
-        vision.integer("depth", maximum=1024), size, vision.integer("intermediate_size"), heads, size // heads,
-        vision.integer("patch_size", patch, maximum=1024), vision.integer("spatial_merge_size", 2, maximum=64),
-        vision.integer("out_hidden_size"), _EPS, read_activation(vision, default=activation),
+        vision.integer("depth", maximum=1024),
+        size,
+        vision.integer("intermediate_size"),
+        heads,
+        size // heads,
+        vision.integer("patch_size", patch, maximum=1024),
+        vision.integer("spatial_merge_size", 2, maximum=64),
+        vision.integer("out_hidden_size"),
+        _EPS,
+        read_activation(vision, default=activation),
         read_colours(files.processor, CLIP_COLOURS),
-    )  # fmt: skip
+    )
 
 
 def _read_form(files: VisionFiles, sizes: TowerSizes) -> DynamicForm:

@@ -98,10 +98,16 @@ def _read_form(files: VisionFiles, sizes: TowerSizes, side: int) -> CutForm:
     token = files.special_token
     places = [[token(f"<row_{r}_col_{c}>") for c in range(1, most + 1)] for r in range(1, most + 1)] if is_cut else []
     return CutForm(
-        files.whole.integer("image_token_id", minimum=0), side, (side // unit) ** 2, (side // sizes.patch) ** 2,
-        token("<fake_token_around_image>"), token("<global-img>"), tuple(map(tuple, places)),
-        *(_line_ends(files.whole) if is_cut else ((), ())), longest,
-    )  # fmt: skip
+        files.whole.integer("image_token_id", minimum=0),
+        side,
+        (side // unit) ** 2,
+        (side // sizes.patch) ** 2,
+        token("<fake_token_around_image>"),
+        token("<global-img>"),
+        tuple(map(tuple, places)),
+        *(_line_ends(files.whole) if is_cut else ((), ())),
+        longest,
+    )
 
 
 def _read(files: VisionFiles) -> VisionConfig:

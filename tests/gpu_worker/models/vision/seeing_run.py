@@ -62,13 +62,19 @@ class SeeingRun:
             state = state_config(self.runner.num_state_slots, self.runner.block_size)
         self.scheduler = Scheduler(
             SchedulerConfig(
-                block_size=self.runner.block_size, num_blocks=num_blocks or self.runner.num_blocks,
-                windows=self.runner.windows, max_num_seqs=min(12, token_budget - self._whole),
-                max_num_batched_tokens=token_budget, max_model_len=self.runner.max_model_len,
-                media=MediaConfig(self._vision.num_stages, max_rows, self._whole), state=state, **settings,
+                block_size=self.runner.block_size,
+                num_blocks=num_blocks or self.runner.num_blocks,
+                windows=self.runner.windows,
+                max_num_seqs=min(12, token_budget - self._whole),
+                max_num_batched_tokens=token_budget,
+                max_model_len=self.runner.max_model_len,
+                media=MediaConfig(self._vision.num_stages, max_rows, self._whole),
+                state=state,
+                **settings,
             ),
-            None if policy is None else Speculation(policy), images=self.images,
-        )  # fmt: skip
+            None if policy is None else Speculation(policy),
+            images=self.images,
+        )
         self.engine = Engine(self.scheduler, self.runner)
 
     def sequence(

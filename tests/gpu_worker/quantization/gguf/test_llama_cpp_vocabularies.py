@@ -15,9 +15,21 @@ from tests.gpu_worker.quantization.gguf.llama_cpp import VARIABLE, find_llama_cp
 pytestmark = pytest.mark.slow
 
 NAMES = (
-    "bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt",
-    "phi-3", "qwen2", "qwen35", "refact", "starcoder",
-)  # fmt: skip
+    "bert-bge",
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "gemma-4",
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "mpt",
+    "phi-3",
+    "qwen2",
+    "qwen35",
+    "refact",
+    "starcoder",
+)
 # What XLM-RoBERTa's tokenizer is known to make of a text.
 _HELLO_WORLD = [0, 35378, 8999, 2]
 _BETWEEN = "\n__ggml_vocab_test__\n"

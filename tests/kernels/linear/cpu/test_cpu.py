@@ -112,10 +112,15 @@ def check(library: CpuLibrary, weight: QuantizedWeight, given: torch.Tensor, x: 
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "group_size"),
     [
-        (1, 64, 97, 16), (4, 74, 40, 16), (2, 96, 64, 32), (5, 200, 70, 64), (13, 384, 130, 128), (3, 90, 5, 90),
+        (1, 64, 97, 16),
+        (4, 74, 40, 16),
+        (2, 96, 64, 32),
+        (5, 200, 70, 64),
+        (13, 384, 130, 128),
+        (3, 90, 5, 90),
         (7, 62, 33, 256),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_product_of_groups_equals_reference(
     library: CpuLibrary,

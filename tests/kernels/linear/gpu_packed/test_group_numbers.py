@@ -8,9 +8,12 @@ from kernels.linear.gpu_packed.group_numbers import GroupKind, GroupLayout, Grou
 ROWS, PADDED_ROWS = 5, 8
 # 4-bit codes in groups of 32, 128, whole rows and a size that no block is made of; 8-bit codes in groups of 16.
 LAYOUTS = (
-    GroupLayout(32, 32, 4, 3), GroupLayout(128, 64, 4, 3), GroupLayout(1024, 64, 4, 7), GroupLayout(384, 64, 4, 3),
+    GroupLayout(32, 32, 4, 3),
+    GroupLayout(128, 64, 4, 3),
+    GroupLayout(1024, 64, 4, 7),
+    GroupLayout(384, 64, 4, 3),
     GroupLayout(16, 16, 2, 5),
-)  # fmt: skip
+)
 EXAMPLES = {
     GroupKind.E8M0: 2.0**-9, GroupKind.FP16: 1.25, GroupKind.BF16: 1.25 * 2.0**100, GroupKind.FP32: 1 + 2.0**-20,
 }  # fmt: skip
