@@ -1,4 +1,4 @@
-// What the exported functions and the structures that they take look like, for kernels/cpu_abi.py, which compares it with
+// What the exported functions and the structures that they take look like, for kernels/cpu_library.py, which compares it with
 // what Python declares. Both are written by hand: a difference would be read as other fields, silently.
 #pragma once
 

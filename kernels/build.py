@@ -3,91 +3,39 @@
 The result is a shared library with a plain C interface, so nothing of torch or Python is compiled in: a build takes
 seconds, and one library serves every version of both. It is not linked against an OpenMP runtime, on purpose: its calls
 bind to the runtime that torch has loaded already, so that torch and the kernels share one team of threads.
+
+Owns no state but the locks that it holds on folders. A lock ends with its process, so a build that is locked is alive.
+On a file system without locks nobody waits, each builds in a folder of its own, and nothing that others have left is
+removed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from kernels import build_folder
 from kernels.compilers import BUILD_TIMEOUT_S, POLL_INTERVAL_S, KernelBuildError, run_compilers
 
 logger = logging.getLogger(__name__)
 
 SOURCE_ROOT = Path(__file__).parent
-SOURCES = (
-    "decoder_stack/cpu.cpp",
-    "paged_attention/cpu.cpp",
-    "linear/dense/cpu.cpp",
-    "linear/dense/heads.cpp",
-    "linear/cpu/cpu.cpp",
-    "rope_kv_write/cpu.cpp",
-    "rms_norm/cpu.cpp",
-    "activation/cpu.cpp",
-    "moe/cpu.cpp",
-    "sampling/cpu.cpp",
-    "logits_bitmask/cpu.cpp",
-    "causal_conv/cpu.cpp",
-    "gated_delta/cpu.cpp",
-    "ssd/cpu.cpp",
-    "collectives/cpu.cpp",
-    "low_rank/cpu.cpp",
-)
-HEADERS = (
-    "abi.h",
-    "decoder_stack/stack.h",
-    "panel.h",
-    "simd.h",
-    "matrix_state/columns.h",
-    "state_rows.h",
-    "team.h",
-    "quantized_kv.h",
-    "cache_strides.h",
-    "linear/dense/packed.h",
-    "linear/dense/widened.h",
-    "linear/cpu/numbers.h",
-    "linear/cpu/weight.h",
-    "linear/cpu/rows.h",
-    "linear/cpu/integers.h",
-    "linear/cpu/floats.h",
-    "linear/cpu/pairs.h",
-    "linear/cpu/multiply.h",
-    "linear/matrix.h",
-    "low_rank/product.h",
-    "paged_attention/attention.h",
-    "paged_attention/query_rows.h",
-    "paged_attention/span.h",
-    "rms_norm/rows.h",
-    "activation/functions.h",
-    "moe/routing.h",
-    "moe/mixture.h",
-    "moe/block.h",
-    "rope_kv_write/token.h",
-    "sampling/philox.h",
-    "sampling/row.h",
-    "sampling/threshold.h",
-    "sampling/penalties.h",
-    "sampling/scores.h",
+SOURCES, HEADERS = (
+    tuple(str(path.relative_to(SOURCE_ROOT)) for path in sorted(SOURCE_ROOT.rglob(pattern)))
+    for pattern in ("*.cpp", "*.h")
 )
 COMPILE_FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-exceptions",
-    "-fopenmp",
-    "-fPIC",
-    "-fvisibility=hidden",
+    *("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions"),
+    *("-fopenmp", "-fPIC", "-fvisibility=hidden"),
 )
 LINK_FLAGS = ("-shared", "-nodefaultlibs")
 LIBRARIES = ("-lc", "-lm", "-lgcc")
@@ -116,7 +64,7 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
         raise KernelBuildError("there is no g++ on the PATH")
     library = directory / f"cpu-kernels-{_fingerprint(compiler)}.so"
     if library.exists():
-        build_folder.tidy(directory)
+        tidy(directory)
         return library
     started = time.monotonic()
     logger.info("compiling the CPU kernels into %s (once)", directory)
@@ -125,8 +73,8 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
         with _only_builder(directory, library, progress or _no_progress):
             if library.exists():
                 return library
-            with build_folder.workplace(directory) as workplace:
-                _compile(compiler, workplace, library, progress or _no_progress)
+            with workplace(directory) as folder:
+                _compile(compiler, folder, library, progress or _no_progress)
     except OSError as error:
         raise KernelBuildError(f"{directory} cannot be used: {error}") from error
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)
@@ -140,8 +88,8 @@ def _only_builder(directory: Path, library: Path, progress: Progress) -> Iterato
     with ExitStack() as held:
         while not library.exists() and time.monotonic() < deadline:
             try:
-                if held.enter_context(build_folder.lock(directory)):
-                    build_folder.remove_abandoned(directory)
+                if held.enter_context(lock(directory)):
+                    remove_abandoned(directory)
                 break
             except BlockingIOError:
                 progress(0, len(SOURCES))
@@ -197,3 +145,66 @@ def can_build() -> bool:
 def kernels_allowed(environ: Mapping[str, str]) -> bool:
     """Return False where `HEADRACE_CPU_KERNELS=off` asks for plain torch."""
     return environ.get("HEADRACE_CPU_KERNELS", "").lower() not in ("off", "0", "false", "no")
+
+
+# What the folders in which libraries are compiled begin with. Nobody else's do: the cache folder may be one in which
+# others keep what they have built.
+_PREFIX = "cpu-kernels-build-"
+
+
+@contextmanager
+def lock(directory: Path) -> Iterator[bool]:
+    """Try to lock a folder without waiting, and yield whether it is locked.
+
+    Raises:
+        BlockingIOError: Another process has locked it, or another holder in this one.
+        OSError: The folder cannot be opened.
+    """
+    with _opened(directory, os.O_DIRECTORY) as handle:
+        yield _is_locked(handle)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY | flags)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _is_locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        # Some file systems have no locks.
+        return False
+    return True
+
+
+@contextmanager
+def workplace(directory: Path) -> Iterator[Path]:
+    """Make a folder to compile in, and remove it in the end; while it is locked, no other process removes it."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=_PREFIX) as name, lock(Path(name)):
+        yield Path(name)
+
+
+def tidy(directory: Path) -> None:
+    """Remove what killed builds have left in the cache folder, unless somebody builds there now."""
+    with suppress(OSError), lock(directory) as is_locked:
+        if is_locked:
+            remove_abandoned(directory)
+
+
+def remove_abandoned(directory: Path) -> None:
+    """Remove the folders of builds of this user whose processes were killed.
+
+    Only for who has locked the cache folder: between making its folder and locking it, a build looks abandoned.
+    """
+    for left in directory.glob(f"{_PREFIX}*"):
+        # A folder and nothing that leads elsewhere: opening a pipe would wait for whoever writes into it.
+        with suppress(OSError), _opened(left, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
+            if os.fstat(handle).st_uid == os.geteuid() and _is_locked(handle):
+                shutil.rmtree(left, ignore_errors=True)

@@ -1,6 +1,8 @@
 """The compiled CPU kernels as callable C functions, or None where they cannot be had.
 
-The library is loaded at the first use and kept for the life of the process.
+The library is loaded at the first use and kept for the life of the process. What Python declares of its functions and
+structures is compared with what the library says of itself: both sides are written by hand, and a field that one of
+them lacks would be read as another, silently.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +22,89 @@ import torch
 
 from kernels.build import Progress, build_library, cache_dir, kernels_allowed
 from kernels.compilers import KernelBuildError
-from kernels.cpu_abi import check_abi
+from kernels.cpu_structures import STRUCTURES
+from shared.errors import HeadraceError
+
+Function = tuple[type | None, Sequence[type]]
+"""The type of a function's result, and those of its arguments."""
+
+_LETTERS: Mapping[type | None, str] = {
+    None: "v", ctypes.c_void_p: "p", ctypes.c_int32: "i", ctypes.c_int64: "l", ctypes.c_float: "f",
+}  # fmt: skip
+
+
+class AbiMismatchError(HeadraceError):
+    """The compiled library does not take what Python would pass."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"the compiled CPU kernels do not fit the Python code: {name} {problem}")
+        self.name = name
+
+
+class _Field(ctypes.Structure):
+    """`Field` of abi.h."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("offset", ctypes.c_int32), ("size", ctypes.c_int32))
+
+
+class _Description(ctypes.Structure):
+    """`StructureDescription` of abi.h."""
+
+    _fields_ = (("fields", ctypes.POINTER(_Field)), ("num_fields", ctypes.c_int32), ("size", ctypes.c_int32))
+
+
+def check_abi(
+    library: ctypes.CDLL,
+    functions: Mapping[str, Function],
+    structures: Mapping[str, type[ctypes.Structure]] = STRUCTURES,
+) -> None:
+    """Check every function and structure.
+
+    Raises:
+        AbiMismatchError: One is missing, or differs in its arguments, fields, offsets or sizes.
+    """
+    for name, (result, arguments) in functions.items():
+        _check_function(library, name, result, arguments)
+    for name, structure in structures.items():
+        _check_structure(library, name, structure)
+
+
+def _check_function(library: ctypes.CDLL, name: str, result: type | None, arguments: Sequence[type]) -> None:
+    letters = _described(library, f"headrace_{name}_signature", name, "EXPORT_SIGNATURE", ctypes.c_char_p).decode()
+    declared = "".join(_LETTERS[kind] for kind in (result, *arguments))
+    if letters != declared:
+        kinds = "a letter each: v nothing, p pointer, i int32, l int64, f float"
+        problem = f"has result and arguments {letters} in C++ and {declared} in Python ({kinds})"
+        raise AbiMismatchError(name, problem)
+
+
+def _check_structure(library: ctypes.CDLL, name: str, structure: type[ctypes.Structure]) -> None:
+    pointer = ctypes.POINTER(_Description)
+    described = _described(library, f"headrace_structure_{name}", name, "EXPORT_STRUCTURE", pointer).contents
+    fields = described.fields[: described.num_fields]
+    theirs = {field.name.decode(): (field.offset, field.size) for field in fields}
+    names = [field[0] for field in structure._fields_]
+    ours = {field: (getattr(structure, field).offset, getattr(structure, field).size) for field in names}
+    for field in dict.fromkeys((*ours, *theirs)):
+        if ours.get(field) != theirs.get(field):
+            sides = f"{_shown(theirs.get(field))} in C++ and {_shown(ours.get(field))} in Python"
+            raise AbiMismatchError(name, f"has the field {field!r} {sides}")
+    if described.size != ctypes.sizeof(structure):
+        raise AbiMismatchError(name, f"has {described.size} bytes in C++ and {ctypes.sizeof(structure)} in Python")
+
+
+def _shown(place: tuple[int, int] | None) -> str:
+    return "nowhere" if place is None else f"at byte {place[0]} with {place[1]} bytes"
+
+
+def _described(library: ctypes.CDLL, symbol: str, name: str, macro: str, kind: type) -> Any:
+    try:
+        describe = getattr(library, symbol)
+    except AttributeError:
+        raise AbiMismatchError(name, f"is not described; its C++ source lacks {macro}({name})") from None
+    describe.restype = kind
+    return describe()
+
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +146,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "low_rank": (None, [*[_POINTER] * 4, *[_INT64] * 2, *[_INT32] * 4]),
         "exchange_sum": (_INT32, [*[_POINTER] * 4, *[_INT64] * 2, *[_INT32] * 3]),
         "exchange_gather": (_INT32, [*[_POINTER] * 5, *[_INT64] * 3, *[_INT32] * 2]),
-    }
+    },
 )
 
 

@@ -14,15 +14,17 @@ _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int
 MAX_PARTS = 3
 
 
+def _all(kind: type, names: str) -> list[tuple[str, type]]:
+    """Return fields of one type."""
+    return [(name, kind) for name in names.split()]
+
+
 class MatrixStructure(ctypes.Structure):
     """`Matrix`: `PackedLinear` of linear/dense/packed.h, or the address of a `QuantizedLinear`."""
 
     _fields_ = (
-        ("weight", _POINTER),
-        ("bias", _POINTER),
-        ("num_inputs", _INT32),
-        ("num_outputs", _INT32),
-        ("dtype", _INT32),
+        *_all(_POINTER, "weight bias"),
+        *_all(_INT32, "num_inputs num_outputs dtype"),
         ("quantized", _POINTER),
     )
 
@@ -31,28 +33,18 @@ class LayerStructure(ctypes.Structure):
     """`Layer`."""
 
     _fields_ = (
-        ("attention_norm", _POINTER),
-        ("mlp_norm", _POINTER),
-        ("query_norm", _POINTER),
-        ("key_norm", _POINTER),
+        *_all(_POINTER, "attention_norm mlp_norm query_norm key_norm"),
         ("qkv", MatrixStructure * MAX_PARTS),
         ("gate_up", MatrixStructure * 2),
         ("output", MatrixStructure),
         ("down", MatrixStructure),
-        ("key_cache", _POINTER),
-        ("value_cache", _POINTER),
-        ("kv_scales", _POINTER),
+        *_all(_POINTER, "key_cache value_cache kv_scales"),
         ("router", MatrixStructure),
-        ("routing", _POINTER),
-        ("mixture", _POINTER),
-        ("sliding_window", _INT32),
-        ("num_qkv", _INT32),
-        ("num_gate_up", _INT32),
+        *_all(_POINTER, "routing mixture"),
+        *_all(_INT32, "sliding_window num_qkv num_gate_up"),
         ("qkv_adapters", _POINTER * MAX_PARTS),
         ("gate_up_adapters", _POINTER * 2),
-        ("output_adapters", _POINTER),
-        ("down_adapters", _POINTER),
-        ("router_adapters", _POINTER),
+        *_all(_POINTER, "output_adapters down_adapters router_adapters"),
     )
 
 
@@ -66,33 +58,15 @@ class StackStructure(ctypes.Structure):
     """`Stack`."""
 
     _fields_ = (
-        ("embedding", _POINTER),
-        ("cos_sin", _POINTER),
-        ("final_norm", _POINTER),
-        ("layers", _POINTER),
-        ("tapped_layers", _POINTER),
-        ("num_tapped", _INT32),
-        ("num_layers", _INT32),
-        ("vocab_size", _INT32),
-        ("max_positions", _INT32),
-        ("hidden_size", _INT32),
-        ("intermediate_size", _INT32),
-        ("num_heads", _INT32),
-        ("num_kv_heads", _INT32),
-        ("head_dim", _INT32),
-        ("rotated_dim", _INT32),
-        ("dtype", _INT32),
-        ("embedding_dtype", _INT32),
-        ("cache_dtype", _INT32),
-        ("eps", _FLOAT),
-        ("scale", _FLOAT),
+        *_all(_POINTER, "embedding cos_sin final_norm layers tapped_layers"),
+        *_all(_INT32, "num_tapped num_layers vocab_size max_positions hidden_size intermediate_size num_heads"),
+        *_all(_INT32, "num_kv_heads head_dim rotated_dim dtype embedding_dtype cache_dtype"),
+        *_all(_FLOAT, "eps scale"),
         ("key_strides", StridesStructure),
         ("value_strides", StridesStructure),
         ("exchange", _POINTER),
-        ("first_token", _INT32),
-        ("num_own_tokens", _INT32),
-        ("embedding_adapters", _POINTER),
-        ("interrupt", _POINTER),
+        *_all(_INT32, "first_token num_own_tokens"),
+        *_all(_POINTER, "embedding_adapters interrupt"),
     )
 
 
@@ -100,12 +74,9 @@ class ExchangeStructure(ctypes.Structure):
     """`Exchange` of collectives/exchange.h."""
 
     _fields_ = (
-        ("ended", _POINTER),
-        ("counters", _POINTER),
-        ("slots", _POINTER),
+        *_all(_POINTER, "ended counters slots"),
         ("capacity", _INT64),
-        ("rank", _INT32),
-        ("size", _INT32),
+        *_all(_INT32, "rank size"),
     )
 
 
@@ -113,20 +84,9 @@ class StepStructure(ctypes.Structure):
     """`Step`."""
 
     _fields_ = (
-        ("token_ids", _POINTER),
-        ("positions", _POINTER),
-        ("slots", _POINTER),
-        ("block_tables", _POINTER),
-        ("query_starts", _POINTER),
-        ("context_lens", _POINTER),
-        ("adapters", _POINTER),
-        ("query_rows", _POINTER),
+        *_all(_POINTER, "token_ids positions slots block_tables query_starts context_lens adapters query_rows"),
         ("queries", _POINTER),
-        ("num_query_rows", _INT32),
-        ("num_tokens", _INT32),
-        ("num_seqs", _INT32),
-        ("max_blocks", _INT32),
-        ("block_size", _INT32),
+        *_all(_INT32, "num_query_rows num_tokens num_seqs max_blocks block_size"),
     )
 
 
@@ -134,17 +94,8 @@ class QuantizedStructure(ctypes.Structure):
     """`QuantizedLinear` of linear/cpu/weight.h."""
 
     _fields_ = (
-        ("weight", _POINTER),
-        ("scales", _POINTER),
-        ("offsets", _POINTER),
-        ("bias", _POINTER),
-        ("input_order", _POINTER),
-        ("num_inputs", _INT32),
-        ("num_outputs", _INT32),
-        ("group_size", _INT32),
-        ("number", _INT32),
-        ("scale_dtype", _INT32),
-        ("offset", _INT32),
+        *_all(_POINTER, "weight scales offsets bias input_order"),
+        *_all(_INT32, "num_inputs num_outputs group_size number scale_dtype offset"),
         ("zero_point", _FLOAT),
         ("rounding", _INT32),
         ("activation_scale", _FLOAT),
@@ -156,6 +107,11 @@ def address_of(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def addresses_of(*tensors: torch.Tensor | None) -> map[int | None]:
+    """Return the addresses of several tensors, in this order."""
+    return map(address_of, tensors)
+
+
 def strides_of(cache: torch.Tensor) -> StridesStructure:
     """Return where the parts of a cache `[num_blocks, block_size, num_kv_heads, head_dim]` lie."""
     return StridesStructure(*cache.stride())
@@ -165,32 +121,14 @@ class AttentionStructure(ctypes.Structure):
     """`AttentionArguments` of paged_attention/attention.h."""
 
     _fields_ = (
-        ("query", _POINTER),
-        ("result", _POINTER),
-        ("key_cache", _POINTER),
-        ("value_cache", _POINTER),
-        ("kv_scales", _POINTER),
-        ("block_tables", _POINTER),
-        ("query_starts", _POINTER),
-        ("context_lens", _POINTER),
-        ("sinks", _POINTER),
+        *_all(_POINTER, "query result key_cache value_cache kv_scales block_tables query_starts context_lens sinks"),
         ("lse", _POINTER),
         ("query_stride", _INT64),
         ("key_strides", StridesStructure),
         ("value_strides", StridesStructure),
-        ("num_seqs", _INT32),
-        ("max_blocks", _INT32),
-        ("num_heads", _INT32),
-        ("num_kv_heads", _INT32),
-        ("head_dim", _INT32),
-        ("value_dim", _INT32),
-        ("block_size", _INT32),
-        ("sliding_window", _INT32),
-        ("chunk_size", _INT32),
-        ("first", _INT32),
-        ("step", _INT32),
-        ("scale", _FLOAT),
-        ("soft_cap", _FLOAT),
+        *_all(_INT32, "num_seqs max_blocks num_heads num_kv_heads head_dim value_dim block_size sliding_window"),
+        *_all(_INT32, "chunk_size first step"),
+        *_all(_FLOAT, "scale soft_cap"),
     )
 
 
@@ -198,29 +136,12 @@ class RotationStructure(ctypes.Structure):
     """`RotationArguments` of rope_kv_write/cpu.cpp."""
 
     _fields_ = (
-        ("qkv", _POINTER),
-        ("values", _POINTER),
-        ("positions", _POINTER),
-        ("cos_sin", _POINTER),
-        ("key_cache", _POINTER),
-        ("value_cache", _POINTER),
-        ("kv_scales", _POINTER),
-        ("slots", _POINTER),
-        ("query_norm", _POINTER),
-        ("key_norm", _POINTER),
-        ("qkv_stride", _INT64),
-        ("values_stride", _INT64),
+        *_all(_POINTER, "qkv values positions cos_sin key_cache value_cache kv_scales slots query_norm key_norm"),
+        *_all(_INT64, "qkv_stride values_stride"),
         ("key_strides", StridesStructure),
         ("value_strides", StridesStructure),
-        ("num_heads", _INT32),
-        ("num_kv_heads", _INT32),
-        ("head_dim", _INT32),
-        ("rotated_dim", _INT32),
-        ("first_rotated", _INT32),
-        ("is_interleaved", _INT32),
-        ("value_dim", _INT32),
-        ("num_tokens", _INT32),
-        ("block_size", _INT32),
+        *_all(_INT32, "num_heads num_kv_heads head_dim rotated_dim first_rotated is_interleaved value_dim"),
+        *_all(_INT32, "num_tokens block_size"),
         ("eps", _FLOAT),
     )
 
@@ -230,13 +151,7 @@ class RoutingStructure(ctypes.Structure):
 
     _fields_ = (
         ("bias", _POINTER),
-        ("num_experts", _INT32),
-        ("top_k", _INT32),
-        ("score", _INT32),
-        ("is_renormalized", _INT32),
-        ("num_groups", _INT32),
-        ("top_k_groups", _INT32),
-        ("num_best", _INT32),
+        *_all(_INT32, "num_experts top_k score is_renormalized num_groups top_k_groups num_best"),
         ("scale", _FLOAT),
     )
 
@@ -245,20 +160,11 @@ class MixtureStructure(ctypes.Structure):
     """`Mixture` of moe/mixture.h."""
 
     _fields_ = (
-        ("gate_up", _POINTER),
-        ("down", _POINTER),
-        ("tokens_per_expert", _POINTER),
-        ("num_experts", _INT32),
-        ("first_expert", _INT32),
-        ("hidden_size", _INT32),
-        ("intermediate_size", _INT32),
-        ("slope", _FLOAT),
-        ("cubic", _FLOAT),
-        ("limit", _FLOAT),
-        ("up_shift", _FLOAT),
+        *_all(_POINTER, "gate_up down tokens_per_expert"),
+        *_all(_INT32, "num_experts first_expert hidden_size intermediate_size"),
+        *_all(_FLOAT, "slope cubic limit up_shift"),
         ("has_gate", _INT32),
-        ("gate_up_adapters", _POINTER),
-        ("down_adapters", _POINTER),
+        *_all(_POINTER, "gate_up_adapters down_adapters"),
     )
 
 
@@ -266,13 +172,7 @@ class StateRowsStructure(ctypes.Structure):
     """`StateRows` of state_rows.h."""
 
     _fields_ = (
-        ("slots", _POINTER),
-        ("query_starts", _POINTER),
-        ("context_lens", _POINTER),
-        ("num_kept", _POINTER),
-        ("save_starts", _POINTER),
-        ("save_tokens", _POINTER),
-        ("save_slots", _POINTER),
+        *_all(_POINTER, "slots query_starts context_lens num_kept save_starts save_tokens save_slots"),
         ("num_seqs", _INT32),
     )
 
@@ -287,13 +187,8 @@ class LowRankStructure(ctypes.Structure):
     """`LowRank` of low_rank/product.h."""
 
     _fields_ = (
-        ("down", _POINTER),
-        ("up", _POINTER),
-        ("scales", _POINTER),
-        ("halves", _POINTER),
-        ("rank", _INT32),
-        ("num_inputs", _INT32),
-        ("dtype", _INT32),
+        *_all(_POINTER, "down up scales halves"),
+        *_all(_INT32, "rank num_inputs dtype"),
     )
 
 
@@ -301,12 +196,8 @@ class AdapterRowsStructure(ctypes.Structure):
     """`AdapterRows` of low_rank/product.h."""
 
     _fields_ = (
-        ("rows", _POINTER),
-        ("slots", _POINTER),
-        ("places", _POINTER),
-        ("products", _POINTER),
-        ("num_rows", _INT32),
-        ("stride", _INT32),
+        *_all(_POINTER, "rows slots places products"),
+        *_all(_INT32, "num_rows stride"),
     )
 
 
@@ -326,6 +217,6 @@ STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
         "LowRankHalf": LowRankHalfStructure,
         "LowRank": LowRankStructure,
         "AdapterRows": AdapterRowsStructure,
-    }
+    },
 )
 """By the names that `EXPORT_STRUCTURE` has for them."""

@@ -9,7 +9,7 @@ import torch
 from msgspec import Struct
 
 from kernels.layer_cache import LayerCache
-from kernels.paged_attention.bidirectional_span import bidirectional_span_attention
+from kernels.paged_attention.reference import bidirectional_span_attention
 
 
 class BidirectionalSpan(Struct, frozen=True):

@@ -15,15 +15,16 @@ from types import TracebackType
 import torch
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.shard_files import (
+from gpu_worker.models.tensor_file import (
     Renaming,
+    StoredTensor,
+    TensorFile,
     check_distinct,
     open_shards,
     own_names,
     stored_modules,
     with_names,
 )
-from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
 from gpu_worker.quantization.quantization_method import KeepsHalf
 

@@ -28,14 +28,9 @@ from kernels.activation import Activation
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 _ACTIVATIONS = {
-    "silu": Activation.SILU,
-    "swish": Activation.SILU,
-    "gelu": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "relu": Activation.RELU,
-    "relu2": Activation.RELU_SQUARED,
-}
+    "silu": Activation.SILU, "swish": Activation.SILU, "gelu": Activation.GELU, "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH, "relu": Activation.RELU, "relu2": Activation.RELU_SQUARED,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

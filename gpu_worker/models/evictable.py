@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.cache_layout import CacheLayout
 from gpu_worker.layers.rope_scaling import RopeType
 from gpu_worker.models.config import ModelConfig
 
@@ -16,14 +15,10 @@ def eviction_problem(config: ModelConfig, max_model_len: int) -> str | None:
         return "some of its layers are recurrent"
     if len(layout.groups) > 1:
         return "some of its layers have sliding windows"
-    if _is_latent(layout):
+    if any(layout.shape_of(layer).is_latent for layer in layout.groups[0].layers):
         return "its attention is latent"
     if config.block.positions is not None:
         return "its positions are learned, and not rotations"
     if any(rope.rope_type is RopeType.DYNAMIC for rope in config.ropes):
         return "its rotations depend on the length of a text (dynamic scaling)"
     return None
-
-
-def _is_latent(layout: CacheLayout) -> bool:
-    return any(layout.shape_of(layer).is_latent for layer in layout.groups[0].layers)

@@ -19,12 +19,11 @@ from gpu_worker.models.gguf_mamba import MAMBA_FAMILIES
 from gpu_worker.models.gguf_mixture import SPARSE_FAMILIES
 from gpu_worker.models.gguf_own import OWN_FAMILIES
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.quantization.gguf.encoder_names import ENCODER
+from gpu_worker.quantization.gguf.checkpoint import read_gguf_method
 from gpu_worker.quantization.gguf.file import GGUFFile
-from gpu_worker.quantization.gguf.method import read_gguf_method
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, ModelFacts, model_facts
 from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
-from gpu_worker.quantization.gguf.tensor_names import tensors_by_name
+from gpu_worker.quantization.gguf.tensor_names import ENCODER, tensors_by_name
 
 _PLAIN = GGUFFamily(decoder_fields, finish_decoder)
 # All others are plain.

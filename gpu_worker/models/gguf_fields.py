@@ -73,10 +73,6 @@ class ModelFields(Metadata):
         names = [f"attention.layer_norm_{kind}" for kind in ("rms_epsilon", "epsilon")]
         return self.number(next((name for name in names if name in self), names[0]))
 
-    def optional_number(self, name: str) -> float | None:
-        """Read a number above zero, or None where there is none."""
-        return self.number(name) if name in self else None
-
     def by_layer(self, name: str) -> list[int]:
         """Read a number that all layers have, or one for each."""
         value, count = self.fields.get(name), self.num_layers

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.models.errors import CheckpointError
+from gpu_worker.quantization.checked_fields import CheckedFields
 
 MAX_BYTES = 64 << 20
 """Vocabularies take up to 35 MB."""
@@ -34,12 +35,12 @@ def is_inside(path: Path, directory: Path) -> bool:
     return any(path.resolve().is_relative_to(each) for each in roots)
 
 
-class JsonFile:
+class JsonFile(CheckedFields):
     """One JSON object with typed access to its fields; null counts as absent."""
 
     def __init__(self, path: Path, fields: Mapping[str, Any], prefix: str = "") -> None:
+        super().__init__(fields)
         self.path = path
-        self._fields = fields
         self._prefix = prefix
 
     @classmethod
@@ -61,11 +62,6 @@ class JsonFile:
         """Make the error that names a field of this file."""
         return CheckpointError(self.path, f"field {self._prefix + name!r} {problem}")
 
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """The fields as they were read, for a reader that checks them itself."""
-        return self._fields
-
     def names(self) -> frozenset[str]:
         """Names of the fields that are present."""
         return frozenset(name for name, value in self._fields.items() if value is not None)
@@ -74,50 +70,18 @@ class JsonFile:
         """Whether a field is present and null, where that differs from absent."""
         return name in self._fields and self._fields[name] is None
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
-        """Read a whole number, required unless there is a default."""
-        value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise self.error(name, f"is {_shown(value)}; it must be a whole number from {minimum} to {maximum}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """Read a finite number above zero, required unless there is a default."""
-        value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise self.error(name, f"is {_shown(value)}; it must be a number above 0")
-        return float(value)
-
-    def optional_number(self, name: str) -> float | None:
-        """Read a finite number above zero, or None when absent."""
-        return self.number(name) if name in self.names() else None
-
-    def boolean(self, name: str, default: bool) -> bool:
-        """Read true or false."""
-        value = self._present(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, f"is {_shown(value)}; it must be true or false")
-        return value
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """Read a string, required unless there is a default."""
-        value = self._present(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, f"is {_shown(value)}; it must be a string")
-        return value
-
     def texts(self, name: str) -> tuple[str, ...]:
         """Read a list of strings, empty when absent."""
         value = self._present(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(name, f"is {_shown(value)}; it must be a list of strings")
+            raise self.error(name, f"is {self._shown(value)}; it must be a list of strings")
         return tuple(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
         """Read a list of whole numbers that are not negative, empty when absent."""
         value = self._present(name, [])
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**31 for item in value):
-            raise self.error(name, f"is {_shown(value)}; it must be a list of whole numbers from 0 on")
+            raise self.error(name, f"is {self._shown(value)}; it must be a list of whole numbers from 0 on")
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
@@ -125,7 +89,7 @@ class JsonFile:
         value = self._present(name, [])
         is_list = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
         if not is_list or not all(0 < item <= sys.float_info.max for item in value):
-            raise self.error(name, f"is {_shown(value)}; it must be a list of numbers above 0")
+            raise self.error(name, f"is {self._shown(value)}; it must be a list of numbers above 0")
         return tuple(map(float, value))
 
     def token_ids(self, name: str) -> tuple[int, ...]:
@@ -133,7 +97,7 @@ class JsonFile:
         value = self._present(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31 for item in ids):
-            raise self.error(name, f"is {_shown(value)}; it must be a token id or a list of token ids")
+            raise self.error(name, f"is {self._shown(value)}; it must be a token id or a list of token ids")
         return tuple(ids)
 
     def nested(self, name: str) -> JsonFile | None:
@@ -142,17 +106,5 @@ class JsonFile:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.error(name, f"is {_shown(value)}; it must be an object")
+            raise self.error(name, f"is {self._shown(value)}; it must be an object")
         return JsonFile(self.path, value, f"{self._prefix}{name}.")
-
-    def _present(self, name: str, default: Any) -> Any:
-        value = self._fields.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.error(name, "is missing")
-        return value
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:80]

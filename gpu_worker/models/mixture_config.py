@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
@@ -12,6 +13,7 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types
 from kernels.activation import Activation
 from kernels.moe import RoutingRule
+from kernels.moe.reference import Score
 
 _MAX_EXPERTS = 1 << 12
 # Of what is given for each layer: experts, or features of one.
@@ -93,6 +95,26 @@ def mixture_layers(file: JsonFile, default: int) -> frozenset[int]:
         return later_layers(file, default)
     types = read_layer_types(file, ("dense", "sparse"), lambda _layer: "dense", "mlp_layer_types")
     return frozenset(layer for layer, kind in enumerate(types) if kind == "sparse")
+
+
+def read_mixture(
+    file: JsonFile,
+    counts: Sequence[str],
+    top_k: int,
+    size: str = "intermediate_size",
+    default_size: int | None = None,
+    *,
+    renormalize: bool = False,
+    score: Score = "softmax",
+    **more: Any,
+) -> MixtureShape:
+    """Read a mixture whose rule has no groups; `counts` are fields as of `read_num_experts`, `size` that of an expert.
+
+    `top_k` and `default_size` are what absent fields mean; the rest is of the rule and of `MixtureShape`.
+    """
+    num_experts = read_num_experts(file, *counts)
+    rule = RoutingRule(read_top_k(file, num_experts, top_k), score=score, renormalize=renormalize)
+    return MixtureShape(num_experts, file.integer(size, default_size), rule, **more)
 
 
 def read_groups(file: JsonFile, num_experts: int, top_k: int, default: int | None = None) -> tuple[int, int]:

@@ -73,24 +73,11 @@ answer as their text part alone does. Where the `model_type` of the text part de
 """
 
 SAMPLE: Mapping[str, Any] = {
-    "vocab_size": 1000,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "moe_intermediate_size": 128,
-    "shared_expert_intermediate_size": 128,
-    "num_experts": 16,
-    "num_local_experts": 16,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 4,
-    "qk_rope_head_dim": 32,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-    "kv_lora_rank": 64,
-}
+    "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "max_position_embeddings": 4096, "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128, "num_experts": 16, "num_local_experts": 16, "n_routed_experts": 16,
+    "num_experts_per_tok": 4, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 64,
+}  # fmt: skip
 """A configuration with the fields that most families require."""
 
 

@@ -43,70 +43,50 @@ def _kind(architecture: str, sizes: Sequence[int | None], *, splits_hidden: bool
 
 
 def _mistral_rope(theta: float, *, factor: float, original_len: int) -> dict[str, Any]:
-    return {
-        "rope_type": "yarn",
-        "rope_theta": theta,
-        "factor": factor,
-        "original_max_position_embeddings": original_len,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    }
+    yarn = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    length = {"rope_theta": theta, "factor": factor, "original_max_position_embeddings": original_len}
+    return {**yarn, **length, "llama_4_scaling_beta": 0.1}
 
+
+_DEEPSEEK_V3: dict[str, Any] = {
+    "kv_lora_rank": 512, "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256,
+    "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "routed_scaling_factor": 2.5, "topk_group": 4, "v_head_dim": 128,
+}  # fmt: skip
+_MISTRAL4: dict[str, Any] = {
+    "kv_lora_rank": 256, "moe_intermediate_size": 2048, "n_routed_experts": 128, "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "rope_parameters": _mistral_rope(10000.0, factor=128.0, original_len=8192) | {"partial_rotary_factor": 0.5},
+}  # fmt: skip
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096, "rope_theta": 150000.0,
+}  # fmt: skip
+_GLM4V_MOE: dict[str, Any] = {
+    "attention_bias": True, "head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+    "partial_rotary_factor": 0.5,
+}  # fmt: skip
+_QWEN3_OMNI: dict[str, Any] = {
+    "head_dim": 128, "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "rope_theta": 1000000.0,
+}  # fmt: skip
+_QWEN2_VL = _kind("Qwen2ForCausalLM", (152064, 8192, 29568, 80, 64, 8, 32768), rms_norm_eps=1e-05, rope_theta=1000000.0)
 
 TEXT_KINDS: Mapping[str, TextKind] = {
     "cohere2": _kind("Cohere2ForCausalLM", (256000, 8192, 22528, 40, 64, None, 8192)),
-    "deepseek_v3": _kind(
-        "DeepseekV3ForCausalLM",
-        (129280, 7168, 18432, 61, 128, None, 4096),
-        kv_lora_rank=512,
-        moe_intermediate_size=2048,
-        n_group=8,
-        n_routed_experts=256,
-        num_nextn_predict_layers=1,
-        q_lora_rank=1536,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        routed_scaling_factor=2.5,
-        topk_group=4,
-        v_head_dim=128,
-    ),
+    "deepseek_v3": _kind("DeepseekV3ForCausalLM", (129280, 7168, 18432, 61, 128, None, 4096), **_DEEPSEEK_V3),
     "exaone4": _kind("Exaone4ForCausalLM", (102400, 4096, 16384, 32, 32, None, 2048)),
     "gemma3_text": _kind("Gemma3ForCausalLM", (262208, 2304, 9216, 26, 8, 4, 131072)),
     "gemma4_text": _kind("Gemma4ForCausalLM", (262144, 2304, 9216, 30, 8, 4, 131072)),
     "gemma4_unified_text": _kind(
-        "Gemma4ForCausalLM",
-        (262144, 2304, 9216, 30, 8, 4, 262144),
-        sliding_window=1024,
-        hidden_size_per_layer_input=0,
+        "Gemma4ForCausalLM", (262144, 2304, 9216, 30, 8, 4, 262144), sliding_window=1024, hidden_size_per_layer_input=0,
     ),
-    "glm4v_moe_text": _kind(
-        "Glm4MoeForCausalLM",
-        (151424, 4096, 10944, 46, 96, 8, 65536),
-        attention_bias=True,
-        head_dim=128,
-        moe_intermediate_size=1408,
-        n_routed_experts=128,
-        partial_rotary_factor=0.5,
-    ),
+    "glm4v_moe_text": _kind("Glm4MoeForCausalLM", (151424, 4096, 10944, 46, 96, 8, 65536), **_GLM4V_MOE),
     "glm4v_text": _kind(
-        "Glm4ForCausalLM", (151552, 4096, 13696, 40, 32, 2, 32768), splits_hidden=True, rms_norm_eps=1e-05
+        "Glm4ForCausalLM", (151552, 4096, 13696, 40, 32, 2, 32768), splits_hidden=True, rms_norm_eps=1e-05,
     ),
     "gpt_oss": _kind(
-        "GptOssForCausalLM",
-        (201088, 2880, 2880, 36, 64, 8, 131072),
-        num_local_experts=128,
-        rope_parameters={
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-            "rope_theta": 150000.0,
-        },
+        "GptOssForCausalLM", (201088, 2880, 2880, 36, 64, 8, 131072), num_local_experts=128,
+        rope_parameters=_GPT_OSS_ROPE,
     ),
     "granite": _kind("GraniteForCausalLM", (32000, 4096, 11008, 32, 32, None, 2048)),
     "granite4_vision_text": _kind("GraniteForCausalLM", (32000, 4096, 11008, 32, 32, None, 2048)),
@@ -114,67 +94,32 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     "lfm2": _kind("Lfm2ForCausalLM", (65536, 2560, 12288, 32, 32, 8, 128000), rope_theta=1000000.0),
     "llama": _kind("LlamaForCausalLM", (32000, 4096, 11008, 32, 32, None, 2048)),
     "llama4_text": _kind(
-        "Llama4ForCausalLM", (202048, 5120, 8192, 48, 40, 8, 131072), num_local_experts=16, rope_theta=500000.0
+        "Llama4ForCausalLM", (202048, 5120, 8192, 48, 40, 8, 131072), num_local_experts=16, rope_theta=500000.0,
     ),
     "ministral3": _kind(
-        "Ministral3ForCausalLM",
-        (131072, 4096, 14336, 34, 32, 8, 262144),
+        "Ministral3ForCausalLM", (131072, 4096, 14336, 34, 32, 8, 262144),
         rope_parameters=_mistral_rope(1000000.0, factor=16.0, original_len=16384),
     ),
     "mistral": _kind("MistralForCausalLM", (32000, 4096, 14336, 32, 32, 8, 131072)),
-    "mistral4": _kind(
-        "Mistral4ForCausalLM",
-        (131072, 4096, 12288, 36, 32, None, 1048576),
-        kv_lora_rank=256,
-        moe_intermediate_size=2048,
-        n_routed_experts=128,
-        q_lora_rank=1024,
-        qk_nope_head_dim=64,
-        qk_rope_head_dim=64,
-        rope_parameters=_mistral_rope(10000.0, factor=128.0, original_len=8192) | {"partial_rotary_factor": 0.5},
-        v_head_dim=128,
-    ),
+    "mistral4": _kind("Mistral4ForCausalLM", (131072, 4096, 12288, 36, 32, None, 1048576), **_MISTRAL4),
     "phi3": _kind("Phi3ForCausalLM", (32064, 3072, 8192, 32, 32, None, 4096)),
     "qwen2": _kind("Qwen2ForCausalLM", (151936, 4096, 22016, 32, 32, None, 32768)),
     "qwen2_5_omni_text": _kind("Qwen2ForCausalLM", (152064, 3584, 18944, 28, 28, 4, 32768), rope_theta=1000000.0),
-    "qwen2_5_vl_text": _kind(
-        "Qwen2ForCausalLM", (152064, 8192, 29568, 80, 64, 8, 32768), rms_norm_eps=1e-05, rope_theta=1000000.0
-    ),
-    "qwen2_vl_text": _kind(
-        "Qwen2ForCausalLM", (152064, 8192, 29568, 80, 64, 8, 32768), rms_norm_eps=1e-05, rope_theta=1000000.0
-    ),
+    "qwen2_5_vl_text": _QWEN2_VL, "qwen2_vl_text": _QWEN2_VL,
     "qwen3": _kind("Qwen3ForCausalLM", (151936, 4096, 22016, 32, 32, None, 32768)),
     "qwen3_5_moe_text": _kind(
-        "Qwen3_5MoeForCausalLM",
-        (248320, 2048, None, 40, 16, 2, 32768),
-        moe_intermediate_size=512,
-        num_experts=256,
+        "Qwen3_5MoeForCausalLM", (248320, 2048, None, 40, 16, 2, 32768), moe_intermediate_size=512, num_experts=256,
         shared_expert_intermediate_size=512,
     ),
     "qwen3_5_text": _kind("Qwen3_5ForCausalLM", (248320, 4096, 12288, 32, 16, 4, 32768)),
     "qwen3_moe": _kind(
-        "Qwen3MoeForCausalLM",
-        (151936, 2048, 6144, 24, 32, 4, 32768),
-        moe_intermediate_size=768,
-        num_local_experts=128,
+        "Qwen3MoeForCausalLM", (151936, 2048, 6144, 24, 32, 4, 32768), moe_intermediate_size=768, num_local_experts=128,
     ),
-    "qwen3_omni_moe_text": _kind(
-        "Qwen3MoeForCausalLM",
-        (3584, 2048, 18944, 28, 28, 4, 32768),
-        head_dim=128,
-        moe_intermediate_size=768,
-        norm_topk_prob=True,
-        num_experts=128,
-        rope_theta=1000000.0,
-    ),
+    "qwen3_omni_moe_text": _kind("Qwen3MoeForCausalLM", (3584, 2048, 18944, 28, 28, 4, 32768), **_QWEN3_OMNI),
     "qwen3_vl_moe_text": _kind(
-        "Qwen3MoeForCausalLM",
-        (151936, 2048, 5632, 24, 16, None, 128000),
-        moe_intermediate_size=1408,
-        num_experts_per_tok=4,
-        num_local_experts=60,
-        rope_theta=500000.0,
+        "Qwen3MoeForCausalLM", (151936, 2048, 5632, 24, 16, None, 128000), moe_intermediate_size=1408,
+        num_experts_per_tok=4, num_local_experts=60, rope_theta=500000.0,
     ),
     "qwen3_vl_text": _kind("Qwen3ForCausalLM", (151936, 4096, 22016, 32, 32, None, 128000), rope_theta=500000.0),
-}
+}  # fmt: skip
 """All kinds that are served."""

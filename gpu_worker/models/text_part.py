@@ -32,63 +32,32 @@ class Wrapper:
     place: tuple[str, ...] = _TEXT
 
 
-def _fixed(kind: str, place: tuple[str, ...] = _TEXT) -> Wrapper:
-    return Wrapper(kind, is_fixed=True, place=place)
-
-
+_SEES = "ForConditionalGeneration"
+# The models around each kind of text part, by what stands before `ForConditionalGeneration` in their names; where the
+# text part says by its `model_type` which kind it is.
+_OPEN: Mapping[str, str] = {
+    "cohere2": "AyaVision Cohere2Vision", "glm4v_text": "Glm46V", "granite": "GraniteSpeech",
+    "hyperclovax": "HyperCLOVAXVisionV2",
+    "llama": "DeepseekVL DeepseekVLHybrid GlmAsr Idefics3 Janus Llava LlavaNext LlavaNextVideo "
+    "SmolVLM VideoLlava VipLlava Voxtral",
+    "mistral": "Idefics2 Mistral3", "qwen2": "FastVlm InternVL LlavaOnevision Ovis2 Qwen2Audio VideoLlama3",
+    "qwen3": "LightOnOcr", "qwen3_5_text": "MiniCPMV4_6 MiniCPMV4_7",
+}  # fmt: skip
+_FIXED: Mapping[str, str] = {
+    "deepseek_v3": "Kimi_K25 KimiK25 KimiVL", "exaone4": "Exaone4_5_", "gemma3_text": "Gemma3", "gemma4_text": "Gemma4",
+    "gemma4_unified_text": "Gemma4Unified", "glm4v_text": "Glm4v", "glm4v_moe_text": "Glm4vMoe",
+    "granite4_vision_text": "Granite4Vision", "lfm2": "Lfm2Vl", "llama4_text": "Llama4",
+    "qwen2_5_omni_text": "Qwen2_5OmniThinker", "qwen2_5_vl_text": "Qwen2_5_VL", "qwen2_vl_text": "Qwen2VL",
+    "qwen3_5_text": "Qwen3_5", "qwen3_5_moe_text": "Qwen3_5Moe", "qwen3_omni_moe_text": "Qwen3OmniMoeThinker",
+    "qwen3_vl_text": "Qwen3VL", "qwen3_vl_moe_text": "Qwen3VLMoe",
+}  # fmt: skip
 WRAPPERS: Mapping[str, Wrapper] = {
-    "AyaVisionForConditionalGeneration": Wrapper("cohere2"),
-    "Cohere2VisionForConditionalGeneration": Wrapper("cohere2"),
-    "DeepseekVLForConditionalGeneration": Wrapper("llama"),
-    "DeepseekVLHybridForConditionalGeneration": Wrapper("llama"),
-    "Exaone4_5_ForConditionalGeneration": _fixed("exaone4"),
-    "FastVlmForConditionalGeneration": Wrapper("qwen2"),
-    "Gemma3ForConditionalGeneration": _fixed("gemma3_text"),
-    "Gemma4ForConditionalGeneration": _fixed("gemma4_text"),
-    "Gemma4UnifiedForConditionalGeneration": _fixed("gemma4_unified_text"),
-    "Glm46VForConditionalGeneration": Wrapper("glm4v_text"),
-    "Glm4vForConditionalGeneration": _fixed("glm4v_text"),
-    "Glm4vMoeForConditionalGeneration": _fixed("glm4v_moe_text"),
-    "GlmAsrForConditionalGeneration": Wrapper("llama"),
-    "Granite4VisionForConditionalGeneration": _fixed("granite4_vision_text"),
-    "GraniteSpeechForConditionalGeneration": Wrapper("granite"),
-    "HyperCLOVAXVisionV2ForConditionalGeneration": Wrapper("hyperclovax"),
-    "Idefics2ForConditionalGeneration": Wrapper("mistral"),
-    "Idefics3ForConditionalGeneration": Wrapper("llama"),
+    **{name + _SEES: Wrapper(kind) for kind, names in _OPEN.items() for name in names.split()},
+    **{name + _SEES: Wrapper(kind, is_fixed=True) for kind, names in _FIXED.items() for name in names.split()},
     "InternVLChatModel": Wrapper("qwen2", place=("llm_config",)),
-    "InternVLForConditionalGeneration": Wrapper("qwen2"),
-    "JanusForConditionalGeneration": Wrapper("llama"),
-    "Kimi_K25ForConditionalGeneration": _fixed("deepseek_v3"),
-    "KimiK25ForConditionalGeneration": _fixed("deepseek_v3"),
-    "KimiVLForConditionalGeneration": _fixed("deepseek_v3"),
-    "Lfm2VlForConditionalGeneration": _fixed("lfm2"),
-    "LightOnOcrForConditionalGeneration": Wrapper("qwen3"),
-    "Llama4ForConditionalGeneration": _fixed("llama4_text"),
-    "LlavaForConditionalGeneration": Wrapper("llama"),
-    "LlavaNextForConditionalGeneration": Wrapper("llama"),
-    "LlavaNextVideoForConditionalGeneration": Wrapper("llama"),
-    "LlavaOnevisionForConditionalGeneration": Wrapper("qwen2"),
-    "MiniCPMV4_6ForConditionalGeneration": Wrapper("qwen3_5_text"),
-    "MiniCPMV4_7ForConditionalGeneration": Wrapper("qwen3_5_text"),
-    "Mistral3ForConditionalGeneration": Wrapper("mistral"),
-    "Ovis2ForConditionalGeneration": Wrapper("qwen2"),
-    "Qwen2_5_VLForConditionalGeneration": _fixed("qwen2_5_vl_text"),
-    "Qwen2_5OmniForConditionalGeneration": _fixed("qwen2_5_omni_text", _THINKER),
-    "Qwen2_5OmniModel": _fixed("qwen2_5_omni_text", _THINKER),
-    "Qwen2_5OmniThinkerForConditionalGeneration": _fixed("qwen2_5_omni_text"),
-    "Qwen2AudioForConditionalGeneration": Wrapper("qwen2"),
-    "Qwen2VLForConditionalGeneration": _fixed("qwen2_vl_text"),
-    "Qwen3_5ForConditionalGeneration": _fixed("qwen3_5_text"),
-    "Qwen3_5MoeForConditionalGeneration": _fixed("qwen3_5_moe_text"),
-    "Qwen3OmniMoeForConditionalGeneration": _fixed("qwen3_omni_moe_text", _THINKER),
-    "Qwen3OmniMoeThinkerForConditionalGeneration": _fixed("qwen3_omni_moe_text"),
-    "Qwen3VLForConditionalGeneration": _fixed("qwen3_vl_text"),
-    "Qwen3VLMoeForConditionalGeneration": _fixed("qwen3_vl_moe_text"),
-    "SmolVLMForConditionalGeneration": Wrapper("llama"),
-    "VideoLlama3ForConditionalGeneration": Wrapper("qwen2"),
-    "VideoLlavaForConditionalGeneration": Wrapper("llama"),
-    "VipLlavaForConditionalGeneration": Wrapper("llama"),
-    "VoxtralForConditionalGeneration": Wrapper("llama"),
+    f"Qwen2_5Omni{_SEES}": Wrapper("qwen2_5_omni_text", True, _THINKER),
+    "Qwen2_5OmniModel": Wrapper("qwen2_5_omni_text", True, _THINKER),
+    f"Qwen3OmniMoe{_SEES}": Wrapper("qwen3_omni_moe_text", True, _THINKER),
 }
 """By their name in `architectures`."""
 

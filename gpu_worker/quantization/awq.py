@@ -14,9 +14,14 @@ import msgspec
 import torch
 
 from gpu_worker.quantization.config_fields import QuantizationError, check_choice, read_fields
-from gpu_worker.quantization.group_weight import columns_of_a_group, group_weight, unpack_words
 from gpu_worker.quantization.quantization_method import TensorSource
-from gpu_worker.quantization.stored_tensors import take_exact, take_scales
+from gpu_worker.quantization.stored_tensors import (
+    columns_of_a_group,
+    group_weight,
+    take_exact,
+    take_scales,
+    unpack_words,
+)
 from kernels.linear.forms import INT4, DenseWeight, WeightForm
 
 NAME = "awq"

@@ -14,17 +14,18 @@ import msgspec
 import torch
 
 from gpu_worker.quantization.compressed_scheme import Arguments, Layout, Scheme, make_scheme
-from gpu_worker.quantization.config_fields import QuantizationError, check_choice, read_fields
-from gpu_worker.quantization.group_weight import columns_of_a_group, group_weight, unpack_words
-from gpu_worker.quantization.module_patterns import compile_pattern
+from gpu_worker.quantization.config_fields import QuantizationError, check_choice, compile_pattern, read_fields
 from gpu_worker.quantization.quantization_method import TensorSource
 from gpu_worker.quantization.stored_tensors import (
+    columns_of_a_group,
+    group_weight,
     take_activation_scale,
     take_exact,
     take_float8,
     take_input_order,
     take_scales,
     take_weight_scales,
+    unpack_words,
 )
 from kernels.linear.forms import DenseWeight, GroupQuantizedWeight, ScaledWeight, WeightForm
 

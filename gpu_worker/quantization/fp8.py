@@ -14,8 +14,6 @@ import msgspec
 from gpu_worker.quantization.config_fields import check_choice, read_fields
 from gpu_worker.quantization.quantization_method import TensorSource
 from gpu_worker.quantization.stored_tensors import (
-    check_float8,
-    check_weight_scales,
     take_activation_scale,
     take_float8,
     take_weight_scales,
@@ -69,9 +67,8 @@ class FP8:
             raise source.error(name, f"has shape {list(stored)}; config.json calls for {list(shape)}")
         if source.shape(scale_name)[:1] != (count,):
             raise source.error(scale_name, f"has shape {list(source.shape(scale_name))}; it must begin with {count}")
-        values = check_float8(source, name, source.take_raw_item(name, index), one)
-        raw = source.take_raw_item(scale_name, index)
-        scales = check_weight_scales(source, scale_name, raw, one, has_blocks=self.has_blocks)
+        values = take_float8(source, name, one, index)
+        scales = take_weight_scales(source, scale_name, one, has_blocks=self.has_blocks, index=index)
         if is_turned:
             values = values.T.contiguous()
             scales = scales.T.contiguous() if self.has_blocks else scales

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpu_worker.quantization.quantization_method import TensorSource
+from gpu_worker.quantization.stored_tensors import take_exact
 from kernels.linear.forms import FLOAT4, DenseWeight, GroupQuantizedWeight, WeightForm
 
 NAME = "mxfp4"
@@ -59,7 +60,4 @@ def _take_bytes(source: TensorSource, name: str, index: int, count: int, shape: 
     stack = (count, *shape)
     if source.shape(name) != stack:
         raise source.error(name, f"has shape {list(source.shape(name))}; config.json calls for {list(stack)}")
-    item = source.take_raw_item(name, index)
-    if item.dtype is not torch.uint8:
-        raise source.error(name, f"is stored as {item.dtype}; its quantization needs torch.uint8")
-    return item
+    return take_exact(source, name, torch.uint8, shape, index)

@@ -21,31 +21,24 @@ class TensorSource(Protocol):
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
-        ...
 
     def stored_module(self, name: str) -> str:
         """Return what the checkpoint calls a module, which is what its configuration means."""
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape: of quantized blocks, as the source counts their numbers."""
-        ...
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """Return one floating point tensor, of exactly this shape, in the model's dtype or the stored 16 bits."""
-        ...
 
     def take_raw(self, name: str) -> torch.Tensor:
         """Return a copy of one tensor, of whatever shape and dtype it is stored in."""
-        ...
 
     def take_raw_item(self, name: str, index: int) -> torch.Tensor:
         """Return a copy of an item of a stack as stored; items are taken in order."""
-        ...
 
     def error(self, name: str, problem: str) -> Exception:
         """Make the error that names a tensor and where it is stored."""
-        ...
 
 
 class QuantizationMethod(Protocol):
@@ -54,7 +47,6 @@ class QuantizationMethod(Protocol):
     @property
     def name(self) -> str:
         """As configurations call it."""
-        ...
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Take the weights of a linear layer, `name` without `.weight`; a `DenseWeight` where it was left alone.
@@ -62,7 +54,6 @@ class QuantizationMethod(Protocol):
         Raises:
             Exception: What `source.error` makes: a tensor is missing, malformed or not supported.
         """
-        ...
 
 
 @runtime_checkable
@@ -71,8 +62,6 @@ class StackMethod(Protocol):
 
     def has_stack(self, source: TensorSource, name: str) -> bool:
         """Whether a stack of this name is quantized."""
-        ...
 
     def take_item(self, source: TensorSource, name: str, index: int, shape: tuple[int, int, int]) -> WeightForm:
         """Take matrix `index` of a stack of `(num_matrices, out_features, in_features)`, in order; raises as `take`."""
-        ...

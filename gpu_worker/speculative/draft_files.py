@@ -13,7 +13,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.shard_files import INDEX_FILE, SINGLE_FILE
+from gpu_worker.models.tensor_file import INDEX_FILE, SINGLE_FILE
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
 _PICKLES = ("*.pt", "*.bin", "*.pth")

@@ -1,15 +1,101 @@
-"""Chooses the implementation of an activation for the tensors at hand."""
+"""Chooses the implementation of an activation for the tensors at hand; xIELU is made of others."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
 import torch
 
-from kernels.activation.cpu import FUNCTIONS, SIGMOID, activation_cpu, can_run, silu_mul_cpu
 from kernels.activation.reference import Activation, activate_reference, gated_reference
-from kernels.activation.xielu import Xielu
-from kernels.cpu_library import cpu_library
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
+from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import is_triton_installed
 from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
+
+# The numbers of `FunctionNumber` in cpu.cpp. What is not here rounds nothing: torch's own operators do as well.
+FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
+    {Activation.SILU: 0, Activation.GELU: 1, Activation.GELU_TANH: 2}
+)
+SIGMOID = 3
+
+
+def can_run(x: torch.Tensor) -> bool:
+    """Return True where the kernel supports the type; layouts are brought into the one that it takes."""
+    return x.is_cpu and x.dtype in DTYPE_NUMBERS and x.dim() > 0
+
+
+def activation_cpu(
+    library: CpuLibrary, x: torch.Tensor, function: int, factor: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a function of every number of `x`, times the number of `factor` at its place."""
+    rows, factors = _rows(x), None if factor is None else _rows(factor)
+    result = torch.empty(rows.shape, dtype=x.dtype)
+    strides = rows.stride(0), 0 if factors is None else factors.stride(0)
+    numbers = function, DTYPE_NUMBERS[x.dtype], torch.get_num_threads()
+    library.activation(*addresses_of(rows, factors, result), *strides, *rows.shape, *numbers)
+    return result.view(x.shape)
+
+
+def silu_mul_cpu(library: CpuLibrary, gate_up: torch.Tensor) -> torch.Tensor:
+    """Do what `kernels.activation.gated` promises of SiLU, for contiguous rows."""
+    num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    result = torch.empty(num_rows, size, dtype=gate_up.dtype)
+    library.silu_mul(
+        gate_up.data_ptr(), result.data_ptr(), num_rows, size, DTYPE_NUMBERS[gate_up.dtype], torch.get_num_threads()
+    )
+    return result
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Xielu:
+    """xIELU of one layer: a parabola above zero, below it a line that an exponential bends, by learned numbers.
+
+    `positive x^2 + linear x` above zero, and `negative (exp(min(x, limit)) - 1 - x) + linear x` below.
+
+    Source: Huang, "Deriving Activation Functions Using Integration", arXiv 2411.13010, equation 6; `limit` is of the
+    authors' code.
+    """
+
+    positive: float
+    negative: float
+    linear: float
+    limit: float
+
+    @classmethod
+    def learned(cls, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Xielu:
+        """Return the function of the numbers that checkpoints have: of the first two, softplus keeps what is meant."""
+        above, below = (torch.nn.functional.softplus(torch.tensor(alpha)).item() for alpha in (alpha_p, alpha_n))
+        return cls(above, beta + below, beta, eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the function of every number of `x`, computed in float32 and rounded once.
+
+        On a CPU a row's bits do not depend on the rows beside it.
+        """
+        wide = x.float()
+        falling = (_expm1(wide.clamp(max=self.limit)) - wide) * self.negative
+        bent = torch.where(wide > 0, wide * wide * self.positive, falling)
+        return (bent + wide * self.linear).to(x.dtype)
+
+
+def _expm1(x: torch.Tensor) -> torch.Tensor:
+    """Return `exp(x) - 1` of numbers below zero.
+
+    With compiled kernels by `s = 1 / (1 + exp(-x))`, as `(2 s - 1) / (1 - s)`, to 3e-7: torch's own exponential rounds
+    by where a number lies among those of the step.
+    """
+    if can_run(x) and (library := cpu_library()) is not None:
+        sigmoid = activation_cpu(library, x, SIGMOID)
+        return (2 * sigmoid - 1) / (1 - sigmoid)
+    return torch.expm1(x)
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

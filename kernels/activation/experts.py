@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -22,6 +23,8 @@ class GatedActivation:
         up_shift: Added to the up projection.
     """
 
+    num_projections: ClassVar[int] = 2
+    """How many matrices, one above the other, yield what it takes."""
     slope: float = 1.0
     cubic: float = 0.0
     limit: float = math.inf
@@ -33,11 +36,6 @@ class GatedActivation:
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * (self.slope + self.cubic * gate * gate)) * (up + self.up_shift)
 
-    @property
-    def num_projections(self) -> int:
-        """How many matrices, one above the other, yield what it takes."""
-        return 2
-
 
 @dataclass(frozen=True, slots=True)
 class SquaredRelu:
@@ -46,14 +44,11 @@ class SquaredRelu:
     Source: So et al., arXiv 2109.08668, section 4.
     """
 
+    num_projections: ClassVar[int] = 1
+
     def __call__(self, up: torch.Tensor) -> torch.Tensor:
         """Apply it to rows `[num_rows, size]`, in their type."""
         return torch.relu(up).square()
-
-    @property
-    def num_projections(self) -> int:
-        """How many matrices yield what it takes."""
-        return 1
 
 
 ExpertActivation = GatedActivation | SquaredRelu

@@ -5,12 +5,40 @@ from __future__ import annotations
 import ctypes
 
 import torch
+from torch.nn import functional
 
-from kernels.causal_conv.reference import causal_conv_reference
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
-from kernels.cpu_structures import address_of
+from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import is_triton_installed
-from kernels.state_rows import StateRows, state_rows_structure
+from kernels.state_rows import StateRows, sequences_of, state_rows_structure
+
+
+def causal_conv_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    rows: StateRows,
+    *,
+    has_silu: bool = True,
+) -> torch.Tensor:
+    """Compute what `kernels.causal_conv.causal_conv` promises."""
+    result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    width, channels = weight.shape
+    filters = weight.to(torch.promote_types(x.dtype, torch.float32)).t()[:, None]
+    for sequence in sequences_of(rows):
+        before = states[sequence.slot]
+        if sequence.is_new:
+            before = torch.zeros_like(before)
+        inputs = torch.cat((before.to(filters.dtype), x[sequence.first : sequence.end].to(filters.dtype)))
+        summed = functional.conv1d(inputs.t()[None], filters, groups=channels)[0].t()
+        if bias is not None:
+            summed = summed + bias.to(filters.dtype)
+        result[sequence.first : sequence.end] = functional.silu(summed) if has_silu else summed
+        if not sequence.is_padding:
+            for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
+                states[slot] = inputs[count : count + width - 1]
+    return result
 
 
 def can_run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, states: torch.Tensor) -> bool:
@@ -39,20 +67,9 @@ def causal_conv_cpu(
 ) -> torch.Tensor:
     """Do what `kernels.causal_conv.causal_conv` promises."""
     result = torch.empty(x.shape, dtype=x.dtype)
-    library.causal_conv(
-        x.data_ptr(),
-        result.data_ptr(),
-        weight.data_ptr(),
-        address_of(bias),
-        states.data_ptr(),
-        ctypes.byref(state_rows_structure(rows)),
-        x.stride(0),
-        x.shape[1],
-        weight.shape[0],
-        has_silu,
-        DTYPE_NUMBERS[x.dtype],
-        torch.get_num_threads(),
-    )
+    numbers = x.shape[1], weight.shape[0], has_silu, DTYPE_NUMBERS[x.dtype], torch.get_num_threads()
+    addresses = addresses_of(x, result, weight, bias, states)
+    library.causal_conv(*addresses, ctypes.byref(state_rows_structure(rows)), x.stride(0), *numbers)
     return result
 
 

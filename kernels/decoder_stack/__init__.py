@@ -10,12 +10,4 @@ from kernels.decoder_stack.cpu import (
     StackStep,
 )
 
-__all__ = [
-    "CpuDecoderStack",
-    "LayerAdapters",
-    "ReadQueries",
-    "StackInputs",
-    "StackLayer",
-    "StackShape",
-    "StackStep",
-]
+__all__ = ["CpuDecoderStack", "LayerAdapters", "ReadQueries", "StackInputs", "StackLayer", "StackShape", "StackStep"]

@@ -1,4 +1,4 @@
-"""Chooses the implementation of the gated delta rule for the tensors at hand."""
+"""Chooses the implementation of the gated delta rule."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import ctypes
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
-from kernels.gated_delta.chunked import gated_delta_chunked
-from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
+from kernels.cpu_structures import addresses_of
+from kernels.gated_delta.reference import DeltaSizes, DeltaWeights, gated_delta_chunked
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.matrix_state.walk import can_run
 from kernels.state_rows import StateRows, state_rows_structure
@@ -26,21 +26,10 @@ def gated_delta_cpu(
     """Do what `kernels.gated_delta.gated_delta` promises."""
     result = torch.empty(qkv.shape[0], sizes.num_value_heads, sizes.value_dim, dtype=qkv.dtype)
     library.gated_delta(
-        qkv.data_ptr(),
-        gates.data_ptr(),
-        weights.rate.data_ptr(),
-        weights.step_bias.data_ptr(),
-        result.data_ptr(),
-        states.data_ptr(),
+        *addresses_of(qkv, gates, weights.rate, weights.step_bias, result, states),
         ctypes.byref(state_rows_structure(rows)),
-        qkv.stride(0),
-        gates.stride(0),
-        sizes.num_key_heads,
-        sizes.num_value_heads,
-        sizes.key_dim,
-        sizes.value_dim,
-        DTYPE_NUMBERS[qkv.dtype],
-        torch.get_num_threads(),
+        *(qkv.stride(0), gates.stride(0), sizes.num_key_heads, sizes.num_value_heads, sizes.key_dim, sizes.value_dim),
+        *(DTYPE_NUMBERS[qkv.dtype], torch.get_num_threads()),
     )
     return result
 

@@ -1,4 +1,4 @@
-"""The gated delta rule in plain torch, token by token: the oracle of all other forms."""
+"""The gated delta rule: in plain torch, by token (the oracle of all other forms) and by chunk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.matrix_state.walk import MatrixShape, walk
+from kernels.matrix_state.walk import CHUNK, Fading, MatrixShape, fading_of, read_and_add, walk
 from kernels.state_rows import StateRows
 
 NORM_EPS = 1e-6
@@ -112,3 +112,36 @@ def gated_delta_reference(
         return torch.einsum("hk,hkv->hv", query, state), state
 
     return walk(update, result, states, rows, chunk=1)
+
+
+def gated_delta_chunked(
+    qkv: torch.Tensor,
+    gates: torch.Tensor,
+    weights: DeltaWeights,
+    sizes: DeltaSizes,
+    states: torch.Tensor,
+    rows: StateRows,
+    *,
+    chunk: int = CHUNK,
+) -> torch.Tensor:
+    """Compute what `kernels.gated_delta.gated_delta` promises."""
+    inputs = take_apart(qkv, gates, weights, sizes)
+    result = torch.empty(inputs.value.shape, dtype=qkv.dtype, device=qkv.device)
+
+    def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key = (part[tokens].transpose(0, 1) for part in (inputs.query, inputs.key))
+        fading = fading_of(inputs.log_decay[tokens])
+        return read_and_add(query, key, _corrections(inputs, tokens, key, fading, state), fading, state)
+
+    return walk(update, result, states, rows, chunk=chunk)
+
+
+def _corrections(
+    inputs: DeltaInputs, tokens: slice, key: torch.Tensor, fading: Fading, state: torch.Tensor
+) -> torch.Tensor:
+    value, strength = inputs.value[tokens].transpose(0, 1), inputs.strength[tokens].t()[..., None]
+    system = (strength * (key @ key.transpose(1, 2)) * fading.between).tril(-1)
+    system = system + torch.eye(key.shape[1], dtype=system.dtype, device=system.device)
+    wanted = strength * (value - fading.since_start * (key @ state))
+    corrections: torch.Tensor = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    return corrections

@@ -48,15 +48,10 @@ class OperationLinear:
         return self.multiply(x, to_float32=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WideningLinear:
+class WideningLinear(OperationLinear):
     """A linear layer by a function that rounds to the type of its inputs; `to_float32` only widens its results."""
 
-    multiply: Callable[[torch.Tensor], torch.Tensor]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        return self.multiply(x)
+    __slots__ = ()
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows, and widen the results."""

@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import is_triton_installed
-from kernels.logits_bitmask.reference import forbid_tokens_reference
+
+
+def forbid_tokens_reference(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """Do what `kernels.logits_bitmask.forbid_tokens` promises."""
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    is_allowed = (bitmask[:, token_ids // 32] >> (token_ids % 32)) & 1 > 0
+    logits[rows] = logits[rows].masked_fill_(~is_allowed, float("-inf"))
 
 
 def can_run(logits: torch.Tensor) -> bool:
@@ -16,14 +23,8 @@ def can_run(logits: torch.Tensor) -> bool:
 
 def forbid_tokens_cpu(library: CpuLibrary, logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
     """Do what `kernels.logits_bitmask.forbid_tokens` promises."""
-    library.forbid_tokens(
-        logits.data_ptr(),
-        rows.contiguous().data_ptr(),
-        bitmask.data_ptr(),
-        logits.stride(0),
-        bitmask.shape[0],
-        logits.shape[1],
-    )
+    rows = rows.contiguous()
+    library.forbid_tokens(*addresses_of(logits, rows, bitmask), logits.stride(0), bitmask.shape[0], logits.shape[1])
 
 
 def forbid_tokens(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:

@@ -116,17 +116,10 @@ class CpuAdapterTable:
         if x.stride(1) != 1:
             x = x.contiguous()
         assert result.stride(1) == 1
+        dtypes = DTYPE_NUMBERS[x.dtype], DTYPE_NUMBERS[result.dtype]
         self._library.low_rank(
-            self.address,
-            rows.cpu.address,
-            x.data_ptr(),
-            result.data_ptr(),
-            x.stride(0),
-            result.stride(0),
-            DTYPE_NUMBERS[x.dtype],
-            DTYPE_NUMBERS[result.dtype],
-            result.shape[1],
-            torch.get_num_threads(),
+            *(self.address, rows.cpu.address, x.data_ptr(), result.data_ptr(), x.stride(0), result.stride(0)),
+            *(*dtypes, result.shape[1], torch.get_num_threads()),
         )
 
 
@@ -170,9 +163,6 @@ def _pack(adapter: LowRank, width: int, dtype: torch.dtype, row_dtype: torch.dty
     up = torch.cat([block.reshape(-1) for block in blocks])
     tensors = (down, up, scales, torch.from_numpy(halves.view(np.uint8)))
     structure = LowRankStructure(
-        *(tensor.data_ptr() for tensor in tensors),
-        adapter.rank,
-        num_inputs,
-        DTYPE_NUMBERS[dtype],
+        *(tensor.data_ptr() for tensor in tensors), adapter.rank, num_inputs, DTYPE_NUMBERS[dtype]
     )
     return CpuLowRank(tensors, structure)

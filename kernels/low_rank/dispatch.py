@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,8 +11,30 @@ from kernels.cpu_library import cpu_library
 from kernels.gpu_config import has_kernels
 from kernels.low_rank.cpu import CpuAdapterTable
 from kernels.low_rank.form import LowRank
-from kernels.low_rank.reference import low_rank_reference
 from kernels.low_rank.rows import AdapterRows
+
+
+def low_rank_reference(
+    x: torch.Tensor, result: torch.Tensor, slots: Sequence[int], adapters: Sequence[LowRank | None]
+) -> None:
+    """Add to each row of `result` what the adapter of its slot makes of `x`, in float32, rounded once.
+
+    Args:
+        x: `[num_rows, in_features]`, inputs of the matrix.
+        result: `[num_rows, out_features]`, its products.
+        slots: Of each row; below zero without an adapter.
+        adapters: By slot; None leaves the matrix as it is.
+    """
+    for slot in sorted({slot for slot in slots if slot >= 0}):
+        adapter = adapters[slot]
+        if adapter is None:
+            continue
+        rows = torch.tensor([row for row, own in enumerate(slots) if own == slot], device=x.device)
+        added = result[rows].float()
+        for part in adapter.parts:
+            product = x[rows].float() @ part.down.float().T * part.scale
+            added[:, part.features] += product @ part.up.float().T
+        result[rows] = added.to(result.dtype)
 
 
 class AdapterTable(Protocol):
@@ -52,7 +75,7 @@ def make_adapter_table(num_slots: int, device: torch.device, dtype: torch.dtype)
     if device.type == "cpu" and (library := cpu_library()) is not None:
         return CpuAdapterTable(library, num_slots, dtype)
     if has_kernels(device):
-        from kernels.low_rank.gpu import GpuAdapterTable
+        from kernels.low_rank.triton_kernel import GpuAdapterTable
 
         return GpuAdapterTable(num_slots, device, dtype)
     return _ReferenceTable(num_slots, device)

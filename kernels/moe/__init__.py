@@ -10,13 +10,6 @@ from kernels.moe.layers import AdaptableExperts, Experts, ReplaceableExperts, ma
 from kernels.moe.reference import RoutingRule, experts_reference, route_reference
 
 __all__ = [
-    "AdaptableExperts",
-    "ExpertWeights",
-    "Experts",
-    "ReplaceableExperts",
-    "RoutingRule",
-    "experts_reference",
-    "make_experts",
-    "route",
-    "route_reference",
-]
+    "AdaptableExperts", "ExpertWeights", "Experts", "ReplaceableExperts", "RoutingRule", "experts_reference",
+    "make_experts", "route", "route_reference",
+]  # fmt: skip

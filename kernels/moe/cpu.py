@@ -10,7 +10,7 @@ import torch
 
 from kernels.activation.experts import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_structures import MatrixStructure, MixtureStructure, RoutingStructure, address_of
+from kernels.cpu_structures import MatrixStructure, MixtureStructure, RoutingStructure, address_of, addresses_of
 from kernels.linear.cpu.cpu import QuantizedPanels, input_layout
 from kernels.linear.dense.cpu import can_pack
 from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
@@ -41,36 +41,16 @@ def route_cpu(library: CpuLibrary, logits: torch.Tensor, rule: RoutingRule) -> t
     num_tokens, num_experts = logits.shape
     ids = torch.empty(num_tokens, rule.top_k, dtype=torch.int32)
     weights = torch.empty(num_tokens, rule.top_k)
-    structure = routing_structure(rule, num_experts)
-    library.route(
-        ctypes.byref(structure),
-        logits.data_ptr(),
-        ids.data_ptr(),
-        weights.data_ptr(),
-        num_tokens,
-        torch.get_num_threads(),
-    )
+    structure = ctypes.byref(routing_structure(rule, num_experts))
+    library.route(structure, *addresses_of(logits, ids, weights), num_tokens, torch.get_num_threads())
     return ids, weights
 
 
 def routing_structure(rule: RoutingRule, num_experts: int) -> RoutingStructure:
     """Describe a rule to the kernel; the structure holds the address of its bias."""
-    return RoutingStructure(
-        address_of(rule.bias),
-        num_experts,
-        rule.top_k,
-        _SCORES[rule.score],
-        rule.renormalize,
-        rule.num_groups,
-        rule.top_k_groups,
-        _NUM_BEST[rule.group_score],
-        rule.scale,
-    )
-
-
-def can_pack_experts(weights: ExpertWeights) -> bool:
-    """Return True where the kernel supports the matrices, which are all of one form."""
-    return layout_of(weights) is not None
+    groups = rule.num_groups, rule.top_k_groups, _NUM_BEST[rule.group_score]
+    choice = num_experts, rule.top_k, _SCORES[rule.score], rule.renormalize
+    return RoutingStructure(address_of(rule.bias), *choice, *groups, rule.scale)
 
 
 def layout_of(weights: ExpertWeights) -> tuple[object, ...] | None:
@@ -107,15 +87,9 @@ class CpuExperts:
         matrices = [(MatrixStructure * num_experts)(*map(matrix_structure, parts)) for parts in (gate_up, down)]
         self._matrices = matrices
         self.structure = MixtureStructure(
-            ctypes.addressof(matrices[0]),
-            ctypes.addressof(matrices[1]),
-            self.tokens_per_expert.data_ptr(),
-            num_experts,
-            first_expert,
-            down[0].num_outputs,
-            down[0].num_inputs,
-            *kernel_numbers(activation),
-            self._is_gated,
+            *(*map(ctypes.addressof, matrices), self.tokens_per_expert.data_ptr()),
+            *(num_experts, first_expert, down[0].num_outputs, down[0].num_inputs),
+            *(*kernel_numbers(activation), self._is_gated),
         )
         self._takes_bfloat16 = all(
             isinstance(parts[0], QuantizedPanels) or parts[0].weight.dtype is torch.bfloat16
@@ -160,19 +134,10 @@ class CpuExperts:
         structure = ctypes.byref(self.structure)
         scratch = self._memory(self._library.experts_scratch(structure, number, num_tokens, top_k))
         result = torch.empty(x.shape, dtype=x.dtype)
+        rows = adapters.cpu.address if adapters is not None and self._tables else None
         self._library.experts(
-            structure,
-            x.data_ptr(),
-            ids.data_ptr(),
-            weights.data_ptr(),
-            result.data_ptr(),
-            x.stride(0),
-            number,
-            num_tokens,
-            top_k,
-            scratch,
-            adapters.cpu.address if adapters is not None and self._tables else None,
-            torch.get_num_threads(),
+            *(structure, *addresses_of(x, ids, weights, result), x.stride(0), number, num_tokens, top_k),
+            *(scratch, rows, torch.get_num_threads()),
         )
         return result.to(dtype)
 
@@ -191,11 +156,11 @@ def pack_experts(
         library: Knows the width of a panel on this machine.
         weights: On a CPU.
         dtype: Of the inputs, and of what becomes dense: experts of different forms, or of those that no kernel knows.
-            None keeps what `can_pack_experts` lets pass as it is.
+            None keeps matrices that have a layout in common as they are.
         is_gated: As for `kernels.linear.dense.cpu.pack`.
     """
     forms = weights.forms
-    if dtype is not None and not can_pack_experts(weights):
+    if dtype is not None and layout_of(weights) is None:
         forms = tuple(DenseWeight(form.dequantize().to(dtype)) for form in forms)
 
     def dtype_of(form: WeightForm) -> torch.dtype:

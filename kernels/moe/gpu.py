@@ -19,10 +19,8 @@ from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from kernels.low_rank import AdapterRows
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack, stack_experts
-from kernels.moe.triton_combine import combine
-from kernels.moe.triton_dense import dense_experts_kernel
-from kernels.moe.triton_packed import packed_experts_kernel
-from kernels.moe.triton_scaled import scaled_experts_kernel
+from kernels.moe.triton_products import dense_experts_kernel, packed_experts_kernel, scaled_experts_kernel
+from kernels.moe.triton_route import combine
 from kernels.moe.triton_sort import SortedPairs, sort_pairs
 
 DENSE_FIELDS = "block_n block_k num_warps num_stages"

@@ -13,7 +13,7 @@ from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, has_float8, has_kernels
 from kernels.linear import Linear, LinearFactory
 from kernels.low_rank import AdapterRows, AdapterTable
-from kernels.moe.cpu import CpuExperts, can_pack_experts, layout_of, pack_experts
+from kernels.moe.cpu import CpuExperts, layout_of, pack_experts
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.stacks import stack_experts
 
@@ -149,12 +149,10 @@ def make_experts(
         first_expert: The number of the first of these experts among those of all ranks, as routing counts them.
     """
     is_gated = isinstance(activation, GatedActivation)
-    if can_pack_experts(gate_up) and can_pack_experts(down) and (library := cpu_library()) is not None:
-        packed = (
-            pack_experts(library, gate_up, is_gated=is_gated),
-            pack_experts(library, down, is_gated=False),
-        )
-        return CpuExperts(library, *packed, activation, first_expert, (layout_of(gate_up), layout_of(down)))
+    layouts = layout_of(gate_up), layout_of(down)
+    if None not in layouts and (library := cpu_library()) is not None:
+        packed = (pack_experts(library, gate_up, is_gated=is_gated), pack_experts(library, down, is_gated=False))
+        return CpuExperts(library, *packed, activation, first_expert, layouts)
     if has_kernels(gate_up.device):
         from kernels.moe.gpu import GpuExperts
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.linear.forms import FLOAT8, SCALE_BLOCK, CodedMatrix, DenseWeight, Number, SplitWeight
+from kernels.linear.forms import FLOAT8, SCALE_BLOCK, CodedMatrix, DenseWeight, SplitWeight
 from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrices
-from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
-from kernels.linear.gpu_packed.matrix import TILE_ROWS, num_planes
+from kernels.linear.gpu_packed.group_numbers import GroupNumbers
 from kernels.moe.expert_weights import ExpertWeights
 
 WIDENED = torch.bfloat16
@@ -31,53 +30,21 @@ class DenseStack:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedStack:
-    """Packed matrices; parts are those of `kernels.linear.gpu_packed.PackedMatrix`, of all experts one after another.
+class PackedStack(PackedMatrix):
+    """Packed matrices of all experts: the parts of a `PackedMatrix`, each with a dimension of experts in front.
 
     Attributes:
-        words: `[num_experts, padded_rows / TILE_ROWS, num_blocks, TILE_ROWS, plane]` int16.
-        scales: Of groups, `num_experts` first.
-        offsets: Of groups, likewise; None where all are zero.
-        input_order: `[num_experts, in_features]` int32; None is in order.
         bias: `[num_experts, out_features]`, or None.
         rounds_inputs: Whether all are float8 with a scale a block, whose inputs may be rounded alike.
     """
 
-    number: Number
-    words: torch.Tensor
-    scales: GroupNumbers
-    offsets: GroupNumbers | None
-    group_size: int
-    out_features: int
-    in_features: int
-    input_order: torch.Tensor | None
-    bias: torch.Tensor | None
+    bias: torch.Tensor | None = None
     rounds_inputs: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """`(num_experts, out_features, in_features)`."""
         return self.words.shape[0], self.out_features, self.in_features
-
-    @property
-    def plane(self) -> int:
-        """Columns of a block that are in the same bits of their words."""
-        return self.words.shape[4]
-
-    @property
-    def num_planes(self) -> int:
-        """Planes of a block."""
-        return num_planes(self.number)
-
-    @property
-    def groups(self) -> GroupLayout:
-        """How the groups of columns lie."""
-        return GroupLayout(self.group_size, self.plane, self.num_planes, self.words.shape[2])
-
-    @property
-    def padded_rows(self) -> int:
-        """Rows of a matrix with padding."""
-        return self.words.shape[1] * TILE_ROWS
 
 
 ExpertStack = DenseStack | PackedStack
@@ -90,7 +57,8 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
     Plain ones keep their type. Matrices of different or unknown forms are dequantized to `WIDENED`: experts one after
     another would have to ask the device which of them have tokens, which no captured step can.
     """
-    order = _alternating(weights.shape[1], weights.device) if is_gated else None
+    rows = torch.arange(weights.shape[1], device=weights.device)
+    order = rows.view(2, -1).t().flatten() if is_gated else None
     bias = weights.bias if weights.bias is None or order is None else weights.bias[:, order]
     coded = [form.coded() for form in weights.forms if not isinstance(form, DenseWeight | SplitWeight)]
     kinds = {(matrix.number, matrix.group_size) for matrix in coded}
@@ -105,10 +73,6 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
     return DenseStack(stack, bias)
 
 
-def _alternating(num_rows: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(num_rows, device=device).view(2, -1).t().flatten()
-
-
 def _stack(coded: Sequence[CodedMatrix], order: torch.Tensor | None, bias: torch.Tensor | None) -> PackedStack:
     packed = pack_matrices([matrix if order is None else _in_order(matrix, order) for matrix in coded])
     first = packed[0]
@@ -121,6 +85,7 @@ def _stack(coded: Sequence[CodedMatrix], order: torch.Tensor | None, bias: torch
         first.out_features,
         first.in_features,
         _stack_orders(packed),
+        None,
         None if bias is None else bias.contiguous(),
         first.number is FLOAT8
         and first.group_size == SCALE_BLOCK

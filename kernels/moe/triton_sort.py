@@ -46,9 +46,10 @@ def _local(ids, pairs, num_pairs, first_expert, num_experts):
 
 
 @triton.jit
-def _divide(
+def divide_kernel(
     counts, tokens_per_expert, row_starts, block_ends, num_experts, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr
 ):
+    """One program for all experts: gives each its rows and blocks, by the counts of its pairs, which it clears."""
     experts = tl.arange(0, EXPERTS)
     mask = experts < num_experts
     count = tl.load(counts + experts, mask=mask, other=0, volatile=True)
@@ -81,7 +82,7 @@ def sort_kernel(
     experts, is_here = _local(ids, pairs, num_pairs, first_expert, num_experts)
     ranks = tl.atomic_add(counts + experts, 1, mask=is_here)
     tl.debug_barrier()
-    _divide(counts, tokens_per_expert, row_starts, block_ends, num_experts, EXPERTS, BLOCK_M)
+    divide_kernel(counts, tokens_per_expert, row_starts, block_ends, num_experts, EXPERTS, BLOCK_M)
     tl.debug_barrier()
     starts = tl.load(row_starts + experts, mask=is_here, other=0, volatile=True)
     tl.store(sorted_pairs + starts + ranks, pairs, mask=is_here)
@@ -93,14 +94,6 @@ def count_kernel(ids, counts, ranks, num_pairs, first_expert, num_experts, PAIRS
     pairs = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     experts, is_here = _local(ids, pairs, num_pairs, first_expert, num_experts)
     tl.store(ranks + pairs, tl.atomic_add(counts + experts, 1, mask=is_here), mask=is_here)
-
-
-@triton.jit
-def divide_kernel(
-    counts, tokens_per_expert, row_starts, block_ends, num_experts, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr
-):
-    """One program for all experts."""
-    _divide(counts, tokens_per_expert, row_starts, block_ends, num_experts, EXPERTS, BLOCK_M)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

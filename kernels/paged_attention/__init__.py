@@ -1,15 +1,8 @@
 """Attention of queries over a KV cache kept in blocks: reference, CPU and GPU kernels, and the choice among them."""
 
-from kernels.paged_attention.block_attention import block_attention
 from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.expanded import expanded_attention, is_expansion_less
 from kernels.paged_attention.partial import Partial, merge_partials
+from kernels.paged_attention.reference import block_attention
 
-__all__ = [
-    "Partial",
-    "block_attention",
-    "expanded_attention",
-    "is_expansion_less",
-    "merge_partials",
-    "paged_attention",
-]
+__all__ = ["Partial", "block_attention", "expanded_attention", "is_expansion_less", "merge_partials", "paged_attention"]

@@ -110,7 +110,7 @@ def paged_attention(
         scale: Multiplies the scores.
         sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
         soft_cap: Scores `s` become `soft_cap * tanh(s / soft_cap)`; None leaves them.
-        kv_scales: Of a cache in eight bits (`kernels.quantized_kv`); None of any other.
+        kv_scales: Of a cache in eight bits (`kernels.layer_cache`); None of any other.
         sinks: For each head a logit without a value that joins the softmax, not scaled and not capped; None is none.
             Source: Xiao et al., arXiv 2309.17453, section 3.3, as gpt-oss has it.
         chunk_size: A query sees only the tokens of its own chunk, where chunks of this many tokens follow one another

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.layer_cache import dequantize_heads
 from kernels.paged_attention.dispatch import paged_attention
-from kernels.quantized_kv import dequantize_heads
 
 
 def is_expansion_less(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.layer_cache import EVERY_TOKEN, CachedTokens
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens, LayerCache, dequantize_heads
 from kernels.paged_attention.partial import Partial
-from kernels.quantized_kv import dequantize_heads
 
 
 def paged_attention_reference(
@@ -110,3 +109,81 @@ def _attend(
     attended = weights.flatten(1, 2) @ values.float().transpose(0, 1)
     heads = attended.view(num_kv_heads, -1, num_queries, values.shape[2])
     return heads.permute(2, 0, 1, 3).flatten(1, 2), lse.flatten(0, 1).T
+
+
+def block_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    contexts: torch.Tensor,
+    scale: float,
+    soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the probabilities with which queries attend, added up over each block, of the head with the largest sum.
+
+    Shapes:
+        query: `[num_seqs, num_queries, num_heads, head_dim]`
+        key_cache, kv_scales, sinks: as for `kernels.paged_attention.paged_attention`
+        block_tables: `[num_seqs, num_blocks]` int64
+        contexts: `[num_seqs, num_queries]` int64, tokens that each query sees: the first ones
+        result: `[num_seqs, num_queries, num_blocks]` float32
+    """
+    num_seqs, num_queries, num_heads, head_dim = query.shape
+    keys = key_cache[block_tables]
+    if kv_scales is not None:
+        keys = dequantize_heads(keys, kv_scales[block_tables][..., 0].transpose(2, 3))
+    block_size, num_kv_heads = keys.shape[2:4]
+    # [num_seqs, num_kv_heads, num_queries * group, head_dim] by [num_seqs, num_kv_heads, head_dim, num_tokens].
+    grouped = query.float().view(num_seqs, num_queries, num_kv_heads, -1, head_dim).transpose(1, 2).flatten(2, 3)
+    scores = grouped @ keys.float().flatten(1, 2).permute(0, 2, 3, 1) * scale
+    scores = scores.view(num_seqs, num_kv_heads, num_queries, num_heads // num_kv_heads, -1)
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    places = torch.arange(scores.shape[-1], device=scores.device)
+    scores.masked_fill_(places >= contexts[:, None, :, None, None], float("-inf"))
+    if sinks is not None:
+        columns = sinks.float().view(1, num_kv_heads, 1, -1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, columns), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : len(places)]
+    return weights.reshape(*weights.shape[:-1], -1, block_size).sum(-1).amax((1, 3))
+
+
+def bidirectional_span_attention(
+    query: torch.Tensor,
+    cache: LayerCache,
+    block_table: torch.Tensor,
+    num_before: int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Attend from all tokens of the run, whose keys and values are in the cache, in fp32.
+
+    Args:
+        query: Of the run's tokens.
+        cache: Of the layer.
+        block_table: Of the sequence; the run follows `num_before` tokens.
+        num_before: Tokens of the sequence before the run.
+        scale: What scores are multiplied by.
+        sliding_window: How far back a token sees, itself included; forth it sees to the end of the run.
+        soft_cap: Bounds scores.
+
+    Shapes:
+        query: `[num_tokens, num_heads, head_dim]`
+        block_table: `[max_blocks]`
+        result: `[num_tokens, num_heads, value_dim]`
+    """
+    size, end = cache.keys.shape[1], num_before + len(query)
+    first = 0 if sliding_window is None else max(0, num_before - sliding_window + 1) // size
+    blocks = block_table[first : -(-end // size)].long()
+    keys, values = cache.keys[blocks], cache.values[blocks]
+    if cache.scales is not None:
+        key_scales, value_scales = cache.scales[blocks].transpose(1, 2).unbind(-1)
+        keys, values = dequantize_heads(keys, key_scales), dequantize_heads(values, value_scales)
+    keys, values = (cached.flatten(0, 1)[: end - first * size] for cached in (keys, values))
+    places = torch.arange(num_before, end, device=query.device)[:, None]
+    distance = places - torch.arange(first * size, end, device=query.device)
+    hidden = torch.zeros_like(distance, dtype=torch.bool) if sliding_window is None else distance >= sliding_window
+    return attend(query, keys, values, hidden, scale, soft_cap, None)

@@ -176,6 +176,7 @@ def _shape_of(
     assert keys.stride(3) == values.stride(3) == 1, "the numbers of a head must lie side by side"
     rest = keys.shape[3] - batch.block_d
     tokens = EVERY_TOKEN if batch.partial is None else batch.partial.tokens
+    # Precision: full where fp32 was asked for; 16-bit products are exact either way.
     return AttentionShape(
         group=batch.group,
         num_kv_heads=batch.num_kv_heads,
@@ -193,7 +194,6 @@ def _shape_of(
         sliding_window=sliding_window or 0,
         chunk=chunk_size or 0,
         soft_cap=soft_cap or 0.0,
-        # Full precision where fp32 was asked for; 16-bit products are exact either way.
         precision="ieee",
         block_d=batch.block_d,
         block_v=batch.block_v,

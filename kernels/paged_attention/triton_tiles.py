@@ -301,13 +301,7 @@ def store_rows(target_ptr, target_rows, is_row, values, VALUE_DIM: tl.constexpr)
 
 @triton.jit
 def combine_splits(
-    partial_ptr,
-    partial_lse_ptr,
-    first_split,
-    split_stride,
-    num_written,
-    BLOCK_S: tl.constexpr,
-    SHAPE: tl.constexpr,
+    partial_ptr, partial_lse_ptr, first_split, split_stride, num_written, BLOCK_S: tl.constexpr, SHAPE: tl.constexpr
 ):
     """Return a row's result `[block_v]`, those of its splits weighted by their sums of exponentials, and `log_sum`.
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
-from kernels.cpu_structures import address_of
+from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import is_triton_installed
 from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
-from kernels.rms_norm.reference import rms_norm_reference
+
+
+def rms_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute what `kernels.rms_norm.rms_norm` promises."""
+    if residual is not None:
+        x = residual.add_(x)
+    if weight.dtype is x.dtype:
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    normalised: torch.Tensor = torch.rms_norm(x.float(), weight.shape, weight.float(), eps)
+    return normalised.to(x.dtype)
 
 
 def can_run(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -20,20 +31,9 @@ def rms_norm_cpu(
     library: CpuLibrary, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Do what `kernels.rms_norm.rms_norm` promises; the residual, when there is one, has the type of `x`."""
-    num_rows, size = x.shape
-    result = torch.empty(num_rows, size, dtype=x.dtype)
-    library.rms_norm(
-        x.data_ptr(),
-        weight.data_ptr(),
-        address_of(residual),
-        result.data_ptr(),
-        x.stride(0),
-        eps,
-        num_rows,
-        size,
-        DTYPE_NUMBERS[x.dtype],
-        torch.get_num_threads(),
-    )
+    result = torch.empty(x.shape, dtype=x.dtype)
+    sizes = (*x.shape, DTYPE_NUMBERS[x.dtype], torch.get_num_threads())
+    library.rms_norm(*addresses_of(x, weight, residual, result), x.stride(0), eps, *sizes)
     return result
 
 

@@ -85,11 +85,7 @@ def can_run(x: torch.Tensor) -> bool:
 
 
 def rms_norm_triton(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    residual: torch.Tensor | None,
-    config: RmsNormConfig = CONFIG,
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, config: RmsNormConfig = CONFIG
 ) -> torch.Tensor:
     """Compute what `kernels.rms_norm.rms_norm` promises, launched by `config` or else by the table."""
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)

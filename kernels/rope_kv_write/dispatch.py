@@ -1,4 +1,4 @@
-"""Chooses the implementation of rotation and KV write for the tensors at hand."""
+"""Chooses the implementation of rotation and KV write; on CPUs the compiled kernel."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def rope_kv_write(
     """Rotate the query heads in place, and write rotated keys, and values, into their slots of the cache.
 
     Of the dimensions that are rotated, `i` is paired with `i + rotated_dim / 2`, or `2 * i` with `2 * i + 1`; the other
-    dimensions of a head stay. Everything is computed in fp32 and rounded once, or quantised as `kernels.quantized_kv`
+    dimensions of a head stay. Everything is computed in fp32 and rounded once, or quantised as `kernels.layer_cache`
     says.
     Source: Su et al., arXiv 2104.09864, equation 34.
 

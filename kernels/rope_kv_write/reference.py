@@ -1,4 +1,4 @@
-"""Rotation, head normalisation and KV write in plain torch: the oracle of the kernel, and what runs without one."""
+"""Rotation, head normalisation and KV write in plain torch: the oracle of the kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.quantized_kv import quantize_heads
+from kernels.layer_cache import quantize_heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.quantized_kv import LARGEST
+from kernels.layer_cache import LARGEST
 
 
 @triton.jit

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 
 from kernels.cpu_library import CpuLibrary
-from kernels.cpu_structures import address_of
+from kernels.cpu_structures import addresses_of
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters, TokenScores
 
 
@@ -24,52 +26,23 @@ def sample_tokens_cpu(
     marks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.sampling.sample_tokens` promises."""
-    num_rows, vocab_size = logits.shape
     slots, positions = slots.contiguous(), positions.contiguous()
     marks = None if marks is None else marks.contiguous()
-    token_ids = torch.empty(num_rows, dtype=torch.int64)
-    library.sample_tokens(
-        logits.data_ptr(),
-        slots.data_ptr(),
-        positions.data_ptr(),
-        parameters.inverse_temperature.data_ptr(),
-        parameters.log_min_p.data_ptr(),
-        parameters.top_k.data_ptr(),
-        parameters.top_p.data_ptr(),
-        parameters.seed.data_ptr(),
-        address_of(marks),
-        token_ids.data_ptr(),
-        logits.stride(0),
-        num_rows,
-        vocab_size,
-        may_truncate,
-        torch.get_num_threads(),
-    )
+    token_ids = torch.empty(len(logits), dtype=torch.int64)
+    of_slots = (getattr(parameters, field.name) for field in fields(parameters))
+    addresses = addresses_of(logits, slots, positions, *of_slots, marks, token_ids)
+    library.sample_tokens(*addresses, logits.stride(0), *logits.shape, may_truncate, torch.get_num_threads())
     return token_ids
 
 
 def apply_penalties_cpu(
-    library: CpuLibrary,
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    penalties: PenaltyTable,
-    drafts: torch.Tensor | None,
+    library: CpuLibrary, logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyTable, drafts: torch.Tensor | None
 ) -> None:
     """Do what `kernels.sampling.apply_penalties` promises."""
     slots = slots.contiguous()
-    library.penalise(
-        logits.data_ptr(),
-        slots.data_ptr(),
-        penalties.repetition.data_ptr(),
-        penalties.frequency.data_ptr(),
-        penalties.presence.data_ptr(),
-        penalties.output_counts.data_ptr(),
-        penalties.seen_bits.data_ptr(),
-        address_of(drafts),
-        logits.stride(0),
-        0 if drafts is None else drafts.shape[1],
-        *logits.shape,
-    )
+    of_slots = (getattr(penalties, field.name) for field in fields(penalties))
+    num_drafts = 0 if drafts is None else drafts.shape[1]
+    library.penalise(*addresses_of(logits, slots, *of_slots, drafts), logits.stride(0), num_drafts, *logits.shape)
 
 
 def count_tokens_cpu(
@@ -78,14 +51,8 @@ def count_tokens_cpu(
     """Do what `kernels.sampling.count_tokens` promises."""
     slots, token_ids = slots.contiguous(), token_ids.contiguous()
     counts = penalties.output_counts
-    library.count_tokens(
-        counts.data_ptr(),
-        penalties.seen_bits.data_ptr(),
-        slots.data_ptr(),
-        token_ids.data_ptr(),
-        len(token_ids),
-        counts.shape[1],
-    )
+    addresses = addresses_of(counts, penalties.seen_bits, slots, token_ids)
+    library.count_tokens(*addresses, len(token_ids), counts.shape[1])
 
 
 def score_tokens_cpu(library: CpuLibrary, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> TokenScores:
@@ -95,16 +62,6 @@ def score_tokens_cpu(library: CpuLibrary, logits: torch.Tensor, token_ids: torch
     chosen = torch.empty(num_rows, dtype=torch.float32)
     top_ids = torch.empty(num_rows, num_top, dtype=torch.int64)
     top_values = torch.empty(num_rows, num_top, dtype=torch.float32)
-    library.score_tokens(
-        logits.data_ptr(),
-        token_ids.data_ptr(),
-        chosen.data_ptr(),
-        top_ids.data_ptr(),
-        top_values.data_ptr(),
-        logits.stride(0),
-        num_rows,
-        vocab_size,
-        num_top,
-        torch.get_num_threads(),
-    )
+    addresses = addresses_of(logits, token_ids, chosen, top_ids, top_values)
+    library.score_tokens(*addresses, logits.stride(0), *logits.shape, num_top, torch.get_num_threads())
     return TokenScores(chosen, top_ids, top_values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import cpu_library
+from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.sampling.config import sampling_config
 from kernels.sampling.cpu import apply_penalties_cpu, can_run, count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
@@ -32,7 +33,7 @@ def sample_tokens(
     order of ids, at which the cumulative probability exceeds the uniform number of (seed, position). A row's token
     depends on nothing but its own logits and parameters, and is the same on every device. Tokens that tie stand or fall
     together; the most likely one always stands. A row with a mark draws, of the tokens that stand, the one with the
-    highest sum of scaled logit and Gumbel noise that its mark decides (`kernels.sampling.watermark`).
+    highest sum of scaled logit and Gumbel noise that its mark decides (`kernels.sampling.reference`).
 
     Args:
         logits: May be strided in its first dimension.
@@ -123,3 +124,59 @@ def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) ->
     if can_run(logits) and (library := cpu_library()) is not None:
         return score_tokens_cpu(library, logits, token_ids, num_top)
     return score_tokens_reference(logits, token_ids, num_top)
+
+
+def part_highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the highest logit of each row, NaN where there is one, and the first column that has it.
+
+    Shapes:
+        logits: `[num_rows, num_columns]` float32
+        result: `[num_rows]` float32, `[num_rows]` int64
+    """
+    if not can_run(logits) or (library := cpu_library()) is None:
+        return logits.amax(dim=1), logits.argmax(dim=1)
+    highest, columns = torch.empty(len(logits)), torch.empty(len(logits), dtype=torch.int64)
+    addresses = addresses_of(logits, highest, columns)
+    library.part_highest(*addresses, logits.stride(0), *logits.shape, torch.get_num_threads())
+    return highest, columns
+
+
+def part_masses(logits: torch.Tensor, scales: torch.Tensor, highest: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """Return what the columns of each row weigh, without those whose scaled logits are below `least`.
+
+    Shapes:
+        logits: `[num_rows, num_columns]` float32
+        scales, highest, least: `[num_rows]` float32, contiguous
+        result: `[num_rows]` float64
+    """
+    if not can_run(logits) or (library := cpu_library()) is None:
+        return _weights(logits, scales, highest, least).sum(1)
+    masses = torch.empty(len(logits), dtype=torch.float64)
+    addresses = addresses_of(logits, scales, highest, least, masses)
+    library.part_masses(*addresses, logits.stride(0), *logits.shape, torch.get_num_threads())
+    return masses
+
+
+def part_draw(
+    logits: torch.Tensor, scales: torch.Tensor, highest: torch.Tensor, least: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return the first column at which the weights of a row sum up to more than its target, else the last with any.
+
+    Shapes:
+        targets: `[num_rows]` float64, contiguous; the others as for `part_masses`
+        result: `[num_rows]` int64
+    """
+    if not can_run(logits) or (library := cpu_library()) is None:
+        cumulative = _weights(logits, scales, highest, least).cumsum(1)
+        # Behind the last column with any weight nothing is added: the first that has all.
+        last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
+        return torch.searchsorted(cumulative, targets[:, None], right=True).minimum(last)[:, 0]
+    columns = torch.empty(len(logits), dtype=torch.int64)
+    addresses = addresses_of(logits, scales, highest, least, targets, columns)
+    library.part_draw(*addresses, logits.stride(0), *logits.shape, torch.get_num_threads())
+    return columns
+
+
+def _weights(logits: torch.Tensor, scales: torch.Tensor, highest: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    scaled = (logits - highest[:, None]) * scales[:, None]
+    return scaled.double().exp().masked_fill_(scaled < least[:, None], 0.0)

@@ -5,8 +5,74 @@ from __future__ import annotations
 import torch
 
 from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters, TokenScores
-from kernels.sampling.philox import philox
-from kernels.sampling.watermark import marked_scores
+
+
+def token_uniforms(marks: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the uniform number in (0, 1), with 32 random bits, of each token under a mark, float64.
+
+    Four tokens share a counter: token `t` has word `t % 4` of counter `t // 4`.
+
+    Shapes:
+        marks, token_ids, result: the same, int64
+    """
+    first, second, third, fourth = philox(marks, token_ids >> 2)
+    lane = token_ids & 3
+    word = torch.where(lane < 2, torch.where(lane == 0, first, second), torch.where(lane == 2, third, fourth))
+    return (word.double() + 0.5) * 2.0**-32
+
+
+def marked_scores(scaled: torch.Tensor, least: torch.Tensor, marks: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Return what decides which token a watermarked row draws: the highest score, the first of several.
+
+    A score is a scaled logit plus the token's Gumbel noise `-log(-log(u))`: over many marks a token is drawn as often
+    as the softmax says.
+
+    Args:
+        scaled: Logits less the highest of the row, times the inverse temperature.
+        least: The smallest of these that each row keeps.
+        marks: Of each row.
+        first: The token of the first column.
+
+    Shapes:
+        scaled, result: `[num_rows, num_columns]`; the result is float64
+        least, marks: `[num_rows]`
+    """
+    token_ids = torch.arange(first, first + scaled.shape[1], device=scaled.device).expand(scaled.shape)
+    noise = -torch.log(-torch.log(token_uniforms(marks[:, None].expand(scaled.shape), token_ids)))
+    scores = scaled.double() + noise
+    return scores.masked_fill_(scaled < least[:, None], -torch.inf)
+
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+
+Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def philox(key: torch.Tensor, counter: torch.Tensor) -> Words:
+    """Return four random words of 32 bits, as int64, for each key and counter, both int64 and of one shape.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), Philox4x32 with 10 rounds; low words
+    first, the upper half of the counter is 0.
+    """
+    c0, c1 = counter & _MASK, counter >> 32 & _MASK
+    c2 = c3 = torch.zeros_like(counter)
+    k0, k1 = key & _MASK, key >> 32 & _MASK
+    for _ in range(_ROUNDS):
+        high0, low0 = _product(_MULTIPLIERS[0], c0)
+        high1, low1 = _product(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _product(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return high and low 32 bits of a product; torch has signed 64-bit integers only, so half a word at a time."""
+    low = multiplier * (word & 0xFFFF)
+    high = multiplier * (word >> 16) + (low >> 16)
+    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
 
 def sample_tokens_reference(
@@ -29,7 +95,7 @@ def sample_tokens_reference(
     if may_truncate:
         least = _least(scaled, weights, slots, parameters)
         weights.masked_fill_(scaled < least, 0.0)
-    uniform = uniforms_reference(parameters.seed[slots], positions)
+    uniform = uniforms(parameters.seed[slots], positions)
     cumulative = weights.cumsum(1)
     target = (uniform * cumulative[:, -1])[:, None]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
@@ -98,7 +164,7 @@ def score_tokens_reference(logits: torch.Tensor, token_ids: torch.Tensor, num_to
     return TokenScores(chosen, top_ids, top_values)
 
 
-def uniforms_reference(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def uniforms(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Return one uniform number in [0, 1) with 53 random bits for each (seed, position), float64."""
     first, second, _, _ = philox(seed, position)
     return ((first >> 5) << 26 | second >> 6).double() * 2.0**-53

@@ -1,4 +1,4 @@
-"""Chooses the implementation of Mamba-2's state update for the tensors at hand."""
+"""Chooses the implementation of the state-space recurrence."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import ctypes
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
+from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.matrix_state.walk import can_run
-from kernels.ssd.chunked import ssd_chunked
-from kernels.ssd.reference import SsdSizes, SsdWeights
+from kernels.ssd.reference import SsdSizes, SsdWeights, ssd_chunked
 from kernels.state_rows import StateRows, state_rows_structure
 
 
@@ -26,24 +26,10 @@ def ssd_cpu(
     """Do what `kernels.ssd.ssd` promises."""
     result = torch.empty(features.shape[0], sizes.num_heads, sizes.head_dim, dtype=features.dtype)
     library.ssd(
-        features.data_ptr(),
-        steps.data_ptr(),
-        weights.rate.data_ptr(),
-        weights.step_bias.data_ptr(),
-        weights.skip.data_ptr(),
-        result.data_ptr(),
-        states.data_ptr(),
+        *addresses_of(features, steps, weights.rate, weights.step_bias, weights.skip, result, states),
         ctypes.byref(state_rows_structure(rows)),
-        features.stride(0),
-        steps.stride(0),
-        sizes.num_groups,
-        sizes.num_heads,
-        sizes.state_size,
-        sizes.head_dim,
-        weights.min_step,
-        weights.max_step,
-        DTYPE_NUMBERS[features.dtype],
-        torch.get_num_threads(),
+        *(features.stride(0), steps.stride(0), sizes.num_groups, sizes.num_heads, sizes.state_size, sizes.head_dim),
+        *(weights.min_step, weights.max_step, DTYPE_NUMBERS[features.dtype], torch.get_num_threads()),
     )
     return result
 

@@ -1,4 +1,4 @@
-"""Mamba-2's state update in plain torch, token by token: the oracle of all other forms."""
+"""Mamba-2's state update: in plain torch, by token (the oracle of all other forms) and by chunk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.matrix_state.walk import MatrixShape, walk
+from kernels.matrix_state.walk import CHUNK, MatrixShape, fading_of, read_and_add, walk
 from kernels.state_rows import StateRows
 
 
@@ -112,3 +112,27 @@ def ssd_reference(
         return torch.einsum("hn,hnp->hp", inputs.output[token], state) + skipped[token], state
 
     return walk(update, result, states, rows, chunk=1)
+
+
+def ssd_chunked(
+    features: torch.Tensor,
+    steps: torch.Tensor,
+    weights: SsdWeights,
+    sizes: SsdSizes,
+    states: torch.Tensor,
+    rows: StateRows,
+    *,
+    chunk: int = CHUNK,
+) -> torch.Tensor:
+    """Compute what `kernels.ssd.ssd` promises."""
+    inputs = take_apart(features, steps, weights, sizes)
+    result = torch.empty(inputs.value.shape, dtype=features.dtype, device=features.device)
+    skipped = inputs.value * weights.skip[:, None]
+
+    def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = (inputs.output, inputs.input, inputs.scaled)
+        output, state_input, scaled = (part[tokens].transpose(0, 1) for part in parts)
+        read, state = read_and_add(output, state_input, scaled, fading_of(inputs.log_decay[tokens]), state)
+        return read + skipped[tokens], state
+
+    return walk(update, result, states, rows, chunk=chunk)

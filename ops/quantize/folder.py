@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.shard_files import INDEX_FILE
+from gpu_worker.models.tensor_file import INDEX_FILE
 from shared.errors import ConfigError
 
 _COPIED = (

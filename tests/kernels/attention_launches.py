@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.layer_cache import is_quantized, scales_shape
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
-from kernels.quantized_kv import is_quantized, scales_shape
 from tests.kernels.elementwise_launches import launch_rope
 
 
@@ -109,15 +109,10 @@ def eight_bits(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     if gpu.generation is not GpuGeneration.AMPERE:
         dtypes["fp8"] = torch.float8_e4m3fn
     shapes = {
-        "decode_one": (1, 1, 128),
-        "decode_many": (256, 1, 128),
-        "decode_64": (256, 1, 64),
-        "decode_256": (64, 1, 256, 1024, 50.0),
-        "verify": (256, 5, 128),
-        "chunk_64": (1, 64, 64),
-        "chunk_128": (1, 64, 128),
-        "chunk_256_capped": (1, 64, 256, 1024, 50.0),
-    }
+        "decode_one": (1, 1, 128), "decode_many": (256, 1, 128), "decode_64": (256, 1, 64),
+        "decode_256": (64, 1, 256, 1024, 50.0), "verify": (256, 5, 128), "chunk_64": (1, 64, 64),
+        "chunk_128": (1, 64, 128), "chunk_256_capped": (1, 64, 256, 1024, 50.0),
+    }  # fmt: skip
     found: dict[str, Callable[[], torch.Tensor]] = {}
     for name, dtype in dtypes.items():
         found |= {f"{label}_{name}": partial(plain, gpu, *shape, cache_dtype=dtype) for label, shape in shapes.items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 
 from kernels.paged_attention.reference import paged_attention_reference
@@ -26,16 +28,12 @@ class Options:
 
 
 OPTIONS = {
-    "plain": Options(),
-    "window": Options(sliding_window=20),
-    "cap": Options(soft_cap=2.0),
-    "sinks": Options(has_sinks=True),
-    "chunk": Options(chunk_size=16),
-    "odd chunk": Options(chunk_size=27),
+    "plain": Options(), "window": Options(sliding_window=20), "cap": Options(soft_cap=2.0),
+    "sinks": Options(has_sinks=True), "chunk": Options(chunk_size=16), "odd chunk": Options(chunk_size=27),
     "gpt-oss": Options(sliding_window=20, has_sinks=True),
     "Gemma 2": Options(sliding_window=40, soft_cap=2.0),
     "all": Options(sliding_window=24, soft_cap=2.0, has_sinks=True, chunk_size=32),
-}
+}  # fmt: skip
 # Lengths and query tokens of sequences: decodes, drafts, chunks; a chunk of a prompt behind a long context.
 QUERIES = {"decodes": ([1, 130, 17], [1, 1, 1]), "mixed": ([70, 27, 1, 210], [3, 27, 1, 33])}
 
@@ -75,3 +73,14 @@ def batch_of(shape: Shape, queries: str) -> PagedBatch:
     """Lay the sequences of these names into a batch."""
     lengths, query_lens = QUERIES[queries]
     return make_batch([make_sequence(length, shape, seed=length) for length in lengths], query_lens, shape)
+
+
+def mostly_slow(forms: dict[str, Shape], fast: set[tuple[str, str, str]]) -> list[Any]:
+    """Every form with every variant; only some are tested by default, as the interpreter takes long."""
+    return [
+        pytest.param(shape, options, queries, id=f"{form}-{name}-{queries}", marks=marks)
+        for form, shape in forms.items()
+        for name, options in OPTIONS.items()
+        for queries in ("decodes", "mixed")
+        for marks in [[] if (form, name, queries) in fast else pytest.mark.slow]
+    ]

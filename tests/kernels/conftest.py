@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from kernels.cpu_library import CpuLibrary, cpu_library
 from tests.kernels.fast_interpreter import speed_up
+from tests.kernels.inline_ptx import interpreted_ptx
 
 
 @pytest.fixture
@@ -24,6 +26,12 @@ def library() -> CpuLibrary:
     library = cpu_library()
     assert library is not None, "the tests need g++"
     return library
+
+
+@pytest.fixture
+def assembly_runs() -> Iterator[None]:
+    with nullcontext() if torch.cuda.is_available() else interpreted_ptx():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

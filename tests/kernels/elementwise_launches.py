@@ -10,8 +10,8 @@ import torch
 from kernels.activation import Activation
 from kernels.activation.triton_kernel import gated_rounded_triton, gated_triton
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.layer_cache import is_quantized, scales_shape
 from kernels.linear.rounding import InputRounding
-from kernels.quantized_kv import is_quantized, scales_shape
 from kernels.rms_norm.triton_kernel import rms_norm_rounded_triton, rms_norm_triton
 from kernels.rope_kv_write.reference import HeadNormWeights
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton

@@ -40,11 +40,8 @@ def _result(instruction: str, operands: list[np.ndarray]) -> np.ndarray:
     if instruction.startswith("fma.rn."):
         return _fma(DTYPES[instruction.removeprefix("fma.rn.")], *operands)
     simple: dict[str, Callable[..., np.ndarray]] = {
-        "mov.b32": lambda a: a,
-        "and.b32": np.bitwise_and,
-        "shr.u32": np.right_shift,
-        "shl.b32": np.left_shift,
-    }
+        "mov.b32": lambda a: a, "and.b32": np.bitwise_and, "shr.u32": np.right_shift, "shl.b32": np.left_shift,
+    }  # fmt: skip
     return simple[instruction](*operands)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.layer_cache import CacheShape, LayerCache, allocate_caches
-from kernels.quantized_kv import dequantize_heads, is_quantized
+from kernels.layer_cache import CacheShape, LayerCache, allocate_caches, dequantize_heads, is_quantized
 from tests.kernels.tolerances import assert_close
 
 EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.quantized_kv import is_quantized, quantize_heads, scales_shape
+from kernels.layer_cache import is_quantized, quantize_heads, scales_shape
 
 
 @dataclass(frozen=True)

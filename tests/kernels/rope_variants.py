@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.layer_cache import LayerCache
-from kernels.quantized_kv import is_quantized
+from kernels.layer_cache import LayerCache, is_quantized
 from kernels.rope_kv_write import HeadNormWeights
 from kernels.rope_kv_write.reference import rope_kv_write_reference
 from tests.kernels.layer_caches import assert_caches_close, poisoned_cache

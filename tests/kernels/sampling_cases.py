@@ -13,26 +13,19 @@ from shared.sampling import Sampling
 
 Table = TypeVar("Table", SamplingParameters, PenaltyTable)
 SAMPLINGS = [
-    Sampling(temperature=0.0),
-    Sampling(seed=1),
-    Sampling(seed=-2, temperature=0.3),
-    Sampling(seed=2**63 - 1, min_p=0.2),
-    Sampling(seed=4, top_k=3),
-    Sampling(seed=5, top_k=300),
-    Sampling(seed=6, top_p=0.9),
-    Sampling(seed=7, top_p=0.0),
+    Sampling(temperature=0.0), Sampling(seed=1), Sampling(seed=-2, temperature=0.3),
+    Sampling(seed=2**63 - 1, min_p=0.2), Sampling(seed=4, top_k=3), Sampling(seed=5, top_k=300),
+    Sampling(seed=6, top_p=0.9), Sampling(seed=7, top_p=0.0),
     Sampling(seed=8, top_k=5, top_p=0.8, temperature=1.7),
     Sampling(seed=9, top_k=400, top_p=0.95, min_p=0.01),
-    Sampling(seed=10, min_p=0.001, top_p=0.7),
-    Sampling(seed=11, top_k=5000),
+    Sampling(seed=10, min_p=0.001, top_p=0.7), Sampling(seed=11, top_k=5000),
     # At the bounds of what messages allow.
     Sampling(seed=-(2**63), temperature=1e-5),
     Sampling(seed=12, temperature=2.0, top_p=0.999999),
     Sampling(seed=13, temperature=2.0, top_k=1, min_p=1.0),
-    Sampling(seed=14, min_p=1.0),
-    Sampling(seed=15, min_p=1e-38, top_p=1e-38),
+    Sampling(seed=14, min_p=1.0), Sampling(seed=15, min_p=1e-38, top_p=1e-38),
     Sampling(seed=16, top_k=2**31 - 1, top_p=0.5),
-]
+]  # fmt: skip
 
 
 @dataclass(slots=True)

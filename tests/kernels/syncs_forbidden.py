@@ -15,11 +15,7 @@ class SyncsForbidden(TorchDispatchMode):
     """While it is entered, an operator raises whose result's shape, or a number of Python, depends on values."""
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
         masks = args[1] if name in ("index", "index_put_") else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
 from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
-from tests.kernels.attention_variants import OPTIONS, Options, batch_of, run_reference
+from tests.kernels.attention_variants import Options, batch_of, mostly_slow, run_reference
 from tests.kernels.paged_batch import PagedBatch, Shape
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.tolerances import assert_close
@@ -34,15 +33,11 @@ FORMS = {
     "large heads": Shape(4, 2, 512, 16, torch.float16),
 }
 FAST = {
-    ("latent", "all", "mixed"),
-    ("strided fp8", "all", "decodes"),
-    *(("same", name, "decodes") for name in ("sinks", "chunk", "gpt-oss")),
-    ("larger values", "plain", "decodes"),
-    ("smaller values", "plain", "decodes"),
-    ("latent in int8", "sinks", "decodes"),
-    ("latent of DeepSeek", "plain", "decodes"),
-    ("large heads", "cap", "decodes"),
-}
+    ("latent", "all", "mixed"), ("strided fp8", "all", "decodes"),
+    *(("same", name, "decodes") for name in ("sinks", "chunk", "gpt-oss")), ("larger values", "plain", "decodes"),
+    ("smaller values", "plain", "decodes"), ("latent in int8", "sinks", "decodes"),
+    ("latent of DeepSeek", "plain", "decodes"), ("large heads", "cap", "decodes"),
+}  # fmt: skip
 
 
 def run(batch: PagedBatch, options: Options, device: torch.device) -> torch.Tensor:
@@ -58,18 +53,7 @@ def run(batch: PagedBatch, options: Options, device: torch.device) -> torch.Tens
         )
 
 
-def mostly_slow() -> list[Any]:
-    """Every form with every variant; only some are tested by default, as the interpreter takes long."""
-    return [
-        pytest.param(shape, options, queries, id=f"{form}-{name}-{queries}", marks=marks)
-        for form, shape in FORMS.items()
-        for name, options in OPTIONS.items()
-        for queries in ("decodes", "mixed")
-        for marks in [[] if (form, name, queries) in FAST else pytest.mark.slow]
-    ]
-
-
-@pytest.mark.parametrize(("shape", "options", "queries"), mostly_slow())
+@pytest.mark.parametrize(("shape", "options", "queries"), mostly_slow(FORMS, FAST))
 def test_variant_equals_reference(shape: Shape, options: Options, queries: str, device: torch.device) -> None:
     batch = batch_of(shape, queries)
     assert_close(run(batch, options, device), run_reference(batch, options))

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels import build, build_folder
+from kernels import build
 from kernels.build import build_library, cache_dir
 from kernels.compilers import KernelBuildError
-from kernels.cpu_abi import AbiMismatchError
-from kernels.cpu_library import cpu_library, load_library
+from kernels.cpu_library import AbiMismatchError, cpu_library, load_library
 
 TINY_SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
 
@@ -149,7 +148,7 @@ def test_worker_that_is_ended_while_it_compiles_leaves_no_compiler_running_and_i
             worker.terminate()
     assert has_ended(int(pid_file.read_text()))
     assert len(list((tmp_path / "cache").glob("cpu-kernels-build-*"))) == 1
-    build_folder.tidy(tmp_path / "cache")
+    build.tidy(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -158,7 +157,7 @@ def test_build_removes_folders_of_killed_builds_and_none_in_which_is_built(tiny_
     abandoned = cache / "cpu-kernels-build-abandoned"
     abandoned.mkdir(parents=True)
     (abandoned / "0.o").write_text("")
-    with build_folder.workplace(cache) as in_use:
+    with build.workplace(cache) as in_use:
         library = build_library(cache)
         assert sorted(cache.iterdir()) == sorted([in_use, library])
 
@@ -224,28 +223,28 @@ def test_library_shares_torchs_threads() -> None:
 
 
 def test_folder_is_locked_for_others_until_the_end(tmp_path: Path) -> None:
-    with build_folder.lock(tmp_path) as is_locked:
+    with build.lock(tmp_path) as is_locked:
         assert is_locked
-        with pytest.raises(BlockingIOError), build_folder.lock(tmp_path):
+        with pytest.raises(BlockingIOError), build.lock(tmp_path):
             pass
-    with build_folder.lock(tmp_path) as is_locked:
+    with build.lock(tmp_path) as is_locked:
         assert is_locked
 
 
 def test_workplace_is_removed_in_the_end(tmp_path: Path) -> None:
-    with build_folder.workplace(tmp_path) as workplace:
+    with build.workplace(tmp_path) as workplace:
         (workplace / "0.o").write_text("")
-        build_folder.tidy(tmp_path)
+        build.tidy(tmp_path)
         assert (workplace / "0.o").exists()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_of_a_build_that_runs_is_left_alone_although_it_is_not_locked_yet(tmp_path: Path) -> None:
     (tmp_path / "cpu-kernels-build-new").mkdir()
-    with build_folder.lock(tmp_path):
-        build_folder.tidy(tmp_path)
+    with build.lock(tmp_path):
+        build.tidy(tmp_path)
     assert (tmp_path / "cpu-kernels-build-new").exists()
-    build_folder.tidy(tmp_path)
+    build.tidy(tmp_path)
     assert not (tmp_path / "cpu-kernels-build-new").exists()
 
 
@@ -255,21 +254,21 @@ def test_nothing_is_removed_where_there_are_no_locks(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     (tmp_path / "cpu-kernels-build-other").mkdir()
-    build_folder.tidy(tmp_path)
-    build_folder.remove_abandoned(tmp_path)
+    build.tidy(tmp_path)
+    build.remove_abandoned(tmp_path)
     assert (tmp_path / "cpu-kernels-build-other").exists()
 
 
 def test_what_others_have_built_in_the_same_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "build-release").mkdir()
-    build_folder.tidy(tmp_path)
+    build.tidy(tmp_path)
     assert (tmp_path / "build-release").exists()
 
 
 def test_folder_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cpu-kernels-build-theirs").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    build_folder.tidy(tmp_path)
+    build.tidy(tmp_path)
     assert (tmp_path / "cpu-kernels-build-theirs").exists()
 
 
@@ -281,6 +280,6 @@ def test_what_is_no_folder_is_neither_opened_nor_followed(tmp_path: Path) -> Non
     (tmp_path / "elsewhere" / "kept").write_text("")
     (cache / "cpu-kernels-build-link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(cache / "cpu-kernels-build-pipe")
-    build_folder.tidy(cache)
+    build.tidy(cache)
     assert (tmp_path / "elsewhere" / "kept").exists()
     assert sorted(path.name for path in cache.iterdir()) == ["cpu-kernels-build-link", "cpu-kernels-build-pipe"]

@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional
 
 from kernels.causal_conv import causal_conv
-from kernels.causal_conv.dispatch import causal_conv_cpu
-from kernels.causal_conv.reference import causal_conv_reference
+from kernels.causal_conv.dispatch import causal_conv_cpu, causal_conv_reference
 from kernels.cpu_library import CpuLibrary
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.state_batches import all_splits, state_rows

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
-from kernels.causal_conv.reference import causal_conv_reference
+from kernels.causal_conv.dispatch import causal_conv_reference
 from kernels.causal_conv.triton_kernel import causal_conv_triton
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.state_batches import state_rows

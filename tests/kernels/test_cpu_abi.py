@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels.build import SOURCE_ROOT, build_library, cache_dir
-from kernels.cpu_abi import AbiMismatchError, check_abi
+from kernels.cpu_library import AbiMismatchError, check_abi
 from kernels.cpu_structures import STRUCTURES
 
 SOURCE = """
@@ -31,12 +31,7 @@ class Part(ctypes.Structure):
     _fields_ = (("weight", ctypes.c_void_p), ("count", ctypes.c_int32))
 
 
-WHOLE = [
-    ("data", ctypes.c_void_p),
-    ("parts", Part * 2),
-    ("stride", ctypes.c_int64),
-    ("scale", ctypes.c_float),
-]
+WHOLE = [("data", ctypes.c_void_p), ("parts", Part * 2), ("stride", ctypes.c_int64), ("scale", ctypes.c_float)]
 
 
 def structures(*fields: tuple[str, type]) -> dict[str, type[ctypes.Structure]]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.layer_cache import quantize_heads
 from kernels.paged_attention import expanded, expanded_attention, is_expansion_less, paged_attention
-from kernels.quantized_kv import quantize_heads
 from tests.kernels.poisoned_memory import poisoned_memory
 
 BLOCK, PLAIN, ROTARY, VALUE = 4, 12, 8, 20
@@ -32,17 +32,14 @@ def batch(lengths: list[tuple[int, int]], num_heads: int, latent_dim: int) -> di
     num_tokens = int(counts.sum())
     return {
         "query": torch.randn(num_tokens, num_heads, PLAIN + ROTARY, generator=generator),
-        "cache": cache,
-        "key_up": torch.randn(num_heads, PLAIN, latent_dim, generator=generator) * 0.3,
+        "cache": cache, "key_up": torch.randn(num_heads, PLAIN, latent_dim, generator=generator) * 0.3,
         "value_up": torch.randn(num_heads, latent_dim, VALUE, generator=generator) * 0.3,
         "where": (
-            tables,
-            torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
-            torch.tensor([context for _, context in lengths]).int(),
-            int(counts.max()),
+            tables, torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
+            torch.tensor([context for _, context in lengths]).int(), int(counts.max()),
             max(context for _, context in lengths),
         ),
-    }
+    }  # fmt: skip
 
 
 def in_latent_form(query: Any, cache: Any, key_up: Any, value_up: Any, where: Any, **options: Any) -> torch.Tensor:

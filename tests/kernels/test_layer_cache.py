@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.layer_cache import CacheShape, allocate_caches
-from kernels.quantized_kv import dequantize_heads, quantize_heads
+from kernels.layer_cache import CacheShape, allocate_caches, dequantize_heads, quantize_heads
 from tests.kernels.layer_caches import EIGHT_BITS
 
 NUM_LAYERS, NUM_BLOCKS, NUM_KV_HEADS, HEAD_DIM = 2, 8, 3, 10

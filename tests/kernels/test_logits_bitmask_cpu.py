@@ -5,8 +5,7 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.logits_bitmask import forbid_tokens
-from kernels.logits_bitmask.dispatch import can_run, forbid_tokens_cpu
-from kernels.logits_bitmask.reference import forbid_tokens_reference
+from kernels.logits_bitmask.dispatch import can_run, forbid_tokens_cpu, forbid_tokens_reference
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 4097])

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
-from kernels.logits_bitmask.reference import forbid_tokens_reference
+from kernels.logits_bitmask.dispatch import forbid_tokens_reference
 from kernels.logits_bitmask.triton_kernel import forbid_tokens_triton
 from tests.kernels.compile_checks import compile_launches
 

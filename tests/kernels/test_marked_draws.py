@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from kernels.sampling.cpu import sample_tokens_cpu
-from kernels.sampling.philox import philox
-from kernels.sampling.reference import sample_tokens_reference
-from kernels.sampling.watermark import token_uniforms
+from kernels.sampling.reference import philox, sample_tokens_reference, token_uniforms
 from shared.sampling import Sampling
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.sampling_cases import SAMPLINGS, SamplingCase, make_case, make_logits

@@ -10,20 +10,14 @@ from tests.kernels.layer_caches import transposed
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
 
 SHAPES = [
-    Shape(4, 2, 64, 16),
-    Shape(6, 2, 40, 5),
-    Shape(3, 3, 128, 32),
-    Shape(20, 1, 16, 16),
-    Shape(7, 1, 8, 3),
-    Shape(8, 8, 256, 16),
-    Shape(4, 2, 64, 16, torch.bfloat16),
-    Shape(4, 2, 24, 7, torch.float16),
+    Shape(4, 2, 64, 16), Shape(6, 2, 40, 5), Shape(3, 3, 128, 32), Shape(20, 1, 16, 16), Shape(7, 1, 8, 3),
+    Shape(8, 8, 256, 16), Shape(4, 2, 64, 16, torch.bfloat16), Shape(4, 2, 24, 7, torch.float16),
     Shape(4, 1, 96, 16, torch.bfloat16, torch.float32),
     Shape(4, 2, 64, 16, torch.float32, torch.int8),
     Shape(6, 2, 40, 5, torch.bfloat16, torch.int8),
     Shape(3, 3, 128, 32, torch.bfloat16, torch.float8_e4m3fn),
     Shape(7, 1, 8, 3, torch.float16, torch.float8_e4m3fn),
-]
+]  # fmt: skip
 # As many query heads as KV heads, and a block of several vectors of tokens.
 SQUARE = Shape(3, 3, 34, 48, torch.bfloat16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}

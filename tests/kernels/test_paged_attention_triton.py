@@ -37,18 +37,14 @@ CHUNK = ChunkConfig(
     block_m=16, block_n=16, num_warps=4, num_stages=2, programs_per_multiprocessor=2, min_split_tokens=32
 )
 SHAPES = [
-    Shape(4, 2, 64, 16),
-    Shape(6, 2, 80, 16),
-    Shape(3, 3, 128, 32),
-    Shape(7, 1, 96, 64, torch.float16),
-    Shape(20, 1, 16, 8),
-    Shape(2, 1, 256, 16, torch.float16),
+    Shape(4, 2, 64, 16), Shape(6, 2, 80, 16), Shape(3, 3, 128, 32), Shape(7, 1, 96, 64, torch.float16),
+    Shape(20, 1, 16, 8), Shape(2, 1, 256, 16, torch.float16),
     Shape(4, 2, 24, 4, torch.float32, torch.float16),
     Shape(4, 2, 64, 16, torch.float32, torch.int8),
     Shape(4, 2, 64, 16, torch.float16, torch.float8_e4m3fn),
     Shape(6, 2, 80, 8, torch.float16, torch.int8),
     Shape(3, 3, 24, 4, torch.float32, torch.float8_e4m3fn),
-]
+]  # fmt: skip
 GPU_SHAPES = [
     replace(shape, dtype=torch.bfloat16, cache_dtype=None)
     for shape in [
@@ -270,13 +266,7 @@ def write_division(
 
 @pytest.mark.parametrize(
     ("context_lens", "longest"),
-    [
-        ([102_400] + [1024] * 63, 40),
-        ([1024] * 64, 16),
-        ([1024] * 256, 63),
-        ([131_072], 32),
-        ([0, 5, 64, 65], 2),
-    ],
+    [([102_400] + [1024] * 63, 40), ([1024] * 64, 16), ([1024] * 256, 63), ([131_072], 32), ([0, 5, 64, 65], 2)],
     ids=["one long", "all alike", "many", "alone", "tiny"],
 )
 def test_sequences_are_divided_by_their_share_of_all_tokens(
@@ -315,10 +305,7 @@ def test_unsupported_shapes_are_refused() -> None:
 
 
 def check_dispatched(
-    batch: PagedBatch,
-    device: torch.device,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    batch: PagedBatch, device: torch.device, sliding_window: int | None, soft_cap: float | None
 ) -> None:
     """Compare with the tiles of the launch tables."""
     moved = on_device(batch, device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from kernels.layer_cache import CachedTokens
 from kernels.paged_attention import Partial, merge_partials
 from kernels.paged_attention.dispatch import paged_attention_cpu
 from kernels.paged_attention.reference import paged_attention_reference
-from tests.kernels.attention_variants import OPTIONS, QUERIES, Options, batch_of, run_reference
+from tests.kernels.attention_variants import OPTIONS, QUERIES, Options, batch_of, mostly_slow, run_reference
 from tests.kernels.paged_batch import PagedBatch, PagedSequence, Shape, make_batch, make_sequence
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.tolerances import assert_close
@@ -96,19 +95,8 @@ def test_parts_come_to_attention_to_all_tokens(attend: Attend, shape: Shape, opt
 FAST = {("same", "all", "decodes"), ("latent", "plain", "decodes"), ("float16", "window", "mixed")}
 
 
-def mostly_slow() -> list[Any]:
-    """Every form with every variant; only some are tested by default, as the interpreter takes long."""
-    return [
-        pytest.param(shape, options, queries, id=f"{form}-{name}-{queries}", marks=marks)
-        for form, shape in FORMS.items()
-        for name, options in OPTIONS.items()
-        for queries in ("decodes", "mixed")
-        for marks in [[] if (form, name, queries) in FAST else pytest.mark.slow]
-    ]
-
-
 @pytest.mark.skipif(not is_triton_installed(), reason="Triton does not support this platform")
-@pytest.mark.parametrize(("shape", "options", "queries"), mostly_slow())
+@pytest.mark.parametrize(("shape", "options", "queries"), mostly_slow(FORMS, FAST))
 def test_parts_of_a_gpu_come_to_attention_to_all_tokens(
     shape: Shape, options: Options, queries: str, device: torch.device
 ) -> None:

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from kernels.rms_norm import rms_norm
-from kernels.rms_norm.reference import rms_norm_reference
+from kernels.rms_norm.dispatch import rms_norm_reference
 from kernels.rms_norm.triton_kernel import can_run, rms_norm_rounded_triton, rms_norm_triton
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.tolerances import ROUNDINGS, assert_close, assert_same_rounded

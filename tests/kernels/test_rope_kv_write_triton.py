@@ -28,17 +28,14 @@ class Shape:
 
 
 SHAPES = [
-    Shape(4, 2, 64, 64),
-    Shape(14, 2, 64, 64, torch.float16),
-    Shape(5, 1, 80, 80),
-    Shape(3, 3, 96, 24),
+    Shape(4, 2, 64, 64), Shape(14, 2, 64, 64, torch.float16), Shape(5, 1, 80, 80), Shape(3, 3, 96, 24),
     Shape(17, 5, 128, 128, torch.float16, torch.float32),
     Shape(1, 1, 256, 64, torch.float16),
     Shape(4, 2, 64, 64, torch.float32, torch.int8),
     Shape(7, 3, 80, 80, torch.float16, torch.float8_e4m3fn),
     Shape(3, 3, 96, 24, torch.float16, torch.int8),
     Shape(5, 1, 128, 64, torch.float32, torch.float8_e4m3fn),
-]
+]  # fmt: skip
 
 
 @dataclass

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from kernels.activation import Activation
-from kernels.activation.cpu import silu_mul_cpu
+from kernels.activation.dispatch import silu_mul_cpu
 from kernels.activation.reference import gated_reference
 from kernels.cpu_library import CpuLibrary
-from kernels.rms_norm.dispatch import rms_norm_cpu
-from kernels.rms_norm.reference import rms_norm_reference
+from kernels.rms_norm.dispatch import rms_norm_cpu, rms_norm_reference
 from kernels.rope_kv_write import HeadNormWeights
 from kernels.rope_kv_write.dispatch import can_run, rope_kv_write_cpu
 from kernels.rope_kv_write.reference import rope_kv_write_reference

@@ -20,19 +20,12 @@ from kernels.sampling.reference import (
     count_tokens_reference,
     sample_tokens_reference,
     score_tokens_reference,
-    uniforms_reference,
+    uniforms,
 )
 from shared.sampling import Sampling
 from tests.kernels.compile_checks import compile_launches
 from tests.kernels.poisoned_memory import poisoned_memory
-from tests.kernels.sampling_cases import (
-    SAMPLINGS,
-    SamplingCase,
-    copied,
-    make_case,
-    make_logits,
-    make_penalties,
-)
+from tests.kernels.sampling_cases import SAMPLINGS, SamplingCase, copied, make_case, make_logits, make_penalties
 
 CPU = torch.device("cpu")
 # So small that a few hundred tokens fill many tiles, several readings, and more than one list.
@@ -243,7 +236,7 @@ def test_ties_that_no_list_holds_stand_together(draw: Draw) -> None:
     logits[1, ::2] = 1.0
     case = make_case([Sampling(top_k=2, seed=12), Sampling(top_p=0.01, seed=13)], logits, first_position=0)
     drawn = draw(case, True)
-    uniform = uniforms_reference(torch.tensor([12, 13]), case.positions).tolist()
+    uniform = uniforms(torch.tensor([12, 13]), case.positions).tolist()
     assert drawn == [int(uniform[0] * 601), int(uniform[1] * 301) * 2]
 
 
@@ -284,18 +277,18 @@ def test_uniform_numbers_are_those_of_the_published_generator() -> None:
     # Random123's known answer for a counter and a key of zeros begins with these two words.
     high, low = 0x6627E8D5, 0xE169C58D
     zero = torch.zeros(1, dtype=torch.int64)
-    assert uniforms_reference(zero, zero).item() == ((high >> 5) << 26 | low >> 6) * 2.0**-53
+    assert uniforms(zero, zero).item() == ((high >> 5) << 26 | low >> 6) * 2.0**-53
 
 
 def test_all_64_bits_of_seed_and_position_matter() -> None:
     seeds = torch.tensor([1, 1 + 2**32, 1 - 2**63, 1, 1])
     positions = torch.tensor([0, 0, 0, 2**32, 1])
-    assert len(set(uniforms_reference(seeds, positions).tolist())) == 5
+    assert len(set(uniforms(seeds, positions).tolist())) == 5
 
 
 def test_uniform_numbers_are_uniform_and_seeds_and_positions_independent() -> None:
     seeds = torch.arange(-10, 10).repeat_interleave(1000)
-    numbers = uniforms_reference(seeds, torch.arange(1000).repeat(20)).reshape(20, 1000)
+    numbers = uniforms(seeds, torch.arange(1000).repeat(20)).reshape(20, 1000)
     assert ((numbers >= 0) & (numbers < 1)).all()
     counts = numbers.histc(50, 0, 1)
     # Chi-square, 49 degrees of freedom, p = 0.001.

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpu_worker.quantization.config_fields import QuantizationError
-from gpu_worker.quantization.module_patterns import compile_pattern
+from gpu_worker.quantization.config_fields import QuantizationError, compile_pattern
 from tests.architecture.source import PACKAGES, dotted_name, parsed, place, python_files
 
 # Where time grows with the square of the length, this takes longer than `MAX_S`.

@@ -17,8 +17,7 @@ from gpu_worker.core.plan import Eviction
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.models.decoder import CausalLM
-from kernels.layer_cache import LayerCache
-from kernels.quantized_kv import dequantize_heads, quantize_heads
+from kernels.layer_cache import LayerCache, dequantize_heads, quantize_heads
 
 
 class KeyTurns:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared.atomic_file import WRITING, AtomicFile, temporary_beside
-from shared.objects.s3 import bucket_errors, open_bucket
 from shared.errors import ConfigError
+from shared.objects.s3 import bucket_errors, open_bucket
 
 ABANDONED_S = 300.0
 """Nothing takes so long to write."""

@@ -82,7 +82,4 @@ def _refuse(file: JsonFile) -> None:
             raise file.error(name, f"is {file.integer(name)}; supported: 1, all experts in one group")
 
 
-FAMILIES = (
-    Family("ArceeForCausalLM", read_arcee),
-    Family("AfmoeForCausalLM", read_afmoe),
-)
+FAMILIES = (Family("ArceeForCausalLM", read_arcee), Family("AfmoeForCausalLM", read_afmoe))

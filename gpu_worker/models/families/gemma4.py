@@ -44,7 +44,7 @@ def read_gemma4(file: JsonFile) -> ModelConfig:
     traits = FamilyTraits(
         head_dim=256,
         attention=AttentionShape(scale=1.0, head_norm=HeadNorm.HEADS, value_norm=True),
-        layer_windows=_windows(file),
+        layer_windows=(*read_windows(file, all_but_every(6), 512)[:-1], None),
         block=BlockTraits(
             names=_names(file),
             embedding_scale=file.integer("hidden_size") ** 0.5,
@@ -176,10 +176,6 @@ def _overridden(shape: AttentionShape, fields: JsonFile) -> AttentionShape:
     return replace(
         shape, head_dim=head_dim, num_kv_heads=fields.integer("num_key_value_heads", shape.num_kv_heads, maximum=1024)
     )
-
-
-def _windows(file: JsonFile) -> tuple[int | None, ...]:
-    return (*read_windows(file, all_but_every(6), 512)[:-1], None)
 
 
 def _refuse(file: JsonFile) -> None:

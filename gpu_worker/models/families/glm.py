@@ -32,9 +32,7 @@ def glm_traits(file: JsonFile, names: TensorNames) -> FamilyTraits:
 
 
 _GLM4_NAMES = TensorNames(
-    after_mixer="post_self_attn_layernorm",
-    after_feed_forward="post_mlp_layernorm",
-    gate_up=("gate_up_proj",),
+    after_mixer="post_self_attn_layernorm", after_feed_forward="post_mlp_layernorm", gate_up=("gate_up_proj",)
 )
 
 

@@ -8,15 +8,13 @@ from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.block_traits import BlockTraits, TensorNames
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.layer import LayerTraits
-from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, map_attention, read_decoder
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import read_layer_types, read_windows
-from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
+from gpu_worker.models.mixture_config import all_layers, read_mixture, with_silu_mixtures
 from gpu_worker.models.recurrent_config import read_mamba2, with_mixers
-from kernels.moe import RoutingRule
 
 
 def read_granite(file: JsonFile) -> ModelConfig:
@@ -52,13 +50,8 @@ _MIXTURE = MixtureNames(
 
 def read_granite_moe(file: JsonFile, shared_size: int = 0) -> ModelConfig:
     """Read Granite-MoE and PowerMoE: experts stored as one tensor; a `shared_size` of 0 is not a shared expert."""
-    num_experts = read_num_experts(file, "num_local_experts")
-    shape = MixtureShape(
-        num_experts,
-        file.integer("intermediate_size"),
-        RoutingRule(read_top_k(file, num_experts, 2), score="softmax_after_topk"),
-        _MIXTURE,
-        shared_size=shared_size,
+    shape = read_mixture(
+        file, ("num_local_experts",), 2, score="softmax_after_topk", names=_MIXTURE, shared_size=shared_size
     )
     return with_silu_mixtures(file, read_decoder(file, granite_traits(file)), shape, all_layers(file))
 

@@ -92,11 +92,7 @@ def read_gpt_neox(file: JsonFile) -> ModelConfig:
         attention=biased(file, AttentionShape(by_head=True), default=True),
         is_gated=False,
         mlp_bias=True,
-        block=BlockTraits(
-            norm=_NORM,
-            names=_GPT_NEOX_NAMES,
-            is_parallel=file.boolean("use_parallel_residual", True),
-        ),
+        block=BlockTraits(norm=_NORM, names=_GPT_NEOX_NAMES, is_parallel=file.boolean("use_parallel_residual", True)),
         activation=read_activation(file, default="gelu"),
         norm_eps=("layer_norm_eps", 1e-5),
         # Older checkpoints have names of their own for both.
@@ -165,11 +161,7 @@ def read_opt(file: JsonFile) -> ModelConfig:
         attention=AttentionShape(qkv_bias=bias, output_bias=bias, rotary=None),
         is_gated=False,
         mlp_bias=bias,
-        block=BlockTraits(
-            norm=_NORM,
-            names=_OPT_NAMES,
-            positions=PositionTable(length, _FIRST_ROW),
-        ),
+        block=BlockTraits(norm=_NORM, names=_OPT_NAMES, positions=PositionTable(length, _FIRST_ROW)),
         activation=read_activation(file, "activation_function", "relu"),
         inner_size=file.integer("ffn_dim", 4 * hidden_size),
         norm_eps=("layer_norm_eps", 1e-5),

@@ -13,10 +13,7 @@ from kernels.activation import Activation
 
 def read_llama(file: JsonFile) -> ModelConfig:
     """Read Llama 2 and 3 and the many models that share their form: the plain decoder, every bias optional."""
-    traits = FamilyTraits(
-        attention=biased(file),
-        mlp_bias=file.boolean("mlp_bias", False),
-    )
+    traits = FamilyTraits(attention=biased(file), mlp_bias=file.boolean("mlp_bias", False))
     return read_decoder(file, traits)
 
 
@@ -81,10 +78,7 @@ def read_iquestcoder(file: JsonFile) -> ModelConfig:
     if file.boolean("use_sliding_window", False):
         raise file.error("use_sliding_window", "is true; supported: false, as in all published checkpoints")
     traits = FamilyTraits(
-        head_dim=128,
-        attention=biased(file),
-        mlp_bias=file.boolean("mlp_bias", False),
-        norm_eps=("rms_norm_eps", 1e-5),
+        head_dim=128, attention=biased(file), mlp_bias=file.boolean("mlp_bias", False), norm_eps=("rms_norm_eps", 1e-5)
     )
     return read_decoder(file, traits)
 

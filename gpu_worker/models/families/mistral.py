@@ -14,6 +14,7 @@ from gpu_worker.models.mixture_config import (
     all_layers,
     later_layers,
     read_groups,
+    read_mixture,
     read_num_experts,
     read_top_k,
     with_silu_mixtures,
@@ -79,13 +80,7 @@ NAMES = MixtureNames(
 
 def read_mixtral(file: JsonFile) -> ModelConfig:
     """Read Mixtral: experts in every layer, two of eight for a token, whose weights add up to one."""
-    num_experts = read_num_experts(file, "num_local_experts")
-    shape = MixtureShape(
-        num_experts,
-        file.integer("intermediate_size"),
-        RoutingRule(read_top_k(file, num_experts, 2), renormalize=True),
-        NAMES,
-    )
+    shape = read_mixture(file, ("num_local_experts",), 2, renormalize=True, names=NAMES)
     traits = FamilyTraits(layer_windows=read_uniform_windows(file), rope_theta=1e6)
     config = read_decoder(file, traits)
     return with_silu_mixtures(file, config, shape, all_layers(file))
@@ -103,7 +98,7 @@ FAMILIES = (
                 "factor": 16.0,
                 "original_max_position_embeddings": 256,
                 "llama_4_scaling_beta": 0.1,
-            }
+            },
         },
     ),
     Family("Mistral4ForCausalLM", read_mistral4),

@@ -6,15 +6,13 @@ from dataclasses import replace
 
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
 from gpu_worker.layers.block_traits import BlockTraits, TensorNames
-from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, read_decoder, with_window_rope
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_windows
-from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, with_silu_mixtures
+from gpu_worker.models.mixture_config import all_layers, read_mixture, with_silu_mixtures
 from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
-from kernels.moe import RoutingRule
 
 NAMES = TensorNames(
     before_mixer=None,
@@ -57,14 +55,12 @@ def _unscaled(rope: RopeParameters, file: JsonFile) -> RopeParameters:
     return RopeParameters(RopeType.DEFAULT, rope.theta, file.integer("max_position_embeddings"))
 
 
+_COUNTS = ("num_experts", "num_local_experts")
+
+
 def read_olmoe(file: JsonFile) -> ModelConfig:
     """Read OLMoE: many small experts, and queries and keys normalised over all heads at once."""
-    num_experts = read_num_experts(file, "num_experts", "num_local_experts")
-    shape = MixtureShape(
-        num_experts,
-        file.integer("intermediate_size"),
-        RoutingRule(read_top_k(file, num_experts, 8), renormalize=file.boolean("norm_topk_prob", False)),
-    )
+    shape = read_mixture(file, _COUNTS, 8, renormalize=file.boolean("norm_topk_prob", False))
     traits = FamilyTraits(
         attention=biased(file, AttentionShape(head_norm=HeadNorm.WHOLE, qkv_clip=file.optional_number("clip_qkv"))),
         norm_eps=("rms_norm_eps", 1e-5),
@@ -74,12 +70,7 @@ def read_olmoe(file: JsonFile) -> ModelConfig:
 
 def read_flex_olmo(file: JsonFile) -> ModelConfig:
     """Read FlexOlmo: OLMo 2's layers with experts in place of its feed-forward blocks."""
-    num_experts = read_num_experts(file, "num_experts", "num_local_experts")
-    shape = MixtureShape(
-        num_experts,
-        file.integer("intermediate_size"),
-        RoutingRule(read_top_k(file, num_experts, 5), renormalize=file.boolean("norm_topk_prob", False)),
-    )
+    shape = read_mixture(file, _COUNTS, 5, renormalize=file.boolean("norm_topk_prob", False))
     traits = replace(olmo_traits(file), norm_eps=("rms_norm_eps", 1e-6), rope_theta=500_000.0)
     return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))
 

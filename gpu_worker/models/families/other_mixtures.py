@@ -7,7 +7,6 @@ from dataclasses import replace
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
 from gpu_worker.layers.block_traits import BlockTraits, TensorNames
 from gpu_worker.layers.experts import MixtureNames
-from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, read_decoder, with_window_rope
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
@@ -17,14 +16,12 @@ from gpu_worker.models.mixture_config import (
     later_layers,
     mixture_layers,
     read_grouped_sigmoid,
-    read_num_experts,
-    read_top_k,
+    read_mixture,
     with_mixtures,
     with_silu_mixtures,
 )
 from gpu_worker.models.rope_config import max_model_len, read_rope
 from kernels.activation.experts import clamped_swiglu
-from kernels.moe import RoutingRule
 
 
 def read_dots1(file: JsonFile) -> ModelConfig:
@@ -44,16 +41,11 @@ NAMES = MixtureNames(router=("mlp.router",), is_transposed=True, is_interleaved=
 
 def read_gpt_oss(file: JsonFile) -> ModelConfig:
     """Read gpt-oss: sinks, sliding windows in every other layer, and experts of clamped numbers in MXFP4."""
-    num_experts = read_num_experts(file, "num_local_experts", "num_experts")
-    shape = MixtureShape(
-        num_experts,
-        file.integer("intermediate_size"),
-        RoutingRule(read_top_k(file, num_experts, 4), score="softmax_after_topk"),
-        NAMES,
-        clamped_swiglu(file.number("swiglu_alpha", 1.702), file.number("swiglu_limit", 7.0)),
-        has_router_bias=True,
-        has_expert_biases=True,
+    activation = clamped_swiglu(file.number("swiglu_alpha", 1.702), file.number("swiglu_limit", 7.0))
+    shape = read_mixture(
+        file, ("num_local_experts", "num_experts"), 4, score="softmax_after_topk", names=NAMES, activation=activation
     )
+    shape = replace(shape, has_router_bias=True, has_expert_biases=True)
     traits = FamilyTraits(
         head_dim=64,
         attention=biased(file, AttentionShape(has_sinks=True), default=True),
@@ -70,12 +62,9 @@ _MELLUM_NAMES = TensorNames(unused=(r"mtp\..*",))
 
 def read_mellum(file: JsonFile) -> ModelConfig:
     """Read Mellum 2: Qwen3-MoE with windows in some layers, which rotate by another base, and dense blocks in some."""
-    num_experts = read_num_experts(file, "num_experts", "num_local_experts")
-    shape = MixtureShape(
-        num_experts,
-        file.integer("moe_intermediate_size", 896),
-        RoutingRule(read_top_k(file, num_experts, 8), renormalize=file.boolean("norm_topk_prob", True)),
-    )
+    renormalize = file.boolean("norm_topk_prob", True)
+    counts = ("num_experts", "num_local_experts")
+    shape = read_mixture(file, counts, 8, "moe_intermediate_size", 896, renormalize=renormalize)
     full, sliding = read_rope(file, "full_attention", default_theta=5e5), read_rope(file, "sliding_attention")
     traits = FamilyTraits(
         head_dim=128,
@@ -101,14 +90,9 @@ _MINIMAX_M2_NAMES = TensorNames(renamed=((r"\.mlp\.e_score_correction_bias$", f"
 
 def read_minimax_m2(file: JsonFile) -> ModelConfig:
     """Read MiniMax M2: sigmoid routing with a bias, normalised queries and keys; `rotary_dim` dimensions rotate."""
-    num_experts = read_num_experts(file, "num_local_experts")
     head_dim = file.integer("head_dim", 128)
-    shape = MixtureShape(
-        num_experts,
-        file.integer("intermediate_size"),
-        RoutingRule(read_top_k(file, num_experts, 8), score="sigmoid", renormalize=True),
-        _MIXTURE,
-        has_choice_bias=True,
+    shape = read_mixture(
+        file, ("num_local_experts",), 8, score="sigmoid", renormalize=True, names=_MIXTURE, has_choice_bias=True
     )
     traits = FamilyTraits(
         head_dim=128,

@@ -50,9 +50,7 @@ _PHI3_NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 def read_phi3(file: JsonFile) -> ModelConfig:
     """Read Phi-3 and Phi-4: Llama with matrices that are stored as one, heads that turn in part, and LongRoPE."""
     traits = FamilyTraits(
-        layer_windows=read_uniform_windows(file),
-        block=BlockTraits(names=_PHI3_NAMES),
-        norm_eps=("rms_norm_eps", 1e-5),
+        layer_windows=read_uniform_windows(file), block=BlockTraits(names=_PHI3_NAMES), norm_eps=("rms_norm_eps", 1e-5)
     )
     return read_decoder(file, traits)
 
@@ -72,10 +70,7 @@ def read_phimoe(file: JsonFile) -> ModelConfig:
         raise file.error("num_experts_per_tok", f"is {top_k}; a sparse mixer chooses 2")
     jitter = file.number("router_jitter_noise", 0.01)
     shape = MixtureShape(
-        num_experts,
-        file.integer("intermediate_size"),
-        RoutingRule(2, score="sparse_mixer", jitter=jitter),
-        _MIXTURE,
+        num_experts, file.integer("intermediate_size"), RoutingRule(2, score="sparse_mixer", jitter=jitter), _MIXTURE
     )
     rope = _read_rope(file)
     traits = FamilyTraits(

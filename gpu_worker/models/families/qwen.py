@@ -14,18 +14,14 @@ from gpu_worker.models.draft_head import read_mtp
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import FULL, read_layer_types, read_optional_windows, read_uniform_windows
-from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_top_k, sparse_layers, with_silu_mixtures
+from gpu_worker.models.mixture_config import all_layers, read_mixture, sparse_layers, with_silu_mixtures
 from gpu_worker.models.recurrent_config import MAX_CONV_WIDTH, with_mixers
 from kernels.gated_delta import DeltaSizes
-from kernels.moe import RoutingRule
 
 
 def read_qwen2(file: JsonFile) -> ModelConfig:
     """Read Qwen2 and Qwen2.5: query, key and value biases, and an optional sliding window in some layers."""
-    traits = FamilyTraits(
-        attention=AttentionShape(qkv_bias=True),
-        layer_windows=read_optional_windows(file),
-    )
+    traits = FamilyTraits(attention=AttentionShape(qkv_bias=True), layer_windows=read_optional_windows(file))
     return read_decoder(file, traits)
 
 
@@ -33,8 +29,7 @@ def read_qwen2_moe(file: JsonFile) -> ModelConfig:
     """Read Qwen1.5-MoE and Qwen2-MoE: small experts, and one that all tokens get, weighed by a score of its own."""
     shape = _read_shared_mixture(file, top_k=4, renormalize=file.boolean("norm_topk_prob", False))
     traits = FamilyTraits(
-        attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)),
-        layer_windows=read_optional_windows(file),
+        attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)), layer_windows=read_optional_windows(file)
     )
     return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
 
@@ -56,17 +51,10 @@ SEEING = "qwen3_vl_moe_text"
 def read_qwen3_moe(file: JsonFile) -> ModelConfig:
     """Read Qwen3-MoE: Qwen3 with small experts in place of its feed-forward blocks; a window is one of all layers."""
     windows = read_uniform_windows(file) if file.boolean("use_sliding_window", False) else None
-    num_experts = read_num_experts(file, "num_experts", "num_local_experts")
-    shape = MixtureShape(
-        num_experts,
-        file.integer("moe_intermediate_size"),
-        RoutingRule(read_top_k(file, num_experts, 8), renormalize=file.boolean("norm_topk_prob", False)),
-        MixtureNames(is_transposed=None if file.text("model_type", "") == SEEING else False),
-    )
-    traits = FamilyTraits(
-        attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
-        layer_windows=windows,
-    )
+    names = MixtureNames(is_transposed=None if file.text("model_type", "") == SEEING else False)
+    counts, renormalize = ("num_experts", "num_local_experts"), file.boolean("norm_topk_prob", False)
+    shape = read_mixture(file, counts, 8, "moe_intermediate_size", renormalize=renormalize, names=names)
+    traits = FamilyTraits(attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)), layer_windows=windows)
     return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
 
 
@@ -80,11 +68,7 @@ def _read_hybrid(file: JsonFile, *, by_key_head: bool, inner_size: str = "interm
     names = TensorNames(unused=(r"mtp\..*",))
     block = BlockTraits(norm=NormKind(is_offset=True), names=names)
     traits = FamilyTraits(
-        head_dim=256,
-        attention=attention,
-        block=block,
-        inner_size=file.integer(inner_size),
-        rotary_share=0.25,
+        head_dim=256, attention=attention, block=block, inner_size=file.integer(inner_size), rotary_share=0.25
     )
     config = read_decoder(file, traits)
     attends = file.integer("full_attention_interval", 4, maximum=1024)
@@ -95,14 +79,8 @@ def _read_hybrid(file: JsonFile, *, by_key_head: bool, inner_size: str = "interm
 
 def _read_shared_mixture(file: JsonFile, *, top_k: int, renormalize: bool) -> MixtureShape:
     """Read a mixture with a gated shared expert; `top_k` is the default of `num_experts_per_tok`."""
-    num_experts = read_num_experts(file, "num_experts")
-    return MixtureShape(
-        num_experts,
-        file.integer("moe_intermediate_size"),
-        RoutingRule(read_top_k(file, num_experts, top_k), renormalize=renormalize),
-        shared_size=file.integer("shared_expert_intermediate_size"),
-        has_shared_gate=True,
-    )
+    shape = read_mixture(file, ("num_experts",), top_k, "moe_intermediate_size", renormalize=renormalize)
+    return replace(shape, shared_size=file.integer("shared_expert_intermediate_size"), has_shared_gate=True)
 
 
 def _read_gated_delta(file: JsonFile, *, by_key_head: bool) -> GatedDeltaShape:

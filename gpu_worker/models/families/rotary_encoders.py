@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.block_traits import BlockTraits, EmbeddingTraits, NormKind, TensorNames
-from gpu_worker.models.config import (
-    FamilyTraits,
-    ModelConfig,
-    biased,
-    read_activation,
-    read_decoder,
-    with_window_rope,
-)
+from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, read_activation, read_decoder, with_window_rope
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import FULL, SLIDING, read_layer_types
@@ -99,14 +92,10 @@ def read_jina_embeddings_v3(file: JsonFile) -> ModelConfig:
 
 # Fields of published configurations, by the names that most families have for them.
 _FIELDS = {
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-    "intermediate_size": "n_inner",
-    "layer_norm_eps": "layer_norm_epsilon",
-    "max_position_embeddings": "n_positions",
+    "hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon", "max_position_embeddings": "n_positions",
     "rope_theta": "rotary_emb_base",
-}
+}  # fmt: skip
 # Options of the published code that no dense checkpoint uses, and what they are there.
 _ABSENT = ("prenorm", "parallel_block", "use_rms_norm", "rotary_emb_interleaved", "causal")
 _BIASES = ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.models.vision.parts import Linear, Neighbourhood, Transform
-from gpu_worker.models.vision.pixels import normalised, patches_of, places_of
 from gpu_worker.models.vision.weights import TowerSizes
 
 Positions = Callable[[torch.Tensor, torch.Tensor, tuple[int, int]], torch.Tensor]
@@ -101,3 +100,23 @@ def stretched_positions(
         for column, column_share in taps[1]:
             result = result + table[row * side + column] * (row_share * column_share)[:, None]
     return result
+
+
+def normalised(values: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+    """Return 8-bit `values: [..., 3]` as float32 about zero; `mean` and `deviation` are `[3]`, from 0 to 1."""
+    return (values.float() - mean * 255) / (deviation * 255)
+
+
+def patches_of(images: torch.Tensor, size: int, merge: int = 1) -> torch.Tensor:
+    """Cut `[num_tiles, height, width, 3]` into `[num_tiles, num_patches, 3, size, size]`, merged ones together."""
+    tiles, height, width, _ = images.shape
+    rows, columns = height // size // merge, width // size // merge
+    parts = images.reshape(tiles, rows, merge, size, columns, merge, size, 3)
+    return parts.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(tiles, -1, 3, size, size)
+
+
+def places_of(rows: int, columns: int, merge: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row and the column of each patch, `[num_patches]` int64, in the order of `patches_of`."""
+    places = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge)
+    order = places.transpose(1, 2).flatten()
+    return order // columns, order % columns

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch.nn import functional
 
-from gpu_worker.models.vision.pixels import cut, resize
-from gpu_worker.models.vision.processor import ImageForm, ImagePlan, Pixels
+from gpu_worker.models.vision.processor import ImageForm, ImagePlan, Pixels, Resampling
 from shared.errors import BadRequestError
 from shared.media import Detail
 
@@ -288,3 +289,28 @@ class CutForm(_TiledForm):
             rows = math.ceil(height / side)
             columns = math.ceil(int(rows * side * ratio) / side)
         return (rows, columns) if rows * columns > 1 else (0, 0)
+
+
+def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> Pixels:
+    """Resize `[height, width, 3]`, antialiased, rounded to 8 bits: as torchvision's `resize` does on a CPU, or Pillow.
+
+    The result is memory of its own: a decoder's memory may be shared and reused.
+    """
+    if pixels.shape[:2] == (height, width):
+        return pixels.copy()
+    if resampling == "lanczos":
+        # The filter that PyTorch does not have. Whoever decodes images has Pillow.
+        from PIL import Image
+
+        return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+    image = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(2, 0, 1)[None]
+    resized = functional.interpolate(image, (height, width), mode=resampling, antialias=True, align_corners=False)
+    result: Pixels = resized[0].permute(1, 2, 0).contiguous().numpy()
+    return result
+
+
+def cut(pixels: Pixels, side: int) -> Pixels:
+    """Cut `[height, width, 3]` into squares, row by row: `[num_tiles, side, side, 3]`."""
+    height, width, _ = pixels.shape
+    tiles = pixels.reshape(height // side, side, width // side, side, 3).transpose(0, 2, 1, 3, 4)
+    return np.ascontiguousarray(tiles.reshape(-1, side, side, 3))

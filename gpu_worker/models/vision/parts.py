@@ -6,14 +6,16 @@ see one another, in both directions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from kernels.activation import Activation, activate
+
+Transform = Callable[[torch.Tensor], torch.Tensor]
+"""Transforms the last dimension, which may get another size: a linear layer, a normalisation, a feed-forward block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,6 @@ class Joined:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Transform the last dimension."""
         return torch.cat([part(x) for part in self.parts], dim=-1)
-
-
-class Transform(Protocol):
-    """Transforms the last dimension: a linear layer, a normalisation, a feed-forward block."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor whose last dimension may have another size."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -48,20 +48,10 @@ class Encoding:
         return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
 
-class Embed(Protocol):
-    """The first part of a tower."""
-
-    def __call__(self, values: torch.Tensor) -> tuple[torch.Tensor, Neighbourhood]:
-        """Return the stream of `[num_tiles, height, width, 3]` uint8, and where its patches are."""
-        ...
-
-
-class Project(Protocol):
-    """From a tower's stream to embeddings."""
-
-    def __call__(self, stream: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
-        """Return `[num_rows, hidden_size]`."""
-        ...
+Embed = Callable[[torch.Tensor], tuple[torch.Tensor, Neighbourhood]]
+"""The first part of a tower: returns the stream of `[num_tiles, height, width, 3]` uint8, and where its patches are."""
+Project = Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
+"""From a tower's stream, by the grid of its patches, to embeddings `[num_rows, hidden_size]`."""
 
 
 class VisionTower:

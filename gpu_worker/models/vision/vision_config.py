@@ -48,19 +48,15 @@ class TowerParts(Protocol):
     @property
     def sizes(self) -> TowerSizes:
         """Of the tower."""
-        ...
 
     def embedding(self, taker: WeightTaker) -> Embed:
         """Take what makes vectors of patches."""
-        ...
 
     def layer(self, taker: WeightTaker, index: int) -> VisionLayer:
         """Take a layer."""
-        ...
 
     def projector(self, taker: WeightTaker) -> Project:
         """Take what makes embeddings of vectors."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,16 +208,9 @@ def _iq3_s(blocks: torch.Tensor) -> _Groups:
 
 
 _UNPACKERS: Mapping[TensorType, Callable[[torch.Tensor], _Groups]] = {
-    tensor_types.Q4_0: _q4_0,
-    tensor_types.Q4_1: _q4_1,
-    tensor_types.Q5_0: _q5_0,
-    tensor_types.Q5_1: _q5_1,
-    tensor_types.Q8_0: _q8_0,
-    tensor_types.Q4_K: _q4_k,
-    tensor_types.Q5_K: _q5_k,
-    tensor_types.Q6_K: _q6_k,
-    tensor_types.Q2_K: _q2_k,
-    tensor_types.Q3_K: _q3_k,
+    tensor_types.Q4_0: _q4_0, tensor_types.Q4_1: _q4_1, tensor_types.Q5_0: _q5_0, tensor_types.Q5_1: _q5_1,
+    tensor_types.Q8_0: _q8_0, tensor_types.Q4_K: _q4_k, tensor_types.Q5_K: _q5_k, tensor_types.Q6_K: _q6_k,
+    tensor_types.Q2_K: _q2_k, tensor_types.Q3_K: _q3_k,
     tensor_types.IQ2_XXS: _of_table(table_blocks.iq2_xxs),
     tensor_types.IQ2_XS: _of_table(table_blocks.iq2_xs),
     tensor_types.IQ2_S: _of_table(table_blocks.iq2_s),
@@ -225,4 +218,4 @@ _UNPACKERS: Mapping[TensorType, Callable[[torch.Tensor], _Groups]] = {
     tensor_types.IQ3_S: _iq3_s,
     tensor_types.IQ4_NL: _of_table(table_blocks.iq4_nl),
     tensor_types.IQ4_XS: _of_table(table_blocks.iq4_xs),
-}
+}  # fmt: skip

@@ -5,7 +5,6 @@ The file is untrusted: each field is checked for its type and range where it is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpu_worker.quantization.checked_fields import CheckedFields
 from gpu_worker.quantization.gguf.byte_reader import ByteReader, GGUFError
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS: Mapping[int, str] = {
-    0: "u1",
-    1: "i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+    0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 # The fewest bytes of an item: a string's length; the type of an array's items and their number.
 _MIN_BYTES: Mapping[int, int] = {_STRING: 8, _ARRAY: 12}
 # Real files have some dozens. An object costs us many times the bytes that a hostile file spends on it.
@@ -39,72 +30,39 @@ _MAX_DEPTH = 4
 NumberArray = npt.NDArray[Any]
 
 
-class Metadata:
+class Metadata(CheckedFields):
     """The fields by key, with typed access. Arrays of numbers and booleans are numpy's, all others lists."""
 
     def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
         self._path = path
-        self._fields = fields
 
     def __contains__(self, name: str) -> bool:
         return name in self._fields
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """The fields as they were read."""
-        return self._fields
 
     def error(self, name: str, problem: str) -> GGUFError:
         """Make the error that names a field."""
         return GGUFError(self._path, f"field {name!r}", problem)
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
-        """Read a whole number, required unless there is a default."""
-        value = self._present(name, default)
-        if type(value) is not int or not minimum <= value <= maximum:
-            raise self.error(name, f"is {_shown(value)}; it must be a whole number from {minimum} to {maximum}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """Read a finite number above zero, required unless there is a default."""
-        value = self._present(name, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise self.error(name, f"is {_shown(value)}; it must be a number above 0")
-        return float(value)
-
-    def boolean(self, name: str, default: bool) -> bool:
-        """Read true or false."""
-        value = self._present(name, default)
-        if type(value) is not bool:
-            raise self.error(name, f"is {_shown(value)}; it must be true or false")
-        return value
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """Read a string, required unless there is a default."""
-        value = self._present(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, f"is {_shown(value)}; it must be a string")
-        return value
-
     def texts(self, name: str) -> list[str]:
         """Read an array of strings."""
         value = self._present(name, None)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(name, f"is {_shown(value)}; it must be an array of strings")
+            raise self.error(name, f"is {self._shown(value)}; it must be an array of strings")
         return value
 
     def numbers(self, name: str, count: int) -> NumberArray:
         """Read an array of exactly this many finite numbers."""
         value = self._present(name, None)
         if not isinstance(value, np.ndarray) or value.shape != (count,) or not np.isfinite(value).all():
-            raise self.error(name, f"is {_shown(value)}; it must be an array of {count} finite numbers")
+            raise self.error(name, f"is {self._shown(value)}; it must be an array of {count} finite numbers")
         return value
 
     def octets(self, name: str) -> bytes:
         """Read an array of bytes."""
         value = self._present(name, None)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.itemsize != 1:
-            raise self.error(name, f"is {_shown(value)}; it must be an array of bytes")
+            raise self.error(name, f"is {self._shown(value)}; it must be an array of bytes")
         return value.tobytes()
 
     def is_other_than(self, name: str, number: float) -> bool:
@@ -112,11 +70,8 @@ class Metadata:
         value = self._fields.get(name, number)
         return not isinstance(value, int | float) or value != number
 
-    def _present(self, name: str, default: Any) -> Any:
-        value = self._fields.get(name, default)
-        if value is None:
-            raise self.error(name, "is missing")
-        return value
+    def _shown(self, value: Any) -> str:
+        return f"an array of {len(value)}" if isinstance(value, list | np.ndarray) else super()._shown(value)
 
 
 def read_metadata(path: Path, reader: ByteReader, count: int) -> Metadata:
@@ -173,9 +128,3 @@ class _ValueReader:
             raise reader.error(field, f"has value type {kind}, which GGUF does not define")
         dtype = np.dtype(_NUMBERS[kind])
         return np.frombuffer(reader.take(count * dtype.itemsize, field), dtype)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list | np.ndarray):
-        return f"an array of {len(value)}"
-    return repr(value)[:80]

@@ -56,18 +56,9 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
     )
 }
 _OTHER_NAMES: Mapping[int, str] = {
-    9: "Q8_1",
-    15: "Q8_K",
-    19: "IQ1_S",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
+    9: "Q8_1", 15: "Q8_K", 19: "IQ1_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
     35: "TQ2_0",
-}
+}  # fmt: skip
 
 
 def type_name(number: int) -> str:

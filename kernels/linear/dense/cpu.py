@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from kernels.build import can_build
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
-from kernels.cpu_structures import address_of
+from kernels.cpu_structures import addresses_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +119,11 @@ def linear(x: torch.Tensor, packed: DensePanels, *, to_float32: bool = False) ->
         x = x.float()
     if x.stride(1) != 1:
         x = x.contiguous()
-    num_rows = x.shape[0]
-    result = torch.empty(num_rows, packed.num_outputs, dtype=torch.float32 if to_float32 else x.dtype)
+    result = torch.empty(x.shape[0], packed.num_outputs, dtype=torch.float32 if to_float32 else x.dtype)
     library.linear(
-        x.data_ptr(),
-        packed.weight.data_ptr(),
-        address_of(packed.bias),
-        result.data_ptr(),
-        x.stride(0),
-        num_rows,
-        packed.num_inputs,
-        packed.num_outputs,
-        DTYPE_NUMBERS[x.dtype],
-        DTYPE_NUMBERS[packed.weight.dtype],
-        to_float32,
-        torch.get_num_threads(),
+        *addresses_of(x, packed.weight, packed.bias, result),
+        *(x.stride(0), x.shape[0], packed.num_inputs, packed.num_outputs),
+        *(DTYPE_NUMBERS[x.dtype], DTYPE_NUMBERS[packed.weight.dtype], to_float32, torch.get_num_threads()),
     )
     # Also where it would change nothing, `to` takes as long as any operation of torch.
     return result if result.dtype is dtype else result.to(dtype)

@@ -4,37 +4,15 @@ Forms hold tensors and never change. Every form knows the plain formula of its v
 oracle of all kernels.
 """
 
-from kernels.linear.forms.coded_matrix import Activation, CodedMatrix
 from kernels.linear.forms.columns import reorder_columns, select_columns
-from kernels.linear.forms.dense import DenseWeight
 from kernels.linear.forms.groups import GroupQuantizedWeight
-from kernels.linear.forms.numbers import FLOAT4, FLOAT8, INT4, INT8, NUMBERS, Number, integers
+from kernels.linear.forms.numbers import FLOAT4, FLOAT8, INT4, INT8, NUMBERS, Activation, CodedMatrix, Number, integers
 from kernels.linear.forms.rows import reorder_rows, scale_rows, select_rows
 from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
-from kernels.linear.forms.split import QuantizedWeight, SplitWeight, UnsplitWeight, WeightForm, concatenate
+from kernels.linear.forms.split import DenseWeight, QuantizedWeight, SplitWeight, UnsplitWeight, WeightForm, concatenate
 
 __all__ = [
-    "FLOAT4",
-    "FLOAT8",
-    "INT4",
-    "INT8",
-    "NUMBERS",
-    "SCALE_BLOCK",
-    "Activation",
-    "CodedMatrix",
-    "DenseWeight",
-    "GroupQuantizedWeight",
-    "Number",
-    "QuantizedWeight",
-    "ScaledWeight",
-    "SplitWeight",
-    "UnsplitWeight",
-    "WeightForm",
-    "concatenate",
-    "integers",
-    "reorder_columns",
-    "reorder_rows",
-    "scale_rows",
-    "select_columns",
-    "select_rows",
-]
+    "FLOAT4", "FLOAT8", "INT4", "INT8", "NUMBERS", "SCALE_BLOCK", "Activation", "CodedMatrix", "DenseWeight",
+    "GroupQuantizedWeight", "Number", "QuantizedWeight", "ScaledWeight", "SplitWeight", "UnsplitWeight", "WeightForm",
+    "concatenate", "integers", "reorder_columns", "reorder_rows", "scale_rows", "select_columns", "select_rows",
+]  # fmt: skip

@@ -11,10 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from kernels.linear.forms.dense import DenseWeight
 from kernels.linear.forms.groups import GroupQuantizedWeight
 from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
-from kernels.linear.forms.split import SplitWeight, UnsplitWeight, WeightForm
+from kernels.linear.forms.split import DenseWeight, SplitWeight, UnsplitWeight, WeightForm
 
 
 def select_columns(form: WeightForm, columns: range) -> tuple[WeightForm, torch.Tensor | None]:
@@ -58,7 +57,7 @@ def reorder_columns(form: WeightForm, order: torch.Tensor) -> WeightForm:
     scales = form.scales.view(torch.uint8) if form.scales.itemsize == 1 else form.scales
     return replace(
         form,
-        values=_moved(form.values, groups, form.group_size // form.number.per_byte),
+        values=form.values.view(len(form.values), -1, form.group_size // form.number.per_byte)[:, groups].flatten(1),
         scales=scales[:, groups].view(form.scales.dtype),
         offsets=None if form.offsets is None else form.offsets[:, groups],
     )
@@ -101,7 +100,3 @@ def _whole_groups(order: torch.Tensor, group_size: int) -> torch.Tensor | None:
     together = parts[:, :1] + torch.arange(group_size)
     is_whole = torch.equal(parts, together) and not (parts[:, 0] % group_size).any()
     return parts[:, 0] // group_size if is_whole else None
-
-
-def _moved(values: torch.Tensor, groups: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    return values.view(len(values), -1, num_bytes)[:, groups].flatten(1)

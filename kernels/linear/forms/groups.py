@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear.forms.coded_matrix import CodedMatrix, column_groups, is_same
-from kernels.linear.forms.numbers import Number
+from kernels.linear.forms.numbers import CodedMatrix, Number, column_groups, is_same
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from kernels.linear.forms.dense import DenseWeight
 from kernels.linear.forms.groups import GroupQuantizedWeight
 from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
-from kernels.linear.forms.split import SplitWeight, UnsplitWeight, WeightForm, concatenate
+from kernels.linear.forms.split import DenseWeight, SplitWeight, UnsplitWeight, WeightForm, concatenate
 
 
 def select_rows(form: WeightForm, rows: torch.Tensor) -> WeightForm:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear.forms.coded_matrix import Activation, CodedMatrix, column_groups, is_same
-from kernels.linear.forms.numbers import FLOAT8, INT8
+from kernels.linear.forms.numbers import FLOAT8, INT8, Activation, CodedMatrix, column_groups, is_same
 
 SCALE_BLOCK = 128
 """Rows and columns that share a scale, where a matrix has one a block."""

@@ -11,12 +11,20 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.gpu_config import Gpu, GpuGeneration, by_generation
+from kernels.gpu_config import Gpu, GpuGeneration, Rows, by_generation
 from kernels.linear.forms import Number
 from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
-from kernels.linear.gpu_packed.launch_table import FIELDS, FUSED_ROWS, PACKED_LINEAR
 from kernels.linear.product_launch import MAX_SPLIT_ROWS, ProductLaunch, launch_for, read_launches, splits_of
 
+# By GPU generation and rows of the batch. Reasoned, not measured yet: `python -m ops.bench.gpu.tune` compares others.
+FIELDS = "block_n num_warps num_stages programs_per_multiprocessor"
+PACKED_LINEAR: dict[str, Rows] = {
+    "HOPPER": {16: (128, 4, 4, 2), 32: (128, 4, 3, 2), 64: (128, 8, 3, 1), 128: (128, 8, 2, 1)},
+    "BLACKWELL": {16: (128, 4, 4, 2), 32: (64, 4, 3, 2), 64: (64, 4, 3, 1)},
+    "AMPERE": {16: (64, 4, 4, 3), 32: (64, 4, 3, 2), 64: (64, 8, 3, 2)},
+    "ADA": {16: (64, 4, 3, 2), 32: (64, 4, 3, 2), 64: (64, 8, 2, 1)},
+}
+FUSED_ROWS: dict[str, int] = {"HOPPER": 512, "AMPERE": 256, "ADA": 256}
 TILE_ROWS = 64
 ROW_MULTIPLE = 256
 """Rows are padded to a multiple: the widest tile of a program."""
@@ -36,7 +44,7 @@ class PackedMatrix:
         out_features: Rows without padding.
         in_features: Columns without padding.
         input_order: Column `j` multiplies input feature `input_order[j]`; `[in_features]` int64. None is in order.
-        counters: `[padded_rows / TILE_ROWS]` int32, zero whenever no product is running.
+        counters: `[padded_rows / TILE_ROWS]` int32, zero whenever no product is running; None where none is split.
     """
 
     number: Number
@@ -47,7 +55,7 @@ class PackedMatrix:
     out_features: int
     in_features: int
     input_order: torch.Tensor | None
-    counters: torch.Tensor
+    counters: torch.Tensor | None
 
     @property
     def num_planes(self) -> int:
@@ -57,7 +65,7 @@ class PackedMatrix:
     @property
     def plane(self) -> int:
         """Columns of a block that are in the same bits of their words."""
-        return self.words.shape[3]
+        return self.words.shape[-1]
 
     @property
     def groups(self) -> GroupLayout:
@@ -67,12 +75,12 @@ class PackedMatrix:
     @property
     def num_blocks(self) -> int:
         """Blocks that the columns are cut into."""
-        return self.words.shape[1]
+        return self.words.shape[-3]
 
     @property
     def padded_rows(self) -> int:
         """Rows with padding."""
-        return self.words.shape[0] * TILE_ROWS
+        return self.words.shape[-4] * TILE_ROWS
 
     @property
     def num_bytes(self) -> int:

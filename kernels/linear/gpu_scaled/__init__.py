@@ -3,10 +3,4 @@
 from kernels.linear.gpu_scaled.dispatch import ScaledLinear, scaled_linear
 from kernels.linear.gpu_scaled.matrix import ScaledMatrix, scale_for_gpu, scale_matrix
 
-__all__ = [
-    "ScaledLinear",
-    "ScaledMatrix",
-    "scale_for_gpu",
-    "scale_matrix",
-    "scaled_linear",
-]
+__all__ = ["ScaledLinear", "ScaledMatrix", "scale_for_gpu", "scale_matrix", "scaled_linear"]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.gpu_config import Gpu, GpuGeneration, by_generation, has_float8, has_kernels
+from kernels.gpu_config import Gpu, GpuGeneration, Rows, by_generation, has_float8, has_kernels
 from kernels.linear.forms import QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_scaled.block_product import can_multiply
-from kernels.linear.gpu_scaled.launch_table import FIELDS, KERNEL_ROWS, SCALED_LINEAR
 from kernels.linear.product_launch import (
     MAX_SPLIT_ROWS,
     MIN_BLOCK_N,
@@ -20,6 +19,15 @@ from kernels.linear.product_launch import (
     splits_of,
 )
 from kernels.linear.rounding import ROW_MULTIPLE, InputRounding
+
+# By GPU generation and rows of the batch. Reasoned, not measured yet: `python -m ops.bench.gpu.tune` compares others.
+FIELDS = "block_n block_k num_warps num_stages programs_per_multiprocessor"
+SCALED_LINEAR: dict[str, Rows] = {
+    "HOPPER": {16: (64, 256, 4, 5, 2), 32: (64, 256, 4, 4, 2), 64: (64, 256, 4, 3, 2), 128: (128, 128, 8, 4, 1)},
+    "AMPERE": {16: (64, 128, 4, 6, 2), 32: (64, 128, 4, 5, 2), 64: (64, 128, 4, 4, 2), 128: (128, 128, 8, 3, 1)},
+    "ADA": {16: (64, 128, 4, 4, 2), 32: (64, 128, 4, 3, 2), 64: (64, 128, 4, 3, 2), 128: (128, 128, 8, 3, 1)},
+}
+KERNEL_ROWS: dict[str, int] = {"HOPPER": 64, "AMPERE": 64, "ADA": 64}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,7 +69,7 @@ def test_ranks_draw_what_one_process_draws(vocab_size: int, size: int, is_widene
 
 
 def test_the_plain_torch_form_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.sampling.parts.can_run", lambda _: False)
+    monkeypatch.setattr("kernels.sampling.dispatch.can_run", lambda _: False)
     one, *others = drawn(peaked(1001), 2, parameters())
     assert all(tokens.tolist() == one.tolist() for tokens in others)
 

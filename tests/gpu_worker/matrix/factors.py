@@ -32,26 +32,16 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "two tokens": {"temperature": 0.8, "max_tokens": 2},
     "up to the model's length": {"temperature": 0.8, "max_tokens": 1000},
     "everything": {
-        "temperature": 0.9,
-        "top_k": 30,
-        "top_p": 0.95,
-        "min_p": 0.01,
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.3,
-        "frequency_penalty": -0.2,
-        "logit_bias": {5: 1.5},
-        "stop_token_ids": (9,),
+        "temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2,
+        "presence_penalty": 0.3, "frequency_penalty": -0.2, "logit_bias": {5: 1.5}, "stop_token_ids": (9,),
     },
-}
+}  # fmt: skip
 
 ENGINE_FACTORS: dict[str, tuple[str, ...]] = {
-    "proposer": ("ngram", "draft", "eagle", "eagle3", "chains", "hostile"),
-    "runner": ("host", "device", "graphed"),
-    "kv_cache": ("auto", "int8", "fp8"),
-    "blocks": ("ample", "scarce"),
-    "budget": ("large", "small"),
+    "proposer": ("ngram", "draft", "eagle", "eagle3", "chains", "hostile"), "runner": ("host", "device", "graphed"),
+    "kv_cache": ("auto", "int8", "fp8"), "blocks": ("ample", "scarce"), "budget": ("large", "small"),
     "depth": ("fixed", "adaptive"),
-}
+}  # fmt: skip
 REQUEST_FACTORS: dict[str, tuple[str, ...]] = {
     "sampling": tuple(SAMPLINGS),
     "n": ("1", "2"),

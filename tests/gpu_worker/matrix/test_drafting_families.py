@@ -114,7 +114,7 @@ def sequences(answers: Mapping[str, list[int]] | None = None) -> list[Sequence]:
                 eos_token_ids=frozenset({EOS}) if constraint is not None else frozenset(),
                 constraint=constraint,
                 prediction=prediction,
-            )
+            ),
         )
     return made
 

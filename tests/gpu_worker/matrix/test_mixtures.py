@@ -19,16 +19,9 @@ from tests.gpu_worker.matrix.traffic import Oracle, choices_of
 pytestmark = pytest.mark.slow
 
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_LEN,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
+    "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LEN, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
 
 
 def save_tiny_mixture(directory: Path) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from gpu_worker.execution.memory.state_pool import allocate_states
@@ -63,6 +65,14 @@ class PagedRun:
             hidden = self.model.forward(tokens, torch.cat(list(positions.values())), self.context(positions))
             logits = self.model.logits(hidden)
         return dict(zip(num_tokens, logits.split(list(num_tokens.values())), strict=True))
+
+    def steps(self, steps: Iterable[dict[int, int]]) -> list[torch.Tensor]:
+        """Do several steps; return all logits of each sequence."""
+        rows: dict[int, list[torch.Tensor]] = {s: [] for s in range(len(self.sequences))}
+        for step in steps:
+            for s, logits in self.step(step).items():
+                rows[s].append(logits)
+        return [torch.cat(parts) for parts in rows.values()]
 
     def context(self, positions: dict[int, torch.Tensor]) -> AttentionContext:
         tables = [torch.tensor(self.tables[s]) for s in positions]

@@ -18,14 +18,9 @@ from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU
 
 FAMILIES = {
-    **dense_cases.CASES,
-    **dense_cases.MORE_CASES,
-    **mixture_cases.CASES,
-    **mixture_cases.MORE_CASES,
-    **composed_cases.CASES,
-    **latent_cases.CASES,
-    **latent_cases.MORE_CASES,
-}
+    **dense_cases.CASES, **dense_cases.MORE_CASES, **mixture_cases.CASES, **mixture_cases.MORE_CASES,
+    **composed_cases.CASES, **latent_cases.CASES, **latent_cases.MORE_CASES,
+}  # fmt: skip
 NAMES = (*FAMILIES, *recurrent_models.CASES)
 NUMBERS_BESIDE = (1, 2, 6, 15, 32)
 # Latent attention, a block without gates, per-layer inputs, and the gate of a shared expert beside gated delta nets.

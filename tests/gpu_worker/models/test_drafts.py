@@ -17,11 +17,7 @@ from tests.gpu_worker.models.families.composed_cases import CASES as COMPOSED
 from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
 from tests.gpu_worker.models.families.mixture_cases import CASES as MIXTURES
 from tests.gpu_worker.models.families.random_models import save_case
-from tests.gpu_worker.speculative.draft_files import (
-    eagle_config,
-    eagle_tensors,
-    save_draft,
-)
+from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
 from tests.gpu_worker.speculative.recorder import recorded_runner
 
 pytestmark = pytest.mark.slow
@@ -56,11 +52,7 @@ def proposers(model: Path, drafts: Path) -> dict[str, dict[str, Any]]:
     config = read_model_config(model)
     size, vocab = config.hidden_size, config.vocab_size
     save_draft(drafts / "eagle", eagle_config(size, vocab), eagle_tensors(size))
-    return {
-        "ngram": {},
-        "draft": {"draft_model": model},
-        "eagle": {"draft_model": drafts / "eagle"},
-    }
+    return {"ngram": {}, "draft": {"draft_model": model}, "eagle": {"draft_model": drafts / "eagle"}}
 
 
 @pytest.mark.parametrize(

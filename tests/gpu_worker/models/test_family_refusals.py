@@ -88,15 +88,10 @@ def test_layers_of_gpt2_are_found_by_a_name_that_ends_as_the_whole_models(
 
 def test_published_names_of_mimo_mean_what_those_of_transformers_do() -> None:
     names = {
-        "hybrid_layer_pattern": [0, 1] * 4,
-        "moe_layer_freq": [0] + [1] * 7,
-        "swa_num_key_value_heads": 4,
-        "swa_rope_theta": 1e4,
-        "rope_theta": 5e6,
-        "partial_rotary_factor": 0.334,
-        "sliding_window_size": 128,
+        "hybrid_layer_pattern": [0, 1] * 4, "moe_layer_freq": [0] + [1] * 7, "swa_num_key_value_heads": 4,
+        "swa_rope_theta": 1e4, "rope_theta": 5e6, "partial_rotary_factor": 0.334, "sliding_window_size": 128,
         "layernorm_epsilon": 1e-5,
-    }
+    }  # fmt: skip
     kinds = ["full_attention", "sliding_attention"] * 4
     assert repr(sample_config(MIMO, **names)) == repr(sample_config(MIMO, layer_types=kinds, sliding_window=129))
 

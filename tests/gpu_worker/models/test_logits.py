@@ -42,12 +42,8 @@ def test_chunks_and_decodes_in_one_batch_equal_transformers(pair_of: Callable[[s
     # A chunk alone, two chunks, a decode beside a chunk, then decodes together, then one alone.
     steps = [{0: 13}, {0: 30, 1: 6}, {1: 1, 0: 5}, {0: 1, 1: 10}]
     steps += [{0: 1, 1: 1}] * (LENGTHS[1] - 17) + [{0: 1}] * (LENGTHS[0] - 49 - (LENGTHS[1] - 17))
-    rows: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-    for step in steps:
-        for s, logits in run.step(step).items():
-            rows[s].append(logits)
-    for s, expectation in enumerate(expected):
-        torch.testing.assert_close(torch.cat(rows[s]), expectation, atol=TOLERANCE, rtol=0)
+    for logits, expectation in zip(run.steps(steps), expected, strict=True):
+        torch.testing.assert_close(logits, expectation, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

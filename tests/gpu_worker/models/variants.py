@@ -10,17 +10,9 @@ from typing import Any
 import torch
 
 SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "eos_token_id": 2,
-    "bos_token_id": 1,
-    "pad_token_id": 0,
-}
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
 TRAINED_LEN = 32
 
 
@@ -36,21 +28,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-head-dim": ("Llama", {"head_dim": 24}),
     "llama-linear": ("Llama", scaled("linear", TRAINED_LEN)),
     "llama-llama3": (
-        "Llama",
-        scaled("llama3", 128, original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0),
+        "Llama", scaled("llama3", 128, original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0),
     ),
     "llama-yarn": ("Llama", scaled("yarn", 128, original_max_position_embeddings=32)),
     "llama-yarn-options": (
         "Llama",
         scaled(
-            "yarn",
-            TRAINED_LEN,
-            original_max_position_embeddings=32,
-            beta_fast=8.0,
-            beta_slow=0.5,
-            truncate=False,
-            mscale=0.7,
-            mscale_all_dim=0.3,
+            "yarn", TRAINED_LEN, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=0.5, truncate=False,
+            mscale=0.7, mscale_all_dim=0.3,
         ),
     ),
     "qwen2": ("Qwen2", {}),
@@ -60,17 +45,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-biases-layer-types": (
         "Qwen3",
         {
-            "head_dim": 16,
-            "attention_bias": True,
-            "use_sliding_window": True,
-            "sliding_window": 7,
+            "head_dim": 16, "attention_bias": True, "use_sliding_window": True, "sliding_window": 7,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
     "mistral-window": ("Mistral", {"head_dim": 32, "sliding_window": 10}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "llama-dynamic": ("Llama", scaled("dynamic", TRAINED_LEN)),
-}
+}  # fmt: skip
 
 
 def save_variant(name: str, directory: Path, **save_options: Any) -> Any:

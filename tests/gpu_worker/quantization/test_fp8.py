@@ -16,14 +16,7 @@ from tests.gpu_worker.quantization.checkpoints import (
     but_head,
     make_checkpoint,
 )
-from tests.gpu_worker.quantization.packers import (
-    FP8_MAX,
-    PackedLayer,
-    fp8,
-    fp8_block_inputs,
-    fp8_blocks,
-    fp8_inputs,
-)
+from tests.gpu_worker.quantization.packers import FP8_MAX, PackedLayer, fp8, fp8_block_inputs, fp8_blocks, fp8_inputs
 
 QUERY_0 = "model.layers.0.self_attn.q_proj"
 # Several blocks a matrix, the last ones cut; key and value heads are one whole block of rows.

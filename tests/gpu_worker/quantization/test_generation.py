@@ -10,7 +10,7 @@ import torch
 
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
-from tests.gpu_worker.quantization.checkpoints import Made, Pack, but_head, make_checkpoint
+from tests.gpu_worker.quantization.checkpoints import Pack, but_head, make_checkpoint
 from tests.gpu_worker.quantization.packers import awq, ct_packed, fp8_blocks, gptq, in_order, shuffled
 from tests.gpu_worker.quantization.test_compressed_tensors import INT4, config, group
 
@@ -37,20 +37,25 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], Pack]] = {
 }
 
 
-def oracle_tokens(made: Made, prompt: list[int]) -> list[int]:
+def oracle_tokens(oracle: Any, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:
     tokens = list(prompt)
     with torch.inference_mode():
-        for _ in range(NUM_TOKENS):
-            tokens.append(int(made.oracle(torch.tensor([tokens])).logits[0, -1].argmax()))
+        for _ in range(count):
+            tokens.append(int(oracle(torch.tensor([tokens])).logits[0, -1].argmax()))
     return tokens[len(prompt) :]
+
+
+def assert_answers_equal(directory: Path, oracle: Any, **settings: Any) -> None:
+    """Let the engine answer the prompts, which arrive one a step."""
+    sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    sequences = [make_sequence(str(i), prompt, sampling) for i, prompt in enumerate(PROMPTS)]
+    runner = make_runner(directory, max_model_len=100, **settings)
+    outcome = run(runner, sequences, token_budget=16, arrivals_per_step=1)
+    assert outcome.tokens == {str(i): oracle_tokens(oracle, prompt) for i, prompt in enumerate(PROMPTS)}
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_greedy_answers_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     fields, pack = CHECKPOINTS[name]
     made = make_checkpoint(tmp_path, fields, pack, eos_token_id=None)
-    runner = make_runner(tmp_path, max_model_len=100)
-    sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS)
-    sequences = [make_sequence(str(i), prompt, sampling) for i, prompt in enumerate(PROMPTS)]
-    outcome = run(runner, sequences, token_budget=16, arrivals_per_step=1)
-    assert outcome.tokens == {str(i): oracle_tokens(made, prompt) for i, prompt in enumerate(PROMPTS)}
+    assert_answers_equal(tmp_path, made.oracle)

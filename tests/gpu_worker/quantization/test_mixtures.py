@@ -24,13 +24,9 @@ from tests.gpu_worker.quantization.packers import (
 from tests.gpu_worker.quantization.test_compressed_tensors import INT4, config, group
 
 SIZES: dict[str, Any] = {
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 96,
-    "norm_topk_prob": True,
-    "eos_token_id": None,
-}
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96,
+    "norm_topk_prob": True, "eos_token_id": None,
+}  # fmt: skip
 BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
 
 
@@ -63,16 +59,14 @@ METHODS: dict[str, tuple[dict[str, Any], Pack]] = {
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32}, but_head(lambda w: awq(w, 32))),
     "awq of experts alone": (
-        {"quant_method": "awq", "bits": 4, "group_size": 32},
-        experts_alone(but_head(lambda w: awq(w, 32))),
+        {"quant_method": "awq", "bits": 4, "group_size": 32}, experts_alone(but_head(lambda w: awq(w, 32))),
     ),
     "compressed-tensors, 4 bits": (
         config("pack-quantized", INT4, **IGNORED),
         but_head(lambda w: ct_packed(w, 4, in_order(w.shape[1], 32), symmetric=True)),
     ),
     "compressed-tensors, int8": (
-        config("int-quantized", group({"num_bits": 8, "strategy": "channel"}), **IGNORED),
-        but_head(int8),
+        config("int-quantized", group({"num_bits": 8, "strategy": "channel"}), **IGNORED), but_head(int8),
     ),
     "fp8, a scale a tensor": (config("float-quantized", FP8_TENSOR, **IGNORED), but_head(per_tensor)),
     "fp8, a scale a channel": (
@@ -80,10 +74,9 @@ METHODS: dict[str, tuple[dict[str, Any], Pack]] = {
         but_head(lambda w: fp8(w, w.abs().amax(dim=1, keepdim=True) / FP8_MAX)),
     ),
     "fp8, blocks": (
-        config("float-quantized", group(BLOCKS), **IGNORED),
-        but_head(lambda w: fp8_blocks(w, name="weight_scale")),
+        config("float-quantized", group(BLOCKS), **IGNORED), but_head(lambda w: fp8_blocks(w, name="weight_scale")),
     ),
-}
+}  # fmt: skip
 
 
 def make(directory: Path, name: str, **options: Any) -> Made:

@@ -14,15 +14,10 @@ from tests.gpu_worker.quantization.packers import FP8_MAX, PackedLayer, fp8, fp8
 
 NUM_EXPERTS = 3
 SIZES: dict[str, Any] = {
-    "hidden_size": 160,
-    "num_experts": NUM_EXPERTS,
-    "num_experts_per_tok": 2,
+    "hidden_size": 160, "num_experts": NUM_EXPERTS, "num_experts_per_tok": 2,
     # A multiple of a block, so that blocks of gates and of ups are those of both as one matrix.
-    "moe_intermediate_size": 128,
-    "norm_topk_prob": True,
-    "head_dim": 16,
-    "eos_token_id": None,
-}
+    "moe_intermediate_size": 128, "norm_topk_prob": True, "head_dim": 16, "eos_token_id": None,
+}  # fmt: skip
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 EXPERTS = "model.layers.{layer}.mlp.experts"
 

@@ -11,14 +11,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear import Linear, LinearFactory, factory
-from kernels.linear.forms import (
-    Activation,
-    GroupQuantizedWeight,
-    QuantizedWeight,
-    ScaledWeight,
-    WeightForm,
-    integers,
-)
+from kernels.linear.forms import Activation, GroupQuantizedWeight, QuantizedWeight, ScaledWeight, WeightForm, integers
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu
 from kernels.linear.gpu_packed import dispatch as packed_dispatch
 from kernels.linear.gpu_packed import pack as packed_pack

@@ -6,7 +6,7 @@ import torch
 from kernels.cpu_library import cpu_library
 from kernels.low_rank import AdapterRows
 from kernels.low_rank.cpu import CpuAdapterTable
-from kernels.low_rank.reference import low_rank_reference
+from kernels.low_rank.dispatch import low_rank_reference
 from tests.kernels.low_rank.adapters import make_adapter, slots_of
 
 _SLOTS = slots_of(2, -1, 0, 0, 3, -1, 0, 2, 0, 0, 1, 0)

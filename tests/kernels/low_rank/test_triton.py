@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.low_rank import AdapterRows
-from kernels.low_rank.gpu import GpuAdapterTable
-from kernels.low_rank.reference import low_rank_reference
+from kernels.low_rank.dispatch import low_rank_reference
+from kernels.low_rank.triton_kernel import GpuAdapterTable
 from tests.kernels.low_rank.adapters import make_adapter, slots_of
 
 

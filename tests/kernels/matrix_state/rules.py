@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from kernels.gated_delta import DeltaSizes, DeltaWeights, gated_delta
-from kernels.gated_delta.chunked import gated_delta_chunked
 from kernels.gated_delta.dispatch import gated_delta_cpu
-from kernels.gated_delta.reference import gated_delta_reference
+from kernels.gated_delta.reference import gated_delta_chunked, gated_delta_reference
 from kernels.ssd import SsdSizes, SsdWeights, ssd
-from kernels.ssd.chunked import ssd_chunked
 from kernels.ssd.dispatch import ssd_cpu
-from kernels.ssd.reference import ssd_reference
+from kernels.ssd.reference import ssd_chunked, ssd_reference
 from kernels.state_rows import StateRows
 
 Sizes = DeltaSizes | SsdSizes

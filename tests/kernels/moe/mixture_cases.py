@@ -25,16 +25,10 @@ RULES: list[dict[str, Any]] = [
     {"score": "softmax", "top_k": 3, "num_groups": 4, "top_k_groups": 2, "scale": 16.0},
     {"score": "softmax", "top_k": 2, "renormalize": True, "bias": BIAS},
     {
-        "score": "sigmoid",
-        "top_k": 4,
-        "num_groups": 3,
-        "top_k_groups": 2,
-        "group_score": "top2",
-        "renormalize": True,
-        "bias": BIAS,
-        "scale": 2.5,
+        "score": "sigmoid", "top_k": 4, "num_groups": 3, "top_k_groups": 2, "group_score": "top2", "renormalize": True,
+        "bias": BIAS, "scale": 2.5,
     },
-]
+]  # fmt: skip
 ACTIVATIONS: dict[str, tuple[ExpertActivation, Plain]] = {
     "silu": (SILU, plain_mixture.silu),
     "gelu_tanh": (GELU_TANH, plain_mixture.gelu_tanh),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,7 +24,6 @@ from kernels.moe.reference import route_reference
 from kernels.moe.stacks import DenseStack, PackedStack, stack_experts
 from kernels.moe.triton_route import route_triton
 from kernels.moe.triton_sort import sort_pairs
-from tests.kernels.inline_ptx import interpreted_ptx
 from tests.kernels.moe.mixture_cases import (
     ACTIVATIONS,
     MIXTURES,
@@ -39,19 +37,11 @@ from tests.kernels.moe.mixture_cases import (
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.syncs_forbidden import SyncsForbidden
 
+pytestmark = pytest.mark.usefixtures("assembly_runs")
 H200 = Gpu(GpuGeneration.HOPPER, 132)
 PACKED = ProductLaunch(block_m=16, block_n=64, num_warps=4, num_stages=2)
 DENSE = replace(PACKED, block_k=64)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def assembly_runs() -> Iterator[None]:
-    if torch.cuda.is_available():
-        yield
-        return
-    with interpreted_ptx():
-        yield
 
 
 @pytest.mark.parametrize("options", RULES, ids=str)
@@ -156,12 +146,9 @@ def six_bits(rows: int, columns: int, seed: int) -> GroupQuantizedWeight:
 
 
 FORMS = {
-    "six bits": six_bits,
-    "int4": lambda *shape: grouped(INT4, *shape),
-    "fp4": lambda *shape: grouped(FLOAT4, *shape),
-    "int4 in an order": ordered,
-    "fp8": fp8,
-}
+    "six bits": six_bits, "int4": lambda *shape: grouped(INT4, *shape), "fp4": lambda *shape: grouped(FLOAT4, *shape),
+    "int4 in an order": ordered, "fp8": fp8,
+}  # fmt: skip
 
 
 def quantized(form: str, num_tokens: int) -> Tensors:

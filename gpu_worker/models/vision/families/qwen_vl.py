@@ -19,13 +19,7 @@ from gpu_worker.models.vision.embedding import PatchEmbedding, frequencies, stre
 from gpu_worker.models.vision.forms import DynamicForm
 from gpu_worker.models.vision.parts import Merge, Neighbourhood, PlainMlp, Projector, VisionLayer
 from gpu_worker.models.vision.tower import Embed, Project
-from gpu_worker.models.vision.vision_config import (
-    CLIP_COLOURS,
-    VisionConfig,
-    VisionFamily,
-    VisionFiles,
-    read_colours,
-)
+from gpu_worker.models.vision.vision_config import CLIP_COLOURS, VisionConfig, VisionFamily, VisionFiles, read_colours
 from gpu_worker.models.vision.weights import TowerSizes, WeightTaker
 from kernels.activation import Activation
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.gpu_config import gpu_of
+from kernels.layer_cache import is_quantized, quantize_heads
 from kernels.paged_attention import paged_attention
 from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
-from kernels.quantized_kv import is_quantized, quantize_heads
 from ops.bench.gpu.case import Entry
 from ops.bench.gpu.shapes import ModelShape
 

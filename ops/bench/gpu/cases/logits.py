@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from kernels.logits_bitmask import forbid_tokens
-from kernels.logits_bitmask.reference import forbid_tokens_reference
+from kernels.logits_bitmask.dispatch import forbid_tokens_reference
 from kernels.sampling import SamplingParameters, sample_tokens
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.reference import sample_tokens_reference

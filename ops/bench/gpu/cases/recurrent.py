@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from kernels.causal_conv import causal_conv
-from kernels.causal_conv.reference import causal_conv_reference
+from kernels.causal_conv.dispatch import causal_conv_reference
 from kernels.gated_delta import DeltaSizes, DeltaWeights, gated_delta
-from kernels.gated_delta.chunked import gated_delta_chunked
-from kernels.gated_delta.reference import gated_delta_reference
+from kernels.gated_delta.reference import gated_delta_chunked, gated_delta_reference
 from kernels.ssd import SsdSizes, SsdWeights, ssd
-from kernels.ssd.chunked import ssd_chunked
-from kernels.ssd.reference import ssd_reference
+from kernels.ssd.reference import ssd_chunked, ssd_reference
 from kernels.ssd.reference import take_apart as take_ssd_apart
 from kernels.state_rows import StateRows
 from ops.bench.gpu.case import OURS, Candidate, Case, Clock, Op, compiled, relative_error, rotated

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 from kernels.gpu_config import GpuGeneration, Rows, by_generation, entry_of
 from kernels.linear.gpu_packed import PackedMatrix
-from kernels.linear.gpu_packed import launch_table as packed
+from kernels.linear.gpu_packed import matrix as packed
 from kernels.linear.gpu_scaled import ScaledMatrix
-from kernels.linear.gpu_scaled import launch_table as scaled
-from kernels.paged_attention import launch_table as attention
+from kernels.linear.gpu_scaled import matrix as scaled
+from kernels.paged_attention import triton_config as attention
 from kernels.sampling.config import sampling_config
 from ops.bench.gpu.case import Entry, Op, Shapes, sets_for, sizes
 from ops.bench.gpu.cases import quantized_linear

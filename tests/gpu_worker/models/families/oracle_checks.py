@@ -30,15 +30,10 @@ PROMPTS = (_SHARED, random_prompt(37, seed=2), [*_SHARED[:20], *random_prompt(5,
 def assert_logits_equal(model: CausalLM, oracle: Any, steps: Sequence[dict[int, int]] = STEPS) -> None:
     """Compare the logits of two sequences, of which each step computes so many tokens."""
     lengths = [sum(step.get(s, 0) for step in steps) for s in range(2)]
-    run_ = PagedRun(model, [random_tokens(length) for length in lengths])
-    rows: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-    for step in steps:
-        for s, logits in run_.step(step).items():
-            rows[s].append(logits)
-    for s, length in enumerate(lengths):
+    logits = PagedRun(model, [random_tokens(length) for length in lengths]).steps(steps)
+    for computed, length in zip(logits, lengths, strict=True):
         expected = oracle_logits(oracle, random_tokens(length))
         assert expected.std() > 0.5
-        computed = torch.cat(rows[s])
         if (computed - expected).abs().max() > TOLERANCE:
             # Random experts and states may multiply rounding: then we may be twice as far from the truth as the oracle.
             exact = oracle_logits(in_float64(oracle), random_tokens(length))

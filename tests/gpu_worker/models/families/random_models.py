@@ -14,17 +14,10 @@ import torch
 from tests.gpu_worker.models.variants import new_model, randomize
 
 SIZES: Mapping[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "eos_token_id": None,
-    "bos_token_id": None,
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "eos_token_id": None, "bos_token_id": None,
     "pad_token_id": None,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,10 @@ VOCAB, IMAGE = 97, 90
 SPECIAL = {"[IMG_BREAK]": 93, "[IMG_END]": 94, "<img>": 95, "</img>": 96}
 Pixels = npt.NDArray[np.uint8]
 TEXT = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 4096,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 4096, "eos_token_id": None,
+    "bos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,31 +122,18 @@ def _qwen_inputs(patch: int, mean: float, deviation: float) -> Callable[..., dic
 
 
 _QWEN_PROCESSOR = {
-    "min_pixels": 64,
-    "max_pixels": 64 * 64,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.25, 0.25, 0.25],
-}
+    "min_pixels": 64, "max_pixels": 64 * 64, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25],
+}  # fmt: skip
 _QWEN_TOWER = {
-    "depth": 4,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_heads": 2,
-    "out_hidden_size": 48,
-    "patch_size": 4,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-}
+    "depth": 4, "hidden_size": 24, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 2, 2]}
 
 _PLAIN_TOWER = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "patch_size": 4,
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 4,
     "image_size": 16,
-}
+}  # fmt: skip
 
 
 def _given(token_ids: list[int]) -> dict[str, torch.Tensor]:
@@ -190,22 +169,13 @@ def _gemma_inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch
 
 _COLOURS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
 _GEMMA4_TEXT = {
-    "model_type": "gemma4_text",
-    "sliding_window": 9,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "global_head_dim": 16,
-    "vocab_size_per_layer_input": VOCAB,
-    "pad_token_id": 7,
-}
+    "model_type": "gemma4_text", "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 16, "vocab_size_per_layer_input": VOCAB, "pad_token_id": 7,
+}  # fmt: skip
 _GEMMA4_TOWER = {
-    "model_type": "gemma4_vision",
-    **_PLAIN_TOWER,
-    "image_size": None,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "pooling_kernel_size": 2,
-    "position_embedding_size": 60,
-}
+    "model_type": "gemma4_vision", **_PLAIN_TOWER, "image_size": None, "num_key_value_heads": 2, "head_dim": 12,
+    "pooling_kernel_size": 2, "position_embedding_size": 60,
+}  # fmt: skip
 _GEMMA4_PROCESSOR = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 12}
 _GEMMA4 = {"boi_token_id": 91, "eoi_token_id": 92, "audio_config": None}
 
@@ -226,106 +196,72 @@ def _gemma4_inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torc
 
 SEEING_CASES: Mapping[str, SeeingCase] = {
     "qwen2.5-vl": SeeingCase(
-        "Qwen2_5_VL",
-        {"rope_parameters": _MROPE},
+        "Qwen2_5_VL", {"rope_parameters": _MROPE},
         {**_QWEN_TOWER, "window_size": 16, "fullatt_block_indexes": [1, 3], "hidden_act": "silu"},
-        _qwen_inputs(4, 0.5, 0.25),
-        processor=_QWEN_PROCESSOR,
+        _qwen_inputs(4, 0.5, 0.25), processor=_QWEN_PROCESSOR,
     ),
     "qwen3-vl": SeeingCase(
-        "Qwen3VL",
-        {"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
-        {**_QWEN_TOWER, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]},
-        _qwen_inputs(4, 0.5, 0.25),
+        "Qwen3VL", {"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+        {**_QWEN_TOWER, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}, _qwen_inputs(4, 0.5, 0.25),
         processor=_QWEN_PROCESSOR,
     ),
     "qwen3.5": SeeingCase(
         "Qwen3_5",
         {
-            "num_hidden_layers": 4,
-            "head_dim": 24,
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 8,
+            "num_hidden_layers": 4, "head_dim": 24, "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
             "linear_value_head_dim": 12,
             "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5, "mrope_interleaved": True},
         },
-        {**_QWEN_TOWER, "num_position_embeddings": 36},
-        _qwen_inputs(4, 0.5, 0.25),
-        processor=_QWEN_PROCESSOR,
+        {**_QWEN_TOWER, "num_position_embeddings": 36}, _qwen_inputs(4, 0.5, 0.25), processor=_QWEN_PROCESSOR,
     ),
     "mistral3": SeeingCase(
-        "Mistral3",
-        {"model_type": "mistral", "sliding_window": None},
-        {"model_type": "pixtral", **_PLAIN_TOWER, "image_size": 64, "hidden_act": "silu"},
-        _mistral_inputs,
+        "Mistral3", {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "pixtral", **_PLAIN_TOWER, "image_size": 64, "hidden_act": "silu"}, _mistral_inputs,
         {"image_token_id": None, "image_token_index": IMAGE, "spatial_merge_size": 2},
         {**_COLOURS, "size": {"longest_edge": 48}},
     ),
     "internvl": SeeingCase(
-        "InternVL",
-        {"model_type": "qwen2", "use_sliding_window": False},
-        {"model_type": "internvl_vision", **_PLAIN_TOWER, "use_qk_norm": True, "attention_bias": True},
-        _tiles_inputs,
-        {"image_seq_length": 4, "downsample_ratio": 0.5},
-        {**_COLOURS, "max_patches": 4},
+        "InternVL", {"model_type": "qwen2", "use_sliding_window": False},
+        {"model_type": "internvl_vision", **_PLAIN_TOWER, "use_qk_norm": True, "attention_bias": True}, _tiles_inputs,
+        {"image_seq_length": 4, "downsample_ratio": 0.5}, {**_COLOURS, "max_patches": 4},
     ),
     "smolvlm": SeeingCase(
-        "SmolVLM",
-        {"model_type": "llama"},
-        {"model_type": "smolvlm_vision", **_PLAIN_TOWER},
+        "SmolVLM", {"model_type": "llama"}, {"model_type": "smolvlm_vision", **_PLAIN_TOWER},
         lambda token_ids, images: {
             name: value[None] if name == "pixel_values" else value
             for name, value in _tiles_inputs(token_ids, images).items()
         },
-        {"scale_factor": 2},
-        {**_COLOURS, "size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}},
+        {"scale_factor": 2}, {**_COLOURS, "size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}},
         tokens={
-            "<fake_token_around_image>": 80,
-            "<global-img>": 81,
+            "<fake_token_around_image>": 80, "<global-img>": 81,
             **{f"<row_{row}_col_{column}>": 80 + 2 * row + column - 1 for row in (1, 2) for column in (1, 2)},
         },
     ),
     "gemma3": SeeingCase(
         "Gemma3",
         {"model_type": "gemma3_text", "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2},
-        {"model_type": "siglip_vision_model", **_PLAIN_TOWER, "vision_use_head": False},
-        _gemma_inputs,
+        {"model_type": "siglip_vision_model", **_PLAIN_TOWER, "vision_use_head": False}, _gemma_inputs,
         {
-            "image_token_id": None,
-            "image_token_index": IMAGE,
-            "boi_token_index": 91,
-            "eoi_token_index": 92,
+            "image_token_id": None, "image_token_index": IMAGE, "boi_token_index": 91, "eoi_token_index": 92,
             "mm_tokens_per_image": 16,
         },
-        _COLOURS,
-        (91,),
+        _COLOURS, (91,),
     ),
     # Small ones have inputs of layers, and layers that share keys; larger ones join an image's tokens.
     "gemma4-e": SeeingCase(
-        "Gemma4",
-        {**_GEMMA4_TEXT, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2},
-        {**_GEMMA4_TOWER, "use_clipped_linears": True},
-        _gemma4_inputs,
-        _GEMMA4,
-        _GEMMA4_PROCESSOR,
+        "Gemma4", {**_GEMMA4_TEXT, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2},
+        {**_GEMMA4_TOWER, "use_clipped_linears": True}, _gemma4_inputs, _GEMMA4, _GEMMA4_PROCESSOR,
     ),
     "gemma4": SeeingCase(
         "Gemma4",
         {
-            **_GEMMA4_TEXT,
-            "hidden_size_per_layer_input": 0,
-            "use_bidirectional_attention": "vision",
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
+            **_GEMMA4_TEXT, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision",
+            "attention_k_eq_v": True, "num_global_key_value_heads": 1,
         },
-        {**_GEMMA4_TOWER, "standardize": True},
-        _gemma4_inputs,
-        _GEMMA4,
-        _GEMMA4_PROCESSOR,
+        {**_GEMMA4_TOWER, "standardize": True}, _gemma4_inputs, _GEMMA4, _GEMMA4_PROCESSOR,
     ),
-}
+}  # fmt: skip
 
 
 LETTERS = [chr(0x21 + number) for number in range(VOCAB - 2)]

@@ -18,8 +18,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm
-from gpu_worker.models.vision.pixels import resize
+from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm, resize
 from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
 from gpu_worker.models.vision.registry import read_vision
 from shared.errors import BadRequestError

@@ -20,11 +20,8 @@ HALF: Mapping[str, Any] = {**PLAIN, "partial_rotary_factor": 0.5}
 YARN: Mapping[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, **THETA}
 WINDOW: Mapping[str, Any] = {"sliding_window": 8, "head_dim": 16}
 GRANITE: Mapping[str, Any] = {
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.7,
-    "embedding_multiplier": 3.0,
-    "logits_scaling": 2.0,
-}
+    "attention_multiplier": 0.2, "residual_multiplier": 0.7, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+}  # fmt: skip
 GEMMA3: Mapping[str, Any] = {
     **WINDOW,
     "query_pre_attn_scalar": 16,
@@ -35,32 +32,20 @@ GEMMA3: Mapping[str, Any] = {
     },
 }
 GEMMA4: Mapping[str, Any] = {
-    "head_dim": 16,
-    "global_head_dim": 32,
-    "sliding_window": 9,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    "num_hidden_layers": 6,
-    "hidden_size_per_layer_input": 0,
-    "pad_token_id": 0,
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 9,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "num_hidden_layers": 6,
+    "hidden_size_per_layer_input": 0, "pad_token_id": 0,
     "rope_parameters": {
         "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
     },
-}
+}  # fmt: skip
 # Multipliers are powers of two, which change no rounding.
 FALCON: Mapping[str, Any] = {
-    "lm_head_multiplier": 0.5,
-    "embedding_multiplier": 4.0,
-    "mlp_multipliers": [0.5, 2.0],
-    "key_multiplier": 0.5,
-    "attention_in_multiplier": 2.0,
-    "attention_out_multiplier": 0.25,
-    "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0],
-    "ssm_in_multiplier": 0.5,
-    "ssm_out_multiplier": 2.0,
-    "head_dim": 16,
-    "mamba_norm_before_gate": False,
-}
+    "lm_head_multiplier": 0.5, "embedding_multiplier": 4.0, "mlp_multipliers": [0.5, 2.0], "key_multiplier": 0.5,
+    "attention_in_multiplier": 2.0, "attention_out_multiplier": 0.25, "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0],
+    "ssm_in_multiplier": 0.5, "ssm_out_multiplier": 2.0, "head_dim": 16, "mamba_norm_before_gate": False,
+}  # fmt: skip
 LFM2: Mapping[str, Any] = {
     "layer_types": ["conv", "full_attention", "conv"],
     "num_hidden_layers": 3,

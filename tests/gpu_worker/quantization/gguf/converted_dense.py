@@ -8,24 +8,15 @@ from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.converted import GEMMA3, GRANITE, HALF, PLAIN, THETA, WINDOW, YARN, Converted
 
 _LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "low_freq_factor": 1.0,
+    "rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 32, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-}
+}  # fmt: skip
 _DIVISORS = [1.0 + 0.1 * pair for pair in range(6)]
 
 DENSE: Mapping[str, Converted] = {
     "llama": Converted("llama", "Llama", {"num_key_value_heads": 1}),
     "llama-biases": Converted("llama", "Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 20}),
-    "llama-llama3": Converted(
-        "llama",
-        "Llama",
-        {
-            "rope_parameters": {**_LLAMA3, **THETA},
-        },
-    ),
+    "llama-llama3": Converted("llama", "Llama", {"rope_parameters": {**_LLAMA3, **THETA}}),
     "llama-linear": Converted("llama", "Llama", {"rope_parameters": {**PLAIN, "rope_type": "linear", "factor": 2}}),
     "llama-yarn": Converted("llama", "Llama", {"rope_parameters": YARN}),
     "mistral": Converted("llama", "Mistral", {"sliding_window": None, "head_dim": 20}),
@@ -37,40 +28,26 @@ DENSE: Mapping[str, Converted] = {
     "qwen3": Converted("qwen3", "Qwen3", {"head_dim": 32}),
     "gemma": Converted("gemma", "Gemma", {"head_dim": 20}),
     "gemma2": Converted("gemma2", "Gemma2", {**WINDOW, "query_pre_attn_scalar": 16, "num_hidden_layers": 3}),
-    "gemma3": Converted(
-        "gemma3",
-        "Gemma3Text",
-        GEMMA3,
-        "Gemma3",
-    ),
+    "gemma3": Converted("gemma3", "Gemma3Text", GEMMA3, "Gemma3"),
     "phi2": Converted(
-        "phi2",
-        "Phi",
-        {"partial_rotary_factor": 0.5, "num_key_value_heads": 4, "intermediate_size": 192},
+        "phi2", "Phi", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4, "intermediate_size": 192},
     ),
     "phi3": Converted("phi3", "Phi3", {"rope_parameters": PLAIN, "sliding_window": None}),
     "phi3-longrope": Converted(
-        "phi3",
-        "Phi3",
+        "phi3", "Phi3",
         {
             "rope_parameters": {
-                **THETA,
-                "rope_type": "longrope",
-                "short_factor": _DIVISORS,
+                **THETA, "rope_type": "longrope", "short_factor": _DIVISORS,
                 "long_factor": [2 * divisor for divisor in _DIVISORS],
             },
-            "original_max_position_embeddings": 32,
-            "sliding_window": None,
+            "original_max_position_embeddings": 32, "sliding_window": None,
         },
     ),
     "glm4": Converted("glm4", "Glm4", {"head_dim": 16, "rope_parameters": HALF, "attention_bias": True}),
     "chatglm": Converted(
-        "chatglm",
-        "Glm",
+        "chatglm", "Glm",
         {
-            "head_dim": 12,
-            "rope_parameters": {**HALF, "rope_theta": 10_000.0},
-            "rms_norm_eps": 1e-5,
+            "head_dim": 12, "rope_parameters": {**HALF, "rope_theta": 10_000.0}, "rms_norm_eps": 1e-5,
             "attention_bias": True,
         },
         published={"seq_length": 128},
@@ -81,42 +58,37 @@ DENSE: Mapping[str, Converted] = {
     "command-r": Converted("command-r", "Cohere", {"logit_scale": 0.5, "attention_bias": True}),
     "command-r-plus": Converted("command-r", "Cohere", {"logit_scale": 0.5, "use_qk_norm": True}),
     "cohere2": Converted(
-        "cohere2",
-        "Cohere2",
-        {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.5},
+        "cohere2", "Cohere2", {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.5},
         published={"rotary_pct": 1.0},
     ),
     "granite": Converted("granite", "Granite", GRANITE),
     "nemotron": Converted(
-        "nemotron", "Nemotron", {"partial_rotary_factor": 0.5, "head_dim": 12, "num_key_value_heads": 1}
+        "nemotron", "Nemotron", {"partial_rotary_factor": 0.5, "head_dim": 12, "num_key_value_heads": 1},
     ),
     "smollm3": Converted("smollm3", "SmolLM3", {"num_hidden_layers": 5}),
     "starcoder2": Converted("starcoder2", "Starcoder2", {"sliding_window": None}),
     "seed_oss": Converted("seed_oss", "SeedOss", {"head_dim": 16}),
     "stablelm": Converted("stablelm", "StableLm", {"partial_rotary_factor": 0.5, "use_qkv_bias": True}),
     "stablelm-parallel": Converted(
-        "stablelm", "StableLm", {"partial_rotary_factor": 0.5, "use_parallel_residual": True}
+        "stablelm", "StableLm", {"partial_rotary_factor": 0.5, "use_parallel_residual": True},
     ),
     "internlm3": Converted(
-        "llama", "InternLM3", {"head_dim": 12}, "Llama", {"architectures": ["InternLM3ForCausalLM"]}
+        "llama", "InternLM3", {"head_dim": 12}, "Llama", {"architectures": ["InternLM3ForCausalLM"]},
     ),
     "iquestcoder": Converted(
-        "llama", "IQuestCoder", {"head_dim": 12}, "Llama", {"architectures": ["IQuestCoderForCausalLM"]}
+        "llama", "IQuestCoder", {"head_dim": 12}, "Llama", {"architectures": ["IQuestCoderForCausalLM"]},
     ),
     "jais2": Converted("jais2", "Jais2"),
     "gptneox": Converted(
-        "gptneox", "GPTNeoX", {"rope_parameters": {**HALF, "rope_theta": 10_000.0}}, published={"rotary_pct": 0.5}
+        "gptneox", "GPTNeoX", {"rope_parameters": {**HALF, "rope_theta": 10_000.0}}, published={"rotary_pct": 0.5},
     ),
     "gptneox-serial": Converted(
-        "gptneox",
-        "GPTNeoX",
-        {"rope_parameters": {**HALF, "rope_theta": 10_000.0}, "use_parallel_residual": False},
+        "gptneox", "GPTNeoX", {"rope_parameters": {**HALF, "rope_theta": 10_000.0}, "use_parallel_residual": False},
         published={"rotary_pct": 0.5},
     ),
     "arcee": Converted("arcee", "Arcee", {"rope_parameters": YARN, "head_dim": 20}),
     "ministral3": Converted(
-        "mistral3",
-        "Ministral3",
+        "mistral3", "Ministral3",
         {
             "head_dim": 12,
             "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
@@ -125,12 +97,10 @@ DENSE: Mapping[str, Converted] = {
     "ernie4_5": Converted("ernie4_5", "Ernie4_5", {"head_dim": 20}),
     "hunyuan-dense": Converted("hunyuan-dense", "HunYuanDenseV1", {"head_dim": 12}),
     "hunyuan-dense-alpha": Converted(
-        "hunyuan-dense",
-        "HunYuanDenseV1",
+        "hunyuan-dense", "HunYuanDenseV1",
         {
-            "head_dim": 12,
-            "max_position_embeddings": 32768,
+            "head_dim": 12, "max_position_embeddings": 32768,
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 1.0, "alpha": 100.0},
         },
     ),
-}
+}  # fmt: skip

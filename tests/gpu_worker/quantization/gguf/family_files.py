@@ -40,13 +40,10 @@ _BUFFERS = ("correction_bias", "expert_bias", "layer_scalar")
 _MAMBA = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 # Names that the package's table does not know, because the converter has a rule for each.
 _OWN_NAMES = {
-    "self_attn.sinks": "attn_sinks.weight",
-    "router.scale": "ffn_gate_inp.scale",
-    "per_expert_scale": "ffn_down_exps.scale",
-    "layer_scalar": "layer_output_scale.weight",
-    "expert_bias": "exp_probs_b.bias",
-    "e_score_correction_bias": "exp_probs_b.bias",
-}
+    "self_attn.sinks": "attn_sinks.weight", "router.scale": "ffn_gate_inp.scale",
+    "per_expert_scale": "ffn_down_exps.scale", "layer_scalar": "layer_output_scale.weight",
+    "expert_bias": "exp_probs_b.bias", "e_score_correction_bias": "exp_probs_b.bias",
+}  # fmt: skip
 
 
 def write_family(path: Path, case: Converted, vocabulary: Callable[[Any], None] | None = None) -> Any:

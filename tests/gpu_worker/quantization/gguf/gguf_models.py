@@ -15,25 +15,14 @@ from tests.gpu_worker.quantization.gguf.family_files import write_family
 from tests.gpu_worker.quantization.gguf.written_file import VOCAB_SIZE
 
 SIZES = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": VOCAB_SIZE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3",
-    **THETA,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "low_freq_factor": 1.0,
+    "rope_type": "llama3", **THETA, "factor": 4.0, "original_max_position_embeddings": 32, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-}
+}  # fmt: skip
 LINEAR = {"rope_type": "linear", **THETA, "factor": 4.0}
 _ARCHITECTURES = {"Llama": "llama", "Mistral": "llama", "Mixtral": "llama", "GptOss": "gpt-oss"}
 
@@ -78,9 +67,7 @@ VARIANTS = {
     "qwen2-moe": _variant(
         "Qwen2Moe",
         {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 256,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
             "shared_expert_intermediate_size": 256,
         },
         "Q8_0",
@@ -88,10 +75,7 @@ VARIANTS = {
     "qwen3-moe": _variant(
         "Qwen3Moe",
         {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 256,
-            "head_dim": 64,
+            "num_local_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "head_dim": 64,
             "norm_topk_prob": True,
         },
         mixed,
@@ -100,15 +84,12 @@ VARIANTS = {
     "gpt-oss": _variant(
         "GptOss",
         {
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "head_dim": 64,
-            "sliding_window": 8,
+            "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 8,
             "rope_parameters": {**YARN, "truncate": False},
         },
         lambda name: "MXFP4" if "experts" in name else "Q8_0",
     ),
-}
+}  # fmt: skip
 
 
 def write_model(path: Path, name: str, vocabulary: Callable[[Any], None] | None = None, **options: Any) -> Any:

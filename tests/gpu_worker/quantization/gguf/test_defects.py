@@ -76,8 +76,7 @@ def poisoned(name: str) -> Change:
 
 DEFECTS: dict[str, tuple[Change, str]] = {
     "architecture": (
-        field("general.architecture", "mamba"),
-        "'general.architecture' is 'mamba'; supported: llama, qwen2",
+        field("general.architecture", "mamba"), "'general.architecture' is 'mamba'; supported: llama, qwen2",
     ),
     "no architecture": (without("llama.block_count"), r"'llama\.block_count' is missing"),
     "blocks": (field("llama.block_count", 0), r"'llama\.block_count' is 0; it must be a whole number from 1 to 1024"),
@@ -116,25 +115,21 @@ DEFECTS: dict[str, tuple[Change, str]] = {
     "missing tensor": (without(Q), r"'model\.layers\.0\.self_attn\.q_proj\.weight' is missing"),
     "expert tensor": (lambda parts: parts.add_dense("blk.0.ffn_gate_exps.weight", 4, 4), "has no place in the"),
     "tensor beyond the layers": (
-        lambda parts: parts.add_dense("blk.9.attn_norm.weight", 4),
-        "has no place in the model",
+        lambda parts: parts.add_dense("blk.9.attn_norm.weight", 4), "has no place in the model",
     ),
     "bias in one layer only": (
-        lambda parts: parts.add_dense("blk.1.attn_q.bias", 256),
-        "is not zero, but|has no place",
+        lambda parts: parts.add_dense("blk.1.attn_q.bias", 256), "is not zero, but|has no place",
     ),
     "rows": (
-        lambda parts: parts.resize(K, 64),
-        r"'blk\.0\.attn_k\.weight' has shape \[64, 256\]; the metadata call for",
+        lambda parts: parts.resize(K, 64), r"'blk\.0\.attn_k\.weight' has shape \[64, 256\]; the metadata call for",
     ),
     "rows that heads cannot share": (lambda parts: parts.resize(K, 127), "rows, which 2 heads of an even size cannot"),
     "norm": (
-        lambda parts: parts.add_dense("output_norm.weight", 255),
-        r"has shape \[255\]; the metadata call for \[256\]",
+        lambda parts: parts.add_dense("output_norm.weight", 255), r"has shape \[255\]; the metadata call for \[256\]",
     ),
     "scale that is not a number": (poisoned(Q), "'blk.0.attn_q.weight' has a scale that is not a finite number"),
     "embedding with such a scale": (poisoned("token_embd.weight"), "'token_embd.weight' has a scale that is not"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

@@ -17,103 +17,82 @@ from tests.gpu_worker.quantization.gguf.written_file import once_each
 
 DEFECTS: dict[str, tuple[str, Change, str]] = {
     "window of a family without": (
-        "glm4moe",
-        field("glm4moe.attention.sliding_window", 8),
+        "glm4moe", field("glm4moe.attention.sliding_window", 8),
         "'glm4moe.attention.sliding_window' is set; supported: in files of architecture llama, gpt-oss, gemma2",
     ),
     "half of the heads rotated": ("gemma", field("gemma.rope.dimension_count", 8), "supported: the size of a key, 16"),
     "odd rotation": ("glm4moe", field("glm4moe.rope.dimension_count", 7), "must be an even number up to the size of"),
     "one set of divisors": (
-        "phi3-longrope",
-        without("rope_factors_short.weight"),
+        "phi3-longrope", without("rope_factors_short.weight"),
         "'rope_factors_short.weight': is missing|'rope_factors_short.weight' is missing",
     ),
     "divisors of another size": (
-        "phi3-longrope",
-        lambda parts: parts.add_dense("rope_factors_long.weight", 5),
+        "phi3-longrope", lambda parts: parts.add_dense("rope_factors_long.weight", 5),
         r"'rope_factors_long.weight' is F32 of shape \[5\]; it must be F32 of shape \[6\]",
     ),
     "granite that does not rotate": ("granite", field("granite.rope.scaling.finetuned", False), "whose layers rotate"),
     "scores of another kind": (
-        "glm4moe",
-        field("glm4moe.expert_gating_func", 3),
+        "glm4moe", field("glm4moe.expert_gating_func", 3),
         r"'glm4moe.expert_gating_func' is 3; supported: 1 \(softmax\) and 2 \(sigmoid\)",
     ),
     "experts that are not counted": (
-        "glm4moe",
-        without("glm4moe.expert_count"),
-        "'glm4moe.expert_count' is missing or 0, but layers have routers",
+        "glm4moe", without("glm4moe.expert_count"), "'glm4moe.expert_count' is missing or 0, but layers have routers",
     ),
     "groups that do not divide": ("deepseek2-v3", field("deepseek2.expert_group_count", 3), "must divide deepseek2"),
     "groups that hold too few": (
-        "deepseek2-v3",
-        field("deepseek2.expert_group_used_count", 1),
-        "is 1 of 4 groups; they must hold the 3 experts",
+        "deepseek2-v3", field("deepseek2.expert_group_used_count", 1), "is 1 of 4 groups; they must hold the 3 experts",
     ),
     "only layers that draft": ("glm4moe", field("glm4moe.nextn_predict_layers", 3), "whole number from 0 to 2"),
     "latent vectors too large": ("deepseek2", field("deepseek2.attention.kv_lora_rank", 513), "from 1 to 512"),
     "keys smaller than their rotation": (
-        "deepseek2",
-        field("deepseek2.attention.key_length_mla", 16),
+        "deepseek2", field("deepseek2.attention.key_length_mla", 16),
         r"is 16; it must be above deepseek2.rope.dimension_count \(16\)",
     ),
     "yarn of an old converter": (
-        "deepseek2",
-        without("deepseek2.rope.scaling.yarn_log_multiplier"),
+        "deepseek2", without("deepseek2.rope.scaling.yarn_log_multiplier"),
         "'deepseek2.rope.scaling.yarn_log_multiplier' is missing",
     ),
     "base of the windows' rotation": ("gemma3", field("gemma3.rope.freq_base_swa", 0.5), "it must be above 1"),
     "pattern of fewer layers": (
-        "olmo3",
-        field("olmo2.attention.sliding_window_pattern", [1, 0]),
-        "must be an array of 5 finite numbers",
+        "olmo3", field("olmo2.attention.sliding_window_pattern", [1, 0]), "must be an array of 5 finite numbers",
     ),
     "latent attention with growing queries": (
-        "deepseek2",
-        field("deepseek2.attention.temperature_scale", 0.1),
+        "deepseek2", field("deepseek2.attention.temperature_scale", 0.1),
         r"'deepseek2.attention.temperature_scale' is set; latent attention",
     ),
     "growth without a length": (
-        "ministral3",
-        without("mistral3.rope.scaling.original_context_length"),
+        "ministral3", without("mistral3.rope.scaling.original_context_length"),
         "'mistral3.rope.scaling.original_context_length' is missing",
     ),
     "a growth for each of several layers": (
-        "ministral3",
-        field("mistral3.rope.scaling.yarn_log_multiplier", [1.0, 1.0]),
+        "ministral3", field("mistral3.rope.scaling.yarn_log_multiplier", [1.0, 1.0]),
         "'mistral3.rope.scaling.yarn_log_multiplier' is an array of 2; it must be a number above 0",
     ),
     "no addend": (
-        "arcee",
-        without("arcee.attention.layer_norm_rms_epsilon"),
+        "arcee", without("arcee.attention.layer_norm_rms_epsilon"),
         "'arcee.attention.layer_norm_rms_epsilon' is missing",
     ),
     "states that are no multiple of the stream": (
-        "mamba2",
-        field("mamba2.embedding_length", 47),
+        "mamba2", field("mamba2.embedding_length", 47),
         r"'mamba2.ssm.inner_size' is 96; it must be a multiple of mamba2.embedding_length \(47\)",
     ),
     "key heads of fewer layers": (
-        "nemotron_h_moe",
-        field("nemotron_h_moe.attention.head_count_kv", [0, 0, 2]),
+        "nemotron_h_moe", field("nemotron_h_moe.attention.head_count_kv", [0, 0, 2]),
         "'nemotron_h_moe.attention.head_count_kv' has 3 numbers; it must have 5, none of them below 0",
     ),
     "infinitely many key heads": (
-        "arcee",
-        field("arcee.attention.head_count_kv", [float("inf")] * 2),
+        "arcee", field("arcee.attention.head_count_kv", [float("inf")] * 2),
         "'arcee.attention.head_count_kv' is an array of 2; it must be a whole number",
     ),
     "experts of several sizes": (
-        "nemotron_h_moe",
-        field("nemotron_h_moe.expert_feed_forward_length", [0, 24, 0, 32, 0]),
+        "nemotron_h_moe", field("nemotron_h_moe.expert_feed_forward_length", [0, 24, 0, 32, 0]),
         "'nemotron_h_moe.expert_feed_forward_length' is an array of 5; it must be a whole number",
     ),
     "experts without the shared one": (
-        "nemotron_h_moe",
-        lambda parts: [parts.tensors.pop(f"blk.{layer}.ffn_up_shexp.weight") for layer in (1, 3)],
+        "nemotron_h_moe", lambda parts: [parts.tensors.pop(f"blk.{layer}.ffn_up_shexp.weight") for layer in (1, 3)],
         "'ffn_up_shexp.weight'.* is missing in all layers",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -53,10 +53,7 @@ def file(
     alignment: int = 32,
 ) -> bytes:
     """Put a file together; counts that are given replace the true ones."""
-    counts = (
-        len(tensors) if num_tensors is None else num_tensors,
-        len(fields) if num_fields is None else num_fields,
-    )
+    counts = (len(tensors) if num_tensors is None else num_tensors, len(fields) if num_fields is None else num_fields)
     head = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(fields) + b"".join(tensors)
     return head + bytes(-len(head) % alignment) + data
 
@@ -64,27 +61,17 @@ def file(
 HUGE = 2**63
 U32 = struct.Struct("<I")
 VALUES: dict[str, tuple[gguf.GGUFValueType, Any]] = {
-    "a.uint8": (gguf.GGUFValueType.UINT8, 255),
-    "a.int8": (gguf.GGUFValueType.INT8, -128),
-    "a.uint16": (gguf.GGUFValueType.UINT16, 65535),
-    "a.int16": (gguf.GGUFValueType.INT16, -32768),
-    "a.uint32": (gguf.GGUFValueType.UINT32, 2**32 - 1),
-    "a.int32": (gguf.GGUFValueType.INT32, -(2**31)),
-    "a.uint64": (gguf.GGUFValueType.UINT64, 2**64 - 1),
-    "a.int64": (gguf.GGUFValueType.INT64, -(2**63)),
-    "a.float32": (gguf.GGUFValueType.FLOAT32, 0.25),
-    "a.float64": (gguf.GGUFValueType.FLOAT64, 1e300),
-    "a.bool": (gguf.GGUFValueType.BOOL, True),
-    "a.string": (gguf.GGUFValueType.STRING, "naïve 日本 🏳️‍🌈"),
-}
+    "a.uint8": (gguf.GGUFValueType.UINT8, 255), "a.int8": (gguf.GGUFValueType.INT8, -128),
+    "a.uint16": (gguf.GGUFValueType.UINT16, 65535), "a.int16": (gguf.GGUFValueType.INT16, -32768),
+    "a.uint32": (gguf.GGUFValueType.UINT32, 2**32 - 1), "a.int32": (gguf.GGUFValueType.INT32, -(2**31)),
+    "a.uint64": (gguf.GGUFValueType.UINT64, 2**64 - 1), "a.int64": (gguf.GGUFValueType.INT64, -(2**63)),
+    "a.float32": (gguf.GGUFValueType.FLOAT32, 0.25), "a.float64": (gguf.GGUFValueType.FLOAT64, 1e300),
+    "a.bool": (gguf.GGUFValueType.BOOL, True), "a.string": (gguf.GGUFValueType.STRING, "naïve 日本 🏳️‍🌈"),
+}  # fmt: skip
 ARRAYS: dict[str, list[Any]] = {
-    "b.numbers": [1, -2, 3],
-    "b.floats": [0.5, -1.5],
-    "b.bools": [True, False],
-    "b.strings": ["", "x", "▁y"],
-    "b.empty_strings": ["", ""],
-    "b.nested": [[1, 2], [3]],
-}
+    "b.numbers": [1, -2, 3], "b.floats": [0.5, -1.5], "b.bools": [True, False], "b.strings": ["", "x", "▁y"],
+    "b.empty_strings": ["", ""], "b.nested": [[1, 2], [3]],
+}  # fmt: skip
 
 
 def read(path: Path, content: bytes) -> GGUFFile:

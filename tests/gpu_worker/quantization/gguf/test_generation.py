@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,34 +13,19 @@ from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import weights_bytes
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from kernels.linear.dense import keeps_half
-from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
 from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary
+from tests.gpu_worker.quantization.test_generation import assert_answers_equal, oracle_tokens
 from tests.integration.system import running_system
 
 CPU = torch.device("cpu")
-PROMPTS = [[5, 9, 33, 2, 71], list(range(20, 60)), [8]]
-NUM_TOKENS = 12
-
-
-def oracle_tokens(oracle: Any, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:
-    tokens = list(prompt)
-    with torch.inference_mode():
-        for _ in range(count):
-            tokens.append(int(oracle(torch.tensor([tokens])).logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
 
 
 @pytest.mark.parametrize("name", ["llama-mixed", "llama-F16", "qwen2", "qwen3"])
 def test_greedy_answers_equal_those_of_transformers(gguf_pair: Callable[[str], GGUFPair], name: str) -> None:
     pair = gguf_pair(name)
-    runner = make_runner(pair.path, max_model_len=100, dtype="float32")
-    sampling = Sampling(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    sequences = [make_sequence(str(i), prompt, sampling) for i, prompt in enumerate(PROMPTS)]
-    outcome = run(runner, sequences, token_budget=16, arrivals_per_step=1)
-    assert outcome.tokens == {str(i): oracle_tokens(pair.oracle, prompt) for i, prompt in enumerate(PROMPTS)}
+    assert_answers_equal(pair.path, pair.oracle, dtype="float32")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

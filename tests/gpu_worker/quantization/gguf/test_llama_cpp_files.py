@@ -17,8 +17,8 @@ import torch
 
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.quantization.gguf.encoder_names import ENCODERS as ENCODER_FILES
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
+from gpu_worker.quantization.gguf.tensor_names import ENCODERS as ENCODER_FILES
 from gpu_worker.text.model_directory import read_model_directory
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.pooled_sequences import assert_logits, assert_vectors, sequence_of

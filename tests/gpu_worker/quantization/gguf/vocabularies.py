@@ -57,22 +57,12 @@ CORPUS = [
     "the the the then there these those thing thinking thought through  spaces   and    more     spaces",
 ] * 4
 TEXTS = [
-    *CORPUS[:4],
-    "",
-    " ",
-    "   leading and trailing   ",
-    "a",
-    "\n\n\n \t x\r\n",
-    "don't DON'T I'll I'LL we've 'tis",
-    "12 123 1234 12345 3.14159 1,000,000",
-    "cafe\u0301 cafÉ e\u0301\u0301 \u1e9b\u0323 ﬁ ½",
-    "x=y+z;//path/to/file https://example.org/?q=1&r=2#frag",
-    "ALLCAPS CamelCase snake_case kebab-case ÀÉÎ àéî",
-    "\u200b\ufeff\x00\x01 control",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 👩‍👩‍👧‍👦 ١٢٣ ४५६",
-    "<s> </s> <unk> <0x41> ▁ x▁y <|im_start|>user<|im_end|> <tool> [PAD7] <|",
-    "<tool><tool> a<tool>b <|im_end|>c",
-]
+    *CORPUS[:4], "", " ", "   leading and trailing   ", "a", "\n\n\n \t x\r\n", "don't DON'T I'll I'LL we've 'tis",
+    "12 123 1234 12345 3.14159 1,000,000", "cafe\u0301 cafÉ e\u0301\u0301 \u1e9b\u0323 ﬁ ½",
+    "x=y+z;//path/to/file https://example.org/?q=1&r=2#frag", "ALLCAPS CamelCase snake_case kebab-case ÀÉÎ àéî",
+    "\u200b\ufeff\x00\x01 control", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 👩‍👩‍👧‍👦 ١٢٣ ४५६",
+    "<s> </s> <unk> <0x41> ▁ x▁y <|im_start|>user<|im_end|> <tool> [PAD7] <|", "<tool><tool> a<tool>b <|im_end|>c",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from kernels.linear import Linear
 from kernels.linear.dense import cpu, keeps_half, layers, make_dense_linear
-from kernels.linear.dense.heads import HeadLinear, KernelHeadLinear, PlainHeadLinear, make_head_linear
+from kernels.linear.dense.layers import HeadLinear, KernelHeadLinear, PlainHeadLinear, make_head_linear
 from kernels.linear.linear import WideningLinear
 from tests.kernels.poisoned_memory import poisoned_memory
 

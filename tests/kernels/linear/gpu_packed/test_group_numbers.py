@@ -15,11 +15,8 @@ LAYOUTS = (
     GroupLayout(16, 16, 2, 5),
 )
 EXAMPLES = {
-    GroupKind.E8M0: 2.0**-9,
-    GroupKind.FP16: 1.25,
-    GroupKind.BF16: 1.25 * 2.0**100,
-    GroupKind.FP32: 1 + 2.0**-20,
-}
+    GroupKind.E8M0: 2.0**-9, GroupKind.FP16: 1.25, GroupKind.BF16: 1.25 * 2.0**100, GroupKind.FP32: 1 + 2.0**-20,
+}  # fmt: skip
 
 
 def decode(numbers: GroupNumbers, layout: GroupLayout, block: int, part: int) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,30 +14,27 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.forms import INT4, INT8, NUMBERS, CodedMatrix, Number
 from kernels.linear.gpu_packed import PackedMatrix, can_pack, dispatch, pack_matrix, packed_linear
-from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
-from kernels.linear.gpu_packed.matrix import is_fused, packed_linear_launch, packed_linear_splits
+from kernels.linear.gpu_packed.matrix import (
+    FUSED_ROWS,
+    PACKED_LINEAR,
+    is_fused,
+    packed_linear_launch,
+    packed_linear_splits,
+)
 from kernels.linear.gpu_packed.triton_dequantize import dequantize_triton
 from kernels.linear.gpu_packed.triton_product import packed_linear_triton
 from kernels.linear.gpu_packed.triton_unpack import assembly
 from kernels.linear.product_launch import ProductLaunch
 from tests.kernels.compile_checks import CAPABILITIES, CompiledKernel, compile_launches, instructions_of
-from tests.kernels.inline_ptx import DTYPES, interpreted_ptx, run_ptx
+from tests.kernels.inline_ptx import DTYPES, run_ptx
 from tests.kernels.packed_linear_launches import describe
 from tests.kernels.poisoned_memory import poisoned_memory
 
+pytestmark = pytest.mark.usefixtures("assembly_runs")
 H200 = Gpu(GpuGeneration.HOPPER, 132)
 SMALL = ProductLaunch(block_m=16, block_n=64, num_warps=4, num_stages=2)
 # Weights are multiplied unrounded and summed in float32; the result is rounded.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}
-
-
-@pytest.fixture(autouse=True)
-def assembly_runs() -> Iterator[None]:
-    if torch.cuda.is_available():
-        yield
-        return
-    with interpreted_ptx():
-        yield
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 from kernels.gpu_config import Gpu, GpuGeneration, by_generation
 from kernels.linear.forms import ScaledWeight
 from kernels.linear.gpu_scaled import dispatch, scale_matrix, scaled_linear
-from kernels.linear.gpu_scaled.launch_table import SCALED_LINEAR
 from kernels.linear.gpu_scaled.matrix import (
+    SCALED_LINEAR,
     is_kernel_preferred,
     scaled_linear_launch,
     scaled_linear_splits,
