@@ -52,13 +52,13 @@ class KeptResults:
 
     async def store(self, tenant: str, request_id: str, payload: bytes, finish: FinishReason) -> bool:
         """Store an encoded result, then its end; return False if there is a result already."""
-        await self.shares.wait(tenant)
         subject = result_subject(tenant, request_id)
-        stored = await publish_expecting(self._js, subject, payload, 0)
-        # Also where there was a result: whoever stored it may have died before it stored the end.
-        await self._store_end(tenant, request_id, finish)
-        if stored is not None:
-            self.shares.count(tenant, stored, len(subject) + len(payload))
+        async with self.shares.storing(tenant, len(subject) + len(payload)) as numbers:
+            stored = await publish_expecting(self._js, subject, payload, 0)
+            # Also where there was a result: whoever stored it may have died before it stored the end.
+            await self._store_end(tenant, request_id, finish)
+            if stored is not None:
+                numbers.append(stored)
         return stored is not None
 
     async def result(self, tenant: str, request_id: str) -> bytes | JobEnd | None:

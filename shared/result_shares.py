@@ -16,6 +16,7 @@ import contextlib
 import logging
 import random
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import msgspec
@@ -37,9 +38,11 @@ PURGE_INTERVAL_S = 10.0
 # Shares count when a stream is this full; then it is brought down to the second fraction.
 NEARLY_FULL = 0.75
 _TARGET = 0.6
-# A piece is this part of the stream, and small before the stream's size is known.
+# A piece is this part of the stream, but not so small that much of what is written is ledgers; in a small stream it is
+# a fraction of what is left when shares begin to count.
 _PIECES = 256
 _FIRST_PIECE_BYTES = 64 << 10
+_FEWEST_PIECES = 16
 _MAX_PIECES = 1024
 # NATS's own bytes for each message, its headers included.
 _MESSAGE_BYTES = 100
@@ -78,28 +81,55 @@ class ResultShares:
         self._decode = msgspec.msgpack.Decoder(list[Piece]).decode
         self._paused_until = 0.0
         self._settling: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, int] = {}
+        self._changed: dict[str, asyncio.Event] = {}
         self._purging = asyncio.Lock()
         self._tasks = BackgroundTasks()
         self._log_limit = LogLimit(_log)
 
-    def count(self, tenant: str, seq: int, num_bytes: int) -> None:
-        """Count one stored result."""
-        uncounted = self._note(tenant, seq, num_bytes + _MESSAGE_BYTES)
-        is_due = uncounted.num_bytes >= self._piece_bytes and time.monotonic() >= self._paused_until
-        if is_due and tenant not in self._settling:
-            self._settle_soon(tenant)
+    @contextlib.asynccontextmanager
+    async def storing(self, tenant: str, num_bytes: int) -> AsyncIterator[list[int]]:
+        """Wait until a tenant may store a result, and count it; the block appends its number in the stream, if any.
+
+        A tenant stores no faster than its share can be kept: one piece at once, and none while a piece is entered.
+        """
+        num_bytes += _MESSAGE_BYTES
+        while self._is_busy(tenant, num_bytes):
+            await self._changed.setdefault(tenant, asyncio.Event()).wait()
+        self._under_way[tenant] = self._under_way.get(tenant, 0) + num_bytes
+        numbers: list[int] = []
+        try:
+            yield numbers
+        finally:
+            self._under_way[tenant] -= num_bytes
+            if numbers:
+                uncounted = self._note(tenant, numbers[0], num_bytes)
+                is_due = uncounted.num_bytes >= self._piece_bytes and not self._is_paused
+                if is_due and tenant not in self._settling:
+                    self._settle_soon(tenant)
+            self._wake(tenant)
+
+    @property
+    def _is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until
+
+    def _is_busy(self, tenant: str, num_bytes: int) -> bool:
+        if tenant in self._settling:
+            return True
+        under_way, uncounted = self._under_way.get(tenant, 0), self._uncounted.get(tenant, _Uncounted()).num_bytes
+        return under_way > 0 and under_way + uncounted + num_bytes > self._piece_bytes and not self._is_paused
+
+    def _wake(self, tenant: str) -> None:
+        if not self._under_way.get(tenant):
+            self._under_way.pop(tenant, None)
+        if changed := self._changed.pop(tenant, None):
+            changed.set()
 
     def _note(self, tenant: str, seq: int, num_bytes: int) -> _Uncounted:
         uncounted = self._uncounted.setdefault(tenant, _Uncounted())
         uncounted.last_seq = max(uncounted.last_seq, seq)
         uncounted.num_bytes += num_bytes
         return uncounted
-
-    async def wait(self, tenant: str) -> None:
-        """Wait while a piece of this tenant is entered: a tenant stores no faster than its share can be kept."""
-        settling = self._settling.get(tenant)
-        if settling is not None:
-            await asyncio.wait([settling])
 
     async def close(self) -> None:
         """Enter what is not in the ledgers yet, and wait for work under way."""
@@ -117,7 +147,7 @@ class ResultShares:
         results = await self._js.stream_info(RESULTS_STREAM)
         max_bytes = results.config.max_bytes or 0
         if max_bytes > 0:
-            self._piece_bytes = max(_FIRST_PIECE_BYTES, max_bytes // _PIECES)
+            self._piece_bytes = min(max(_FIRST_PIECE_BYTES, max_bytes // _PIECES), max_bytes // _FEWEST_PIECES)
         if self._can_purge and _is_nearly_full(results):
             ledgers = await self._ledgers(results.config.max_age or 0.0)
             share = fair_share([_total(pieces) for pieces in ledgers.values()], int(max_bytes * _TARGET))
@@ -134,7 +164,12 @@ class ResultShares:
     def _settle_soon(self, tenant: str) -> None:
         settling = self._tasks.spawn(self._settle(tenant), f"ledger of {tenant}")
         self._settling[tenant] = settling
-        settling.add_done_callback(lambda _: self._settling.pop(tenant))
+
+        def ended(_: object) -> None:
+            del self._settling[tenant]
+            self._wake(tenant)
+
+        settling.add_done_callback(ended)
 
     async def _settle(self, tenant: str) -> None:
         uncounted = self._uncounted.pop(tenant, None)
