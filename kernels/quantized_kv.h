@@ -1,4 +1,4 @@
-// Keys and values in eight bits, as quantized_kv.py describes them: from heads of fp32 to them, and back.
+// Keys and values in eight bits, as layer_cache.py describes them: from heads of fp32 to them, and back.
 #pragma once
 
 #include <algorithm>

@@ -41,7 +41,10 @@ class JobEnd(Struct, frozen=True, array_like=True):
 
 
 class KeptResults:
-    """Stores results and their ends; `shares` counts what each tenant stores."""
+    """Stores results and their ends; `shares` counts what each tenant stores.
+
+    Methods raise an error of `nats.errors` if NATS refuses or does not answer, and `OSError` if the connection fails.
+    """
 
     def __init__(self, js: JetStreamContext, shares: ResultShares) -> None:
         self._js = js

@@ -81,7 +81,10 @@ class MediaStore:
         self._known[tenant, digest] = 0.0
 
     async def put(self, tenant: str, data: bytes, ttl_s: float = INTERACTIVE_TTL_S) -> bytes:
-        """Store an image for half of `ttl_s` or longer, and return its digest; `MediaStoreError` if it cannot be."""
+        """Store an image for half of `ttl_s` or longer, and return its digest.
+
+        Raises `MediaFullError` if there is no room for it, another `MediaStoreError` if it cannot be stored now.
+        """
         digest = hashlib.sha256(data).digest() if len(data) < PIECE_BYTES else await asyncio.to_thread(_digest, data)
         if (reconnects := self._num_reconnects()) != self._seen_reconnects:
             self._seen_reconnects = reconnects

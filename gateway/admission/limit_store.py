@@ -2,6 +2,15 @@
 
 A gateway that dies is forgotten after `LEASE_TTL_S`. What Redis does not answer is marked in the account, so that it is
 stated again: an admission that Redis made without our knowing is put right by the next statement.
+
+The scripts are the rules of `limit_account.py` in Lua: one atomic call per admission, for all gateways that share a
+Redis. KEYS[1] holds the window's batches as a MessagePack list of {first_ms, last_ms, requests, tokens}. KEYS[2] is a
+hash with one field per gateway: {running, version, expires_ms, number of the last corrections, hold_ms}.
+
+A gateway states its count of running sequences as a whole, never as a change, so a statement that is lost, late or
+doubled does no harm: the next one is right again, and one with an older version is ignored. Corrections of tokens are
+changes, so they carry a number and are applied once. Times are the callers' Unix clocks in milliseconds: gateways need
+clocks that agree to well under a second.
 """
 
 from __future__ import annotations
@@ -193,9 +202,14 @@ class LimitStore:
         self, key_id: str, account: KeyAccount, limits: Limits, tokens: int, num_sequences: int
     ) -> Reply | None:
         """Count a request if the limits allow it; None when Redis does not answer."""
-        wishes = {"batch": _milliseconds(BATCH_S), "tokens": tokens, "sequences": num_sequences}
-        most = {"requests": limits.requests, "tokens": limits.tokens, "running": limits.concurrency}
-        wishes |= {f"max_{name}": limit or 0 for name, limit in most.items()}
+        wishes = {
+            "batch": _milliseconds(BATCH_S),
+            "max_requests": limits.requests or 0,
+            "max_tokens": limits.tokens or 0,
+            "max_running": limits.concurrency or 0,
+            "tokens": tokens,
+            "sequences": num_sequences,
+        }
         # Statements that are made while Redis is asked count the sequences as if they were to run.
         account.num_pending += num_sequences
         try:
@@ -212,7 +226,8 @@ class LimitStore:
 
     async def state(self, key_id: str, account: KeyAccount) -> bool:
         """State what runs, and what is to be corrected; False when Redis does not confirm it."""
-        return (await self._run(STATE, key_id, account, 0, {}))[0] is not None
+        reply, _ = await self._run(STATE, key_id, account, 0, {})
+        return reply is not None
 
     async def _run(
         self, script: Script, key_id: str, account: KeyAccount, num_asked: int, wishes: dict[str, int]

@@ -2,7 +2,8 @@
 
 Written by `headrace keys watermark`, read by gateways, which send workers keys that are derived from them for one model
 (`shared.watermark`). A file of its own, so that commands of earlier versions, which rewrite limits, leave it alone.
-Secrets that were rotated out stay in it, to detect earlier texts.
+Secrets that were rotated out stay in it, to detect earlier texts. A `ConfigError` says that it, or the key file, cannot
+be read or written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The routes of batches: create, list, show, cancel. Each is for those who have a key, and its tenant's batches."""
+"""The routes of batches: create, list, show, cancel. Each is for those who have a key, and its tenant's batches.
+
+`batch_routes` makes the files and batches of a gateway process from its settings: the store, the routes, the drivers.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,7 @@ _MAX_WINDOW_S = 7 * 86_400
 _METADATA = (16, 64, 512)
 
 Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +247,6 @@ def _has_ended(record: BatchRecord) -> ApiError:
 def _not_found(batch_id: str) -> ApiError:
     shown = batch_id if BATCH_ID.fullmatch(batch_id) else batch_id[:128]
     return ApiError(404, f"No batch found with id '{shown}'.", param="batch_id", code="batch_not_found")
-
-
-_log = logging.getLogger(__name__)
 
 
 async def batch_routes(

@@ -1,7 +1,8 @@
 """The output of a batch: lines in the order in which they are answered, in parts until the batch has ended.
 
 A part is one object for answers and one for errors, named after its driver's epoch and its own number. It counts once
-the record names it, together with the lines in it. When the batch has ended, its parts become its files.
+the record names it, together with the lines in it: what a driver wrote that lost its lease is never read.
+When the batch has ended, its parts become its files.
 """
 
 from __future__ import annotations

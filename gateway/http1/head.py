@@ -205,7 +205,12 @@ MAX_REMEMBERED_BYTES = 1 << 10
 
 
 class RequestInput:
-    """Unparsed bytes, in order."""
+    """The bytes that one connection has received and not passed on: heads, bodies and pipelined requests.
+
+    Holds `MAX_HEAD_BYTES` at most; the connection stops reading while it is full. Finds the end of a head without
+    looking at a byte twice, however slowly it drips in. The last head is remembered in its parsed form, unless it is
+    long: a client that keeps its connection mostly sends one head again and again.
+    """
 
     __slots__ = ("_last", "_last_bytes", "_num_blank", "_searched", "data")
 

@@ -42,7 +42,11 @@ MAX_LOOKUPS_OF_ONE = 4
 
 
 class HostLookup:
-    """Owns the threads. Used from one event loop."""
+    """Looks up addresses in threads of its own; used from one event loop.
+
+    A lookup cannot be interrupted: a name server that answers late holds a thread until the system's resolver gives up.
+    So a tenant has a few threads at most, they count until their lookups have ended, and tenants that wait take turns.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(MAX_LOOKUPS, "image-hosts")

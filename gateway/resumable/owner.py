@@ -142,7 +142,10 @@ class StreamOwner:
         self._fail(stream, ApiError(409, message, code="stream_stopped"))
 
     async def take_over(self, stream: LiveStream) -> bool:
-        """Own a dead owner's stream, whose entries were read; False if another was faster. `ApiError` 410 or 503."""
+        """Own a dead owner's stream, whose entries were read; False if another gateway was faster.
+
+        Raises `ApiError` 410 if a part of it is no longer kept, 503 if the log does not answer or the tenant has many.
+        """
         head = stream.head
         if self._num_of[head.tenant] >= MAX_OWNED:
             raise unavailable()

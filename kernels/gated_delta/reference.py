@@ -124,7 +124,11 @@ def gated_delta_chunked(
     *,
     chunk: int = CHUNK,
 ) -> torch.Tensor:
-    """Compute what `kernels.gated_delta.gated_delta` promises."""
+    """Compute what `kernels.gated_delta.gated_delta` promises, a chunk of tokens at a time, in matrix products.
+
+    The corrections of all tokens of a chunk are the solution of one triangular system, since each depends on those
+    before it alone. Source: Yang et al., arXiv 2412.06464, section 3.3, and 2406.06484, equation 10.
+    """
     inputs = take_apart(qkv, gates, weights, sizes)
     result = torch.empty(inputs.value.shape, dtype=qkv.dtype, device=qkv.device)
 

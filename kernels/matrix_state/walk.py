@@ -1,4 +1,10 @@
-"""Takes states through the tokens of a step in plain torch, with whichever rule updates them."""
+"""Takes states through the tokens of a step in plain torch, with whichever rule updates them.
+
+By chunk this is attention whose scores fade: a token reads what it and those before it in the chunk add to the state,
+and the state before the chunk, and all of it fades from token to token. So a chunk takes a few matrix products, and the
+state is read and written once. `triton_states` has the same on a GPU.
+Source: Dao and Gu, arXiv 2405.21060, section 6; Yang et al., arXiv 2412.06464, section 3.3.
+"""
 
 from __future__ import annotations
 

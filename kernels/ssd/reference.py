@@ -124,7 +124,10 @@ def ssd_chunked(
     *,
     chunk: int = CHUNK,
 ) -> torch.Tensor:
-    """Compute what `kernels.ssd.ssd` promises."""
+    """Compute what `kernels.ssd.ssd` promises, a chunk of tokens at a time, in matrix products.
+
+    Source: Dao and Gu, arXiv 2405.21060, section 6.
+    """
     inputs = take_apart(features, steps, weights, sizes)
     result = torch.empty(inputs.value.shape, dtype=features.dtype, device=features.device)
     skipped = inputs.value * weights.skip[:, None]

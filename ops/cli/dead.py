@@ -147,7 +147,10 @@ async def _each(
     selection: Selection,
     action: Callable[[DeadLetterBox, StoredLetter], Awaitable[None]],
 ) -> None:
-    """Do something to each selected letter, named `name` in the audit log; none is touched when an id is missing."""
+    """Do something to each selected letter, named `name` in the audit log; none is touched when an id is missing.
+
+    Raises `NotRetriedError` at the end if it could not be done to some; it was done to all others.
+    """
     from ops.cli.dead_letter_box import NotRetriedError
 
     refused = []

@@ -81,7 +81,7 @@ def shown(pixels: Pixels, text: str) -> list[dict[str, Any]]:
 
 
 def post(system: System, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    reply = system.post(f"{path}", body)
+    reply = system.post(path, body)
     assert reply.status_code == 200, reply.text
     answer: dict[str, Any] = reply.json()
     return answer

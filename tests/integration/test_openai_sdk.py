@@ -59,6 +59,18 @@ def _tokenize(system: System, text: str) -> list[int]:
     return tokens
 
 
+def test_prompt_list_and_n_number_their_choices(system: System) -> None:
+    answer = complete(system, prompt=["import os\n", "class Foo"], n=2, max_tokens=6, temperature=0.8, seed=7)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert all(choice.text for choice in answer.choices)
+
+
+def test_token_id_prompt_equals_text_prompt(system: System) -> None:
+    by_text = complete(system, max_tokens=12)
+    by_ids = complete(system, max_tokens=12, prompt=_tokenize(system, PROMPT))
+    assert by_ids.choices[0].text == by_text.choices[0].text
+
+
 def test_same_seed_gives_same_text_and_other_seed_another(system: System) -> None:
     def sample(seed: int) -> str:
         answer = complete(
@@ -103,6 +115,7 @@ def test_completion_logprobs_have_offsets_into_the_text(system: System) -> None:
     assert logprobs.text_offset[0] == 0
     assert logprobs.token_logprobs[0] is None
     assert "".join(logprobs.tokens) == answer.choices[0].text
+    assert answer.choices[0].text.startswith(PROMPT)
     for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         assert answer.choices[0].text[offset : offset + len(token)] == token
 
