@@ -95,6 +95,12 @@ class Conversation(Struct, frozen=True):
         own = len(options.tools or "") + len(options.variables or "") + len(options.template or "")
         return own + sum(map(_num_characters, self.messages))
 
+    @property
+    def num_pieces(self) -> int:
+        """Return how many messages, parts, calls and images a template may go through, whatever is in them."""
+        own = (len(each.part_lengths) + len(each.tool_calls) + len(each.images) for each in self.messages)
+        return len(self.messages) + sum(own)
+
 
 def _num_characters(message: ChatMessage) -> int:
     calls = sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)

@@ -58,10 +58,10 @@ class KeptResults:
         subject = result_subject(tenant, request_id)
         async with self.shares.storing(tenant, len(subject) + len(payload)) as numbers:
             stored = await publish_expecting(self._js, subject, payload, 0)
-            # Also where there was a result: whoever stored it may have died before it stored the end.
-            await self._store_end(tenant, request_id, finish)
             if stored is not None:
                 numbers.append(stored)
+            # Also where there was a result: whoever stored it may have died before it stored the end.
+            await self._store_end(tenant, request_id, finish)
         return stored is not None
 
     async def result(self, tenant: str, request_id: str) -> bytes | JobEnd | None:

@@ -26,6 +26,7 @@ from nats.js.api import StreamInfo
 from nats.js.errors import APIError
 
 from shared.background_tasks import BackgroundTasks
+from shared.bounds import Counter, UnixSeconds
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
@@ -58,9 +59,9 @@ _log = logging.getLogger(__name__)
 class Piece(Struct, frozen=True, array_like=True):
     """Results that one process stored for a tenant: number of the last, bytes of all, Unix seconds of the last."""
 
-    last_seq: int
-    num_bytes: int
-    stored: float
+    last_seq: Counter
+    num_bytes: Counter
+    stored: UnixSeconds
 
 
 @dataclass(slots=True)

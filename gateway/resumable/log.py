@@ -223,6 +223,9 @@ class StreamLog:
         await self._bound.close()
 
     async def _create(self, head: StreamHead, requests: Sequence[bytes]) -> int | None:
+        if await self._last(stream_subject(head.tenant, head.id, "head")) is not None:
+            # Who takes that stream over is to find its own requests.
+            return None
         for number, piece in enumerate(requests):
             self.send(head.tenant, head.id, "req", number, payload=piece)
         return await self._publish_head(head, 0)

@@ -80,7 +80,11 @@ def _mismatch(request: Request, model: str, tenant: str) -> str | None:
         return f"the job says model {request.model[:64]!r}, but was published for model {model[:64]!r}"
     if request.reply is not None and not is_batch_reply(request.reply, tenant):
         return f"reply must be a subject that begins with {reply_prefix(tenant)!r}"
+    # What a job has had is in its record, which workers write.
     if request.evicted is not None:
-        # What a job has evicted is in its record, which workers write.
         return "evicted: leave it out, because a job has evicted nothing before it runs"
+    if request.emitted:
+        return "emitted: leave it out, because a job has emitted nothing before it runs"
+    if request.ready is not None:
+        return "ready: leave it out, because no worker has computed a job before it runs"
     return None

@@ -68,7 +68,7 @@ def delivery(subject: str, data: bytes, ack_subject: str) -> QueuedMessage | Non
     _, _, _, _, num_delivered, stream_seq, _, stored_ns, num_pending = tokens[:_NUM_TOKENS]
     try:
         numbers = int(stream_seq), int(num_delivered), int(num_pending), int(stored_ns) / 1e9
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return QueuedMessage(subject, data, ack_subject, *numbers)
 

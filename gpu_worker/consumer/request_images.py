@@ -8,6 +8,7 @@ from typing import Protocol
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.media.prepared_images import PreparedImages, Preparer
+from shared.bounds import MAX_IMAGES
 from shared.conversation import Messages
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.media import MediaRef
@@ -63,9 +64,16 @@ def give(sequence: EngineSequence, spans: Sequence[MediaSpan], images: Sequence[
 
 
 def shown(messages: Messages, media: Sequence[MediaRef]) -> list[MediaRef]:
-    """Return what messages show, in that order; `BadRequestError` for an image that is not among `media`."""
+    """Return what messages show, in that order.
+
+    Raises:
+        BadRequestError: An image is not among `media`, or too many are shown: each takes thousands of tokens, one that
+            is shown before too.
+    """
     places = [part for message in messages if message.images for part in message.texts_and_images]
     indices = [place for place in places if isinstance(place, int)]
+    if len(indices) > MAX_IMAGES:
+        raise BadRequestError(f"messages: {len(indices)} images are shown; at most {MAX_IMAGES} are read.", "messages")
     if indices and max(indices) >= len(media):
         message = f"messages: image number {max(indices)} is shown, and 'media' has {len(media)}, counted from 0."
         raise BadRequestError(message, "messages")

@@ -20,7 +20,7 @@ from shared.errors import BadRequestError, PromptTooLongError, prompt_too_long
 
 # About 0.7 ms of encoding, several times the price of a trip through the pool.
 INLINE_CHARACTERS = 2048
-INLINE_MESSAGES = 64
+INLINE_PIECES = 64
 NUM_PROMPT_THREADS = 2
 # A text may be tokenized to be cut up afterwards, so this much is allowed whatever the model's context holds.
 MIN_CALL_CHARACTERS = 256 << 10
@@ -52,7 +52,7 @@ class PromptEncoder:
         """Return True if `encode_now` will not stall the loop."""
         if isinstance(prompt, Conversation):
             has_own_template = prompt.options.template is not None
-            if has_own_template or len(prompt.messages) > INLINE_MESSAGES:
+            if has_own_template or prompt.num_pieces > INLINE_PIECES:
                 return False
         return num_characters(prompt) <= INLINE_CHARACTERS
 

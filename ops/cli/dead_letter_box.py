@@ -135,6 +135,5 @@ class DeadLetterBox:
 
 def _fresh(request: Request) -> Request:
     """Return the request as a new batch job; no client waits for it, so it has no deadline."""
-    return msgspec.structs.replace(
-        request, lane="batch", epoch=0, emitted=(), evicted=None, deadline=None, reply=None, created=time.time()
-    )
+    attempts = {"epoch": 0, "emitted": (), "evicted": None, "ready": None}
+    return msgspec.structs.replace(request, lane="batch", deadline=None, reply=None, created=time.time(), **attempts)

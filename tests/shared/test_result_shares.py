@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.js import JetStreamContext
+from nats.js.errors import APIError
 
 from shared.kept_results import KeptResults
 from shared.nats_connection import connect
@@ -128,6 +133,37 @@ async def test_result_is_stored_once_and_counted_once(js: JetStreamContext) -> N
     assert (await js.get_last_msg(RESULTS_STREAM, "hr.result.t.r")).data == b"first"
     end = await kept.end_of("t", "r")
     assert end.finish == "stop"
+
+
+@pytest.mark.parametrize("piece", [(2**64 - 1, 2**40), (1, -(2**60))])
+async def test_ledger_with_numbers_that_cannot_be_stops_no_purge_of_others(
+    js: JetStreamContext, piece: tuple[int, int]
+) -> None:
+    await js.publish("hr.kept.evil", msgspec.msgpack.encode([(*piece, time.time())]))
+    kept = _kept(js)
+    await _flood(kept, "quiet", 20)
+    await _flood(kept, "loud", 1500)
+    await kept.shares.close()
+    assert await _ids(js, "quiet") == list(range(20))
+    assert (await js.stream_info(RESULTS_STREAM)).state.bytes < MAX_BYTES * (NEARLY_FULL + 0.05)
+
+
+async def test_result_whose_end_is_refused_counts_against_its_tenant(js: JetStreamContext) -> None:
+    kept = _kept(js)
+    publish = js.publish
+
+    async def refuse_ends(subject: str, *args: Any, **settings: Any) -> Any:
+        if subject.startswith("hr.end."):
+            raise APIError(code=503, err_code=10077, description="maximum bytes exceeded")
+        return await publish(subject, *args, **settings)
+
+    with patch.object(js, "publish", refuse_ends):
+        for number in range(4):
+            with pytest.raises(APIError):
+                await kept.store("t", str(number), RESULT, "stop")
+        await kept.shares.close()
+    pieces, _ = await kept.shares._ledger("t")
+    assert sum(piece.num_bytes for piece in pieces) > 4 * len(RESULT)
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20), st.integers(0, 5000))

@@ -140,6 +140,8 @@ class PrefixClaims:
 
     def _answer(self, offer: Offer, reply: Reply) -> None:
         if reply == "claim":
+            # A number that is offered again is one claim: what was kept for the first would be kept for ever.
+            self._forget(offer.worker, offer.number)
             num_blocks = self._capacity.num_blocks_for(offer.num_tokens)
             self._capacity.reserve(1, num_blocks)
             timer = self._peers.call_later(2 * ANSWER_S, lambda: self._forget(offer.worker, offer.number))

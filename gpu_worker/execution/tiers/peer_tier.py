@@ -21,6 +21,7 @@ from gpu_worker.execution.tiers import peer_wire, shared_memory
 from gpu_worker.execution.tiers.block_server import split_address
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Name, PeerError, receive_frame, send_frame
+from shared.errors import ConfigError
 from shared.log_limit import LogLimit
 from shared.messages import encode
 
@@ -153,7 +154,8 @@ class PeerTier:
             most_contents = len(self._rows) * (1 + num_tokens // self._block_tokens)
             opening = encode(peer_wire.Opening(peer_wire.VERSION, lease, request, epoch, asks_many=True))
             session = _open(address, opening, self._rows, most_contents)
-        except OSError as error:
+        except (OSError, ValueError, ConfigError) as error:
+            # The address is what a heartbeat says.
             self._failed(address, error)
             if not isinstance(error, PeerError):
                 self._distrusted = {name: until for name, until in self._distrusted.items() if until > now}
@@ -232,7 +234,7 @@ class PeerTier:
                 return session
         return None
 
-    def _failed(self, address: str, error: OSError) -> None:
+    def _failed(self, address: str, error: Exception) -> None:
         with self._lock:
             self.num_failed += 1
             self._log_limit.warning(

@@ -11,6 +11,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from gateway.api.answer import AnswerStamp
+from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from gateway.resumable import log as stream_log
 from gateway.resumable.fences import Fences
@@ -105,6 +106,17 @@ async def test_large_heads_of_a_tenant_push_out_its_own_streams(
         await log.close()
     assert await log.find("victim", "v") is not None
     assert await log.find("evil", "s0") is None
+
+
+async def test_stream_keeps_its_requests_when_another_is_to_have_its_id(
+    opened: tuple[StreamLog, JetStreamContext],
+) -> None:
+    log, _ = opened
+    head = msgspec.structs.replace(head_of("t", "s"), num_request_pieces=1)
+    await log.create(head, [b"own"])
+    with pytest.raises(ApiError, match="There is a resumable stream 's' already"):
+        await log.create(msgspec.structs.replace(head, owner="other"), [b"of another key"])
+    assert await log.requests(head) == [b"own"]
 
 
 async def test_first_stream_after_nats_has_lost_its_memory_is_stored(

@@ -23,6 +23,7 @@ from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.dead_letters import DeadLetter
+from shared.disaggregation import KvReady
 from shared.kept_results import JobEnd
 from shared.kv_budget import EvictedBlocks
 from shared.messages import BatchResult, Request, encode
@@ -610,11 +611,21 @@ def test_priority_and_weight_of_a_job_are_capped_since_no_gateway_has_seen_it(as
     assert (read.priority, read.weight) == (given, 1.0)
 
 
-@pytest.mark.parametrize("emitted", [(), (5,)])
-def test_job_that_says_what_it_evicted_is_refused_since_only_its_record_knows(emitted: tuple[int, ...]) -> None:
-    evicted = EvictedBlocks(16, (1, 2))
-    job = Request(id="j", model="m", tenant="acme", text="x", evicted=evicted, emitted=emitted)
-    with pytest.raises(RefusedJobError, match="evicted: leave it out, because a job has evicted nothing"):
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({"evicted": EvictedBlocks(16, (1, 2))}, "evicted: leave it out, because a job has evicted nothing"),
+        ({"evicted": EvictedBlocks(16, (1, 2)), "emitted": (5,)}, "evicted: leave it out"),
+        # A million of them take seconds to go through, in which a worker counts as dead.
+        ({"emitted": (5,)}, "emitted: leave it out, because a job has emitted nothing"),
+        ({"ready": KvReady("j", 0, "w", "0" * 32)}, "ready: leave it out, because no worker has computed a job"),
+    ],
+)
+def test_job_that_says_what_it_has_had_is_refused_since_only_its_record_knows(
+    told: dict[str, Any], problem: str
+) -> None:
+    job = Request(id="j", model="m", tenant="acme", text="x", **told)
+    with pytest.raises(RefusedJobError, match=problem):
         read_job(QueuedMessage(request_subject("m", "batch", "acme"), encode(job), "ack", 1, 1, 0), None)
 
 

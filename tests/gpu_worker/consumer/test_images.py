@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from gpu_worker.consumer import intake
-from gpu_worker.consumer.request_images import give
+from gpu_worker.consumer.request_images import give, shown
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.media.decoder import Decoder
@@ -310,3 +310,11 @@ async def test_calls_count_the_tokens_of_images_without_reading_them(
         assert "reads no images" in ((await reply(blind.worker.consumer._source.model)).error or "")
     finally:
         await blind.close()
+
+
+def test_one_image_is_shown_no_more_often_than_a_request_may_have_images() -> None:
+    image = reference(PNG)
+    messages = [ChatMessage(role="user", content="", images=(ContentImage(0, 0),) * count) for count in (64, 1)]
+    assert shown(tuple(messages[:1]), [image]) == [image] * 64
+    with pytest.raises(BadRequestError, match="messages: 65 images are shown; at most 64 are read"):
+        shown(tuple(messages), [image])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nats.aio.msg import Msg
 from nats.errors import NotJSMessageError
 
-from gpu_worker.consumer.queued_message import queued_message
+from gpu_worker.consumer.queued_message import delivery, queued_message
 
 COUNT = st.integers(min_value=0, max_value=2**63 - 1).map(str)
 NAME = st.text("abcXYZ_-019", min_size=1, max_size=9)
@@ -59,3 +59,8 @@ def _check(reply: str) -> None:
     read = (queued.stream_seq, queued.num_delivered, queued.num_pending)
     assert read == (expected.sequence.stream, expected.num_delivered, expected.num_pending)
     assert queued.stored_at == pytest.approx(expected.timestamp.timestamp(), abs=0.001)
+
+
+def test_delivery_whose_time_is_no_number_of_this_world_is_none() -> None:
+    # Another worker may say anything of what it grants.
+    assert delivery("hr.req.m.interactive", b"", f"$JS.ACK.s.c.1.2.3.{'9' * 400}.5") is None

@@ -747,6 +747,13 @@ def test_a_worker_that_did_not_answer_is_left_alone_for_a_while(monkeypatch: pyt
     assert not peers.open(address, "0" * 32, "r", 1, 61)
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "h:70000", "h:\u00b2", f"{'a' * 64}:1", "a..b:1", "\ufffd:1"])
+def test_of_a_worker_that_tells_an_address_that_is_none_nothing_is_fetched(address: str) -> None:
+    peers = peers_of(ROW_BYTES)
+    assert not peers.open(address, "0" * 32, "r", 1, 61)
+    assert peers.num_failed == 1
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "", ":7000", "a:b", "h:70000", "*"])
 def test_an_address_at_which_nobody_is_found_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="HEADRACE_KV_ADDRESS"):

@@ -17,6 +17,7 @@ from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions, Conversation, ToolCall
 from shared.errors import BadRequestError, PromptTooLongError
+from shared.media import ContentImage
 from tests.gpu_worker.text.conftest import CopiedModel
 
 # Long enough for the longest texts here.
@@ -120,6 +121,10 @@ def test_conversation_with_a_template_of_its_own_is_not_short(encoder: PromptEnc
     assert encoder.is_short(Conversation(messages, ChatOptions(tools="[]")))
     assert not encoder.is_short(Conversation(messages, ChatOptions(template="x")))
     assert not encoder.is_short(Conversation(messages, ChatOptions(tools="x" * 2048)))
+    # A template goes through parts and calls without a character, too.
+    call = ToolCall(id="", name="", arguments="")
+    for pieces in ({"part_lengths": (0,) * 64}, {"tool_calls": (call,) * 64}, {"images": (ContentImage(0, 0),) * 64}):
+        assert not encoder.is_short(Conversation((ChatMessage(role="user", content="", **pieces),)))
 
 
 def test_longest_token_is_at_least_as_long_as_any(tokenizer: ModelTokenizer) -> None:

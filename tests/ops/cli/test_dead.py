@@ -15,6 +15,7 @@ from ops.cli.dead_letter_box import DeadLetterBox, Selection
 from ops.stack.ports import free_port
 from shared.batch_streams import batch_stream, ensure_batch_stream
 from shared.dead_letters import DeadAttempt, DeadLetter, publish_dead_letter
+from shared.disaggregation import KvReady
 from shared.kv_budget import EvictedBlocks
 from shared.messages import BatchResult, FinishReason, Lane, Request, decode_request
 from shared.nats_connection import connect
@@ -62,6 +63,7 @@ def _letter(request_id: str, tenant: str, lane: Lane) -> DeadLetter:
         text="secret prompt",
         emitted=(1, 2),
         evicted=EvictedBlocks(16, (1,)),
+        ready=KvReady(request_id, 3, "w9"),
         deadline=5.0,
         reply="hr.tok.g",
     )
@@ -144,7 +146,7 @@ def test_retry_makes_a_fresh_batch_job_and_takes_the_letter_away(server: NatsSer
     message = _with_nats(server, lambda client: client.jetstream().get_msg(batch_stream("acme"), 1))
     assert message.subject == "hr.req.m.batch.acme"
     job = decode_request(message.data or b"")
-    assert job.evicted is None
+    assert (job.evicted, job.ready) == (None, None)
     assert (job.id, job.lane, job.epoch, job.emitted, job.deadline, job.reply) == ("one", "batch", 0, (), None, None)
     assert job.text == "secret prompt"
 

@@ -65,6 +65,25 @@ def test_memory_that_is_blank_here_goes_to_a_request_that_has_no_room_where_it_w
     assert [each[0][1].reply for each in peers.send.call_args_list[-2:]] == ["decline"] * 2
 
 
+def test_room_that_is_kept_for_an_offer_is_kept_once_however_often_it_comes() -> None:
+    kept, timers = [0, 0], list[Any]()
+
+    def reserve(num_requests: int, num_blocks: int = 0) -> None:
+        kept[0] += num_requests
+        kept[1] += num_blocks
+
+    capacity = Mock(num_interactive=0, num_blocks_for=lambda num_tokens: 4, reserve=reserve)
+    engine = Mock(stats=Mock(waiting_tokens=0), num_blank_blocks=50)
+    peers = Mock(worker="own", call_later=lambda delay, call: timers.append(call) or Mock())
+    claims = PrefixClaims(Mock(longest=lambda links: None), engine, capacity, peers)
+    claims.start(Mock())
+    for _ in range(3):
+        claims.receive_offer(Offer(**OFFER | {"links": ()}))
+        assert kept == [1, 4]
+    timers[-1]()
+    assert kept == [0, 0]
+
+
 class _Offering:
     """A worker that has offered a request to two others, at a time that the test sets."""
 
