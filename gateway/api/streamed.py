@@ -228,7 +228,8 @@ class _StreamedChoice(ReadChoice):
         """Report tokens without text too, since all of them are content, and take the short way from now on."""
         if self._logprobs:
             self.content("")
-        self._add(b"")
+        if not self._has_begun:
+            self._add(b"")
         chunks = self.chunks
         if not chunks.prefix:
             chunks.prepare()

@@ -180,7 +180,7 @@ class FrameReceiver:
         flight.emitted += delta.token_ids
         if delta.evicted is not None:
             flight.note_evicted(delta)
-        if delta.token_ids:
+        if delta.token_ids and flight.awaited_in is not None:
             self._flights.note_output(flight)
         if delta.prompt_tokens is not None:
             flight.prompt_tokens = delta.prompt_tokens

@@ -304,10 +304,10 @@ class FlightTable:
         None while nothing of others waits. What waits beyond its own requests is of other gateways' tenants.
         """
         of_tenants = self._of_tenants.get(load.model, {})
-        if not load.queued_requests and sum([count.requests for count in of_tenants.values()]) <= load.num_slots:
-            return None
         own, num_tenants = of_tenants.get(tenant, _NOTHING), self.num_tenants(load.model, tenant)
         if num_tenants == 1 and load.queued_requests <= own.requests:
+            return None
+        if not load.queued_requests and sum([count.requests for count in of_tenants.values()]) <= load.num_slots:
             return None
         return load.share(max(2, num_tenants), own.requests, own.tokens)
 

@@ -150,7 +150,7 @@ class TimelineKeeper:
 
     def sequence_ended(self, flight: Flight, end: str, finish: Finish | None) -> None:
         """Take note of a sequence that has ended."""
-        key, now = key_of(flight.id), self._clock()
+        key, now = key_of(flight.request.id), self._clock()
         if finish is None and flight.worker is not None and flight.epoch not in flight.log.receipts:
             self._expect(flight, key, now)
         # One that is neither: its answer was given elsewhere, or long ago.
@@ -326,7 +326,7 @@ def _is_short(lives: list[SequenceLife]) -> bool:
 
 def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife:
     last = flight.attempt_ended(end, now, began_at)
-    return SequenceLife(flight.id, [*flight.log.earlier(began_at), last] if flight.log.ended else [last])
+    return SequenceLife(flight.request.id, [*flight.log.earlier(began_at), last] if flight.log.ended else [last])
 
 
 def _holder(flight: Flight, epoch: int) -> tuple[str | None, float | None]:
