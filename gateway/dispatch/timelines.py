@@ -156,7 +156,12 @@ class TimelineKeeper:
         # One that is neither: its answer was given elsewhere, or long ago.
         request = self._running.get(key) or self._kept.get(key)
         if request is not None:
-            _add(request, _life(flight, end if finish is None else finish.reason, now, request.began_at))
+            num_packed = request.num_packed if isinstance(request, _Packed) else 0
+            if num_packed + len(request.sequences) < MAX_SEQUENCES:
+                reason = end if finish is None else finish.reason
+                request.sequences.append(_life(flight, reason, now, request.began_at))
+            else:
+                request.left_out += 1
             if request.ended_at is not None:
                 self._pack(key, request)
 
@@ -305,14 +310,6 @@ def sort_key(order: Order) -> Callable[[Summary], float]:
     if order == "slow":
         return lambda each: each.ended_s
     return lambda each: each.began + each.ended_s
-
-
-def _add(request: SeenRequest, life: SequenceLife) -> None:
-    num_packed = request.num_packed if isinstance(request, _Packed) else 0
-    if num_packed + len(request.sequences) < MAX_SEQUENCES:
-        request.sequences.append(life)
-    else:
-        request.left_out += 1
 
 
 def _is_short(lives: list[SequenceLife]) -> bool:

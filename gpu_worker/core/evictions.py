@@ -32,12 +32,7 @@ class _Eviction:
 
 
 class Evictions:
-    """Writes `Sequence.num_evicted_tokens`, and the tables of sequences that evict.
-
-    Attributes:
-        untold: Evictions that no plan has told.
-        told: Those of steps that have not landed.
-    """
+    """Writes `Sequence.num_evicted_tokens` and tables. No plan has told `untold` ones; steps in flight tell `told`."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool

@@ -60,8 +60,6 @@ class ScheduledStep(Struct, frozen=True, gc=False):
     @property
     def num_prefilled(self) -> int:
         """Tokens of prompts: a sequence that samples computes one token for that, all others are prefill."""
-        if len(self.scheduled) == self.num_decodes:
-            return 0
         samples = [item.samples for item in self.scheduled[self.num_decodes :]]
         return self.num_tokens - self.num_decodes - sum(samples)
 

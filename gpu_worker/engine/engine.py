@@ -280,9 +280,7 @@ class Engine:
     def _may_be_given_up(self, step: ScheduledStep, now: float) -> StepUnderWay | None:
         # What drafts for a sequence would have to read all of it again.
         has_drafted = self.scheduler.speculation is not None and step.num_decodes > 0
-        if self._isolation.is_active or has_drafted:
-            return None
-        return self.scheduler.first_tokens.under_way(step, now)
+        return None if self._isolation.is_active or has_drafted else self.scheduler.first_tokens.under_way(step, now)
 
     def _submit(self, step: ScheduledStep) -> PendingStep:
         if self._tiers is not None:
@@ -302,7 +300,8 @@ class Engine:
         # A step that was submitted behind another one has had the device only since that one landed.
         began, self._landed_at = max(flight.started, self._landed_at), self._clock()
         duration_s = self._landed_at - began
-        num_generated, num_prefilled = sum([len(event.token_ids) for event in events]), step.num_prefilled
+        num_generated = sum([len(event.token_ids) for event in events])
+        num_prefilled = step.num_prefilled if step.num_tokens > step.num_decodes else 0
         self.counts.observe(step.num_tokens, num_prefilled, num_generated, duration_s)
         self._rates.observe(
             num_prefilled=num_prefilled,

@@ -66,8 +66,7 @@ class ThinkingFields(CommonBody, kw_only=True):
     include_reasoning: Annotated[bool | None, described("False: leave the reasoning out of the answer.", False)] = None
 
 
-_FORMS = ("reasoning_effort", "enable_thinking", "thinking", "think", "reasoning", "include_reasoning")
-_forms, _NO_FORMS = attrgetter(*_FORMS), (None,) * len(_FORMS)
+_forms = attrgetter("reasoning_effort", "enable_thinking", "thinking", "think", "reasoning", "include_reasoning")
 
 
 class Thinking(Struct, frozen=True):
@@ -86,7 +85,7 @@ class Thinking(Struct, frozen=True):
 
 def chat_thinking(body: ThinkingFields, named: dict[str, Raw] | None) -> Thinking:
     """Return the thinking that a chat body asks for in any of the forms; see `asked_thinking`."""
-    if _forms(body) == _NO_FORMS:
+    if _forms(body) == (None,) * 6:
         return Thinking()
     reasoning = body.reasoning or ReasoningBody()
     level = body.think if isinstance(body.think, str) else None
