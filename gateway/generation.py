@@ -270,7 +270,7 @@ class Generation(Struct, frozen=True):
     @property
     def num_at_once(self) -> int:
         """Sequences that are queued or computed at once, at most. Each takes its whole prompt through the queue."""
-        if self.num_sequences == 1:
+        if len(self.prompts) * self.n == 1:
             return 1
         sizes = (each.num_characters + _BYTES_PER_TOKEN_ID * len(each.token_ids or ()) for each in self.prompts)
         return min(self.num_sequences, MAX_SEQUENCES, max(1, MAX_BYTES_AT_ONCE // max(1, *sizes)))

@@ -107,9 +107,9 @@ def address_of(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def addresses_of(*tensors: torch.Tensor | None) -> map[int | None]:
+def addresses_of(*tensors: torch.Tensor | None) -> list[int | None]:
     """Return the addresses of several tensors, in this order."""
-    return map(address_of, tensors)
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def strides_of(cache: torch.Tensor) -> StridesStructure:

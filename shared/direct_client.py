@@ -243,7 +243,8 @@ class DirectClient(Client):
             # The library would give a connection up after two pings, over which all the same something comes in.
             self._pings_outstanding = 0
         parser = self._ps
-        reader: Any = cast("TcpTransport", self._transport)._io_reader
+        transport: Any = self._transport
+        reader = transport._io_reader
         # What came before, and the library has not looked at yet, comes first.
         if parser.buf or parser.state != AWAITING_CONTROL_LINE or reader is None or reader._buffer:
             return data

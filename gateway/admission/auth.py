@@ -64,7 +64,7 @@ class Principal:
     def is_unlimited(self) -> bool:
         """Whether no limit applies to what it generates."""
         own = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent, self.tenant_limits)
-        return all(limit is None for limit in own)
+        return own.count(None) == len(own)
 
     @property
     def is_probe(self) -> bool:
@@ -82,7 +82,7 @@ class Principal:
 
     def check_model(self, model: str) -> None:
         """Refuse a model that the key may not use with the `ApiError` 404 of one that does not exist."""
-        if not self.can_use(model):
+        if self.models is not None and model not in self.models:
             raise model_not_found(model)
 
     def check_priority(self, priority: int) -> None:

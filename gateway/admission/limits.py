@@ -62,8 +62,8 @@ def reserved_output(generation: Generation) -> Output:
 
 def reserved_tokens(generation: Generation) -> int:
     """Tokens to reserve for a request: its prompts as estimated, and all the output it allows itself."""
-    output = reserved_output(generation)
-    return generation.estimated_prompt_tokens + output.num_answers * output.max_tokens
+    num_answers, max_tokens = reserved_output(generation)
+    return generation.estimated_prompt_tokens + num_answers * max_tokens
 
 
 class Lease:

@@ -163,9 +163,10 @@ class GenerationStarter:
         dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
         model = generation.served_model
         await shedder.recall(dispatcher.fleet.reported_load(model), generation, caller)
-        load, share = dispatcher.fleet.load(model), dispatcher.share(model, caller.tenant)
+        load = dispatcher.fleet.load(model)
+        share, num_own = dispatcher.share(load, caller.tenant), dispatcher.num_of(model, caller.tenant)
         try:
-            prediction = shedder.admit(load, generation, caller, share, dispatcher.num_of(model, caller.tenant))
+            prediction = shedder.admit(load, generation, caller, share, num_own)
         except ApiError as error:
             if error.code == "waking":
                 # Its client returns when the model is awake.

@@ -95,7 +95,7 @@ def check_task(generation: Generation, load: FleetLoad) -> None:
     if load is None or load.num_workers == 0:
         return
     if generation.task in load.tasks:
-        if not _needed_features(generation) <= load.features:
+        if (needed := _needed_features(generation)) and not load.features.issuperset(needed):
             raise _updating(load, "know what this request asks for")
         return
     wanted = _TASKS[generation.task]
@@ -104,14 +104,12 @@ def check_task(generation: Generation, load: FleetLoad) -> None:
     raise ApiError(400, message, param="model", code="unsupported_task")
 
 
-def _needed_features(generation: Generation) -> set[str]:
-    pooling = generation.pooling
+def _needed_features(generation: Generation) -> list[str]:
+    pooling, sampling = generation.pooling, generation.sampling
     if pooling is None:
-        sampling = generation.sampling
-        wanted = ((LOGPROB_TOKENS, sampling.logprob_token_ids), (WATERMARK, sampling.watermark))
-        return {feature for feature, is_wanted in wanted if is_wanted}
+        return [LOGPROB_TOKENS] * bool(sampling.logprob_token_ids) + [WATERMARK] * bool(sampling.watermark)
     is_plain = not pooling.raw and pooling.input_type is None and generation.truncate_prompt_tokens is None
-    return set() if is_plain else {POOLING_OPTIONS}
+    return [] if is_plain else [POOLING_OPTIONS]
 
 
 def _as_understood(generation: Generation, load: FleetLoad) -> Generation:

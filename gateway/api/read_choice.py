@@ -91,11 +91,11 @@ class ReadChoice(ABC):
             self.first_token = first_token_name(delta)
         if delta.logprobs:
             self._logprobs += delta.logprobs
-        self._tell(events)
         if delta.finish is not None:
-            self._tell(reader.finish())
+            events = [*events, *reader.finish()]
             self._reasoning_tokens.end()
             answer.usage.reasoning_tokens += self._reasoning_tokens.count
+        self._tell(events)
         answer.note_output()
         self.delivered(delta.finish)
         if delta.finish is not None:

@@ -70,7 +70,7 @@ class SequenceWindow:
 
     def cancel(self) -> None:
         """Stop all sequences; those that have ended are left alone."""
-        self.stop()
+        self._is_open = False
         self._cancel(self.flights)
 
 

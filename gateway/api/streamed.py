@@ -73,11 +73,10 @@ class ChoiceChunks:
 
     def prepare(self) -> None:
         """Encode the template, unless that has been done: before the first text comes, or with it."""
-        if not self.prefix:
-            details, self.details = self.details, None
-            self.prefix, suffix = self._content(_MARKER).split(encode_json(_MARKER))
-            self.suffix = _shared(suffix)
-            self.details = details
+        details, self.details = self.details, None
+        self.prefix, suffix = self._content(_MARKER).split(encode_json(_MARKER))
+        self.suffix = _shared(suffix)
+        self.details = details
 
     def opening(self, content: str | None = "") -> bytes:
         """Return the chunk before the first text: chat says who speaks, completions say nothing.
@@ -91,7 +90,8 @@ class ChoiceChunks:
     def text(self, text: str, logprobs: Entries, first_token: str = "") -> bytes:
         """Return a chunk of content, with the log probabilities since the last; `first_token` names a None."""
         if not logprobs and self.details is None:
-            self.prepare()
+            if not self.prefix:
+                self.prepare()
             return self.prefix + encode_text(text) + self.suffix
         return self._content(text, logprobs, first_token)
 
@@ -228,9 +228,11 @@ class _StreamedChoice(ReadChoice):
         """Report tokens without text too, since all of them are content, and take the short way from now on."""
         if self._logprobs:
             self.content("")
-        self._add(b"")
+        if not self._has_begun:
+            self._add(b"")
         chunks = self.chunks
-        chunks.prepare()
+        if not chunks.prefix:
+            chunks.prepare()
         self._prefix, self._suffix = chunks.prefix, chunks.suffix
         self._is_plain = finish is None and chunks.details is None
 
@@ -255,7 +257,8 @@ class StreamedAnswer(EventAnswer):
     def make_ready(self) -> None:
         """Encode the templates of all choices."""
         for choice in self._choices:
-            choice.chunks.prepare()
+            if not choice.chunks.prefix:
+                choice.chunks.prepare()
 
     def open(self) -> None:
         """Send the event that opens each choice."""

@@ -163,9 +163,8 @@ class Dispatcher:
         await self._recovery.close()
         await self._revoker.close()
 
-    def share(self, model: str, tenant: str) -> FleetLoad | None:
+    def share(self, load: FleetLoad | None, tenant: str) -> FleetLoad | None:
         """Return the rest of a tenant's share of a busy fleet; None if no other tenant has requests."""
-        load = self.fleet.load(model)
         return None if load is None else self._flights.share(load, tenant)
 
     def num_of(self, model: str, tenant: str) -> int:
@@ -212,7 +211,8 @@ class Dispatcher:
         for delta in deltas:
             flight.emitted += delta.token_ids
             flight.prompt_tokens = delta.prompt_tokens or flight.prompt_tokens
-            flight.note_evicted(delta)
+            if delta.evicted is not None:
+                flight.note_evicted(delta)
             flight.has_prompt_output |= bool(delta.text or delta.prompt_logprobs)
         flight.start = len(flight.emitted)
         self._revoker.cancel(request.model, request.id, epoch - 1)
@@ -316,7 +316,7 @@ class Dispatcher:
         await self._streams.restore()
 
     def _is_within_share(self, flight: Flight) -> bool:
-        share = self.share(flight.request.model, flight.request.tenant)
+        share = self.share(self.fleet.load(flight.request.model), flight.request.tenant)
         return share is not None and share.free_slots >= 0 and share.free_blocks >= 0
 
     def _take_back(self, flight: Flight) -> bool:
@@ -328,7 +328,7 @@ class Dispatcher:
         return True
 
     def _is_current(self, flight: Flight, epoch: int) -> bool:
-        return flight.epoch == epoch and self._flights.by_id.get(flight.id) is flight
+        return flight.epoch == epoch and self._flights.by_id.get(flight.request.id) is flight
 
     def _stored(self, flight: Flight, epoch: int, stream_seq: int) -> None:
         if self._is_current(flight, epoch):

@@ -178,8 +178,9 @@ class FrameReceiver:
             self._on_gap(flight.request.model, now - flight.progressed_at, 1)
         flight.progressed_at = now
         flight.emitted += delta.token_ids
-        flight.note_evicted(delta)
-        if delta.token_ids:
+        if delta.evicted is not None:
+            flight.note_evicted(delta)
+        if delta.token_ids and flight.awaited_in is not None:
             self._flights.note_output(flight)
         if delta.prompt_tokens is not None:
             flight.prompt_tokens = delta.prompt_tokens

@@ -6,12 +6,13 @@ on the event loop's thread.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
+from binascii import b2a_base64
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from os import urandom
 
 import msgspec
+from msgspec import Struct
 
 from gateway.dispatch.eviction_log import EvictionLog
 from gateway.dispatch.sinks import Sink
@@ -25,11 +26,12 @@ from shared.timeline import MAX_SEQUENCES, Attempt
 
 _KEY_BYTES = 6
 _KEY_CHARACTERS = 8
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def new_key() -> str:
     """Return what tells a request from others with its `x-request-id`; the ids of its sequences begin with it."""
-    return urlsafe_b64encode(urandom(_KEY_BYTES)).decode()
+    return b2a_base64(urandom(_KEY_BYTES), newline=False).translate(_URL_SAFE).decode()
 
 
 def key_of(sequence_id: str) -> str:
@@ -232,13 +234,12 @@ class Flight(_Progress):
 
     def note_evicted(self, delta: Delta) -> None:
         """Remember what a delta tells of evictions; what cannot be true ends what is remembered."""
-        if delta.evicted is not None:
-            log, num_tokens = self.evicted or EvictionLog(), self.prompt_tokens + len(self.emitted)
-            self.evicted = log if log.add(delta.evicted, self.request.kv_budget, num_tokens) else None
+        assert delta.evicted is not None, "the delta tells of none"
+        log, num_tokens = self.evicted or EvictionLog(), self.prompt_tokens + len(self.emitted)
+        self.evicted = log if log.add(delta.evicted, self.request.kv_budget, num_tokens) else None
 
 
-@dataclass(slots=True)
-class _Count:
+class _Count(Struct, gc=False):
     requests: int = 0
     tokens: int = 0
 
@@ -303,10 +304,10 @@ class FlightTable:
         None while nothing of others waits. What waits beyond its own requests is of other gateways' tenants.
         """
         of_tenants = self._of_tenants.get(load.model, {})
-        if not load.queued_requests and sum([count.requests for count in of_tenants.values()]) <= load.num_slots:
-            return None
         own, num_tenants = of_tenants.get(tenant, _NOTHING), self.num_tenants(load.model, tenant)
         if num_tenants == 1 and load.queued_requests <= own.requests:
+            return None
+        if not load.queued_requests and sum([count.requests for count in of_tenants.values()]) <= load.num_slots:
             return None
         return load.share(max(2, num_tenants), own.requests, own.tokens)
 

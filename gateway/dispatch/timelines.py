@@ -150,13 +150,18 @@ class TimelineKeeper:
 
     def sequence_ended(self, flight: Flight, end: str, finish: Finish | None) -> None:
         """Take note of a sequence that has ended."""
-        key, now = key_of(flight.id), self._clock()
+        key, now = key_of(flight.request.id), self._clock()
         if finish is None and flight.worker is not None and flight.epoch not in flight.log.receipts:
             self._expect(flight, key, now)
         # One that is neither: its answer was given elsewhere, or long ago.
         request = self._running.get(key) or self._kept.get(key)
         if request is not None:
-            _add(request, _life(flight, end if finish is None else finish.reason, now, request.began_at))
+            num_packed = request.num_packed if isinstance(request, _Packed) else 0
+            if num_packed + len(request.sequences) < MAX_SEQUENCES:
+                reason = end if finish is None else finish.reason
+                request.sequences.append(_life(flight, reason, now, request.began_at))
+            else:
+                request.left_out += 1
             if request.ended_at is not None:
                 self._pack(key, request)
 
@@ -307,14 +312,6 @@ def sort_key(order: Order) -> Callable[[Summary], float]:
     return lambda each: each.began + each.ended_s
 
 
-def _add(request: SeenRequest, life: SequenceLife) -> None:
-    num_packed = request.num_packed if isinstance(request, _Packed) else 0
-    if num_packed + len(request.sequences) < MAX_SEQUENCES:
-        request.sequences.append(life)
-    else:
-        request.left_out += 1
-
-
 def _is_short(lives: list[SequenceLife]) -> bool:
     """Return whether sequences take less memory than their encoding could: nearly all requests have one attempt."""
     attempts = [attempt for life in lives for attempt in life.attempts]
@@ -326,7 +323,7 @@ def _is_short(lives: list[SequenceLife]) -> bool:
 
 def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife:
     last = flight.attempt_ended(end, now, began_at)
-    return SequenceLife(flight.id, [*flight.log.earlier(began_at), last] if flight.log.ended else [last])
+    return SequenceLife(flight.request.id, [*flight.log.earlier(began_at), last] if flight.log.ended else [last])
 
 
 def _holder(flight: Flight, epoch: int) -> tuple[str | None, float | None]:

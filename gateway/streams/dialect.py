@@ -39,8 +39,6 @@ def one_line(data: bytes) -> bytes:
     In an event stream they end none. But clients that split it as Python splits a text (`str.splitlines`, and so
     `iter_lines` of httpx) find half an event.
     """
-    if data.isascii():
-        return data
     return (
         data.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029").replace(b"\xc2\x85", rb"\u0085")
     )
@@ -48,7 +46,7 @@ def one_line(data: bytes) -> bytes:
 
 def server_sent_event(data: bytes, name: str = "") -> bytes:
     """Return the bytes of an event, with a name where one is given; `data` is one line, of JSON mostly."""
-    data = one_line(data)
+    data = data if data.isascii() else one_line(data)
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: " + data + b"\n\n"
 
 

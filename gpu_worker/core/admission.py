@@ -81,8 +81,6 @@ class Admission:
         False when somebody would have to be preempted while a step is in flight.
         """
         queue, running = self._live.waiting["interactive"], self._live.running
-        if not queue:
-            return True
         self._live.settle("interactive")
         self._used = self._use_by_tenant() if self._has_several_tenants else {}
         if not self._used and len(running) >= self._config.max_num_seqs and not running.num_batch:

@@ -114,8 +114,7 @@ class BatchSequences:
 
     def of(self, rows: Iterable[int]) -> list[BatchSequence]:
         """Return the sequences of these rows."""
-        by_row = self._by_row
-        return [by_row[row] for row in rows]
+        return list(map(self._by_row.__getitem__, rows))
 
     def shares(self, plan: StepPlan) -> list[Share]:
         """Return the shares of a plan that was applied."""

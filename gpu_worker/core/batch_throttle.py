@@ -126,7 +126,9 @@ class BatchThrottle:
         if not num_interactive:
             self._is_quiet = now - self._last_interactive > self._quiet_s
             return
-        self._note_gap(now - self._last_landed)
+        gap_s = now - self._last_landed
+        if _LEAST_GAP_S < gap_s < _INTERACTIVE_MEMORY_S:
+            self._longest_gap_s = max(gap_s, _GAP_MEMORY * self._longest_gap_s)
         self._last_interactive, self._is_quiet = now, False
         self._num_steps_with = self._num_steps_with + 1 if num_batch else 0
         self._num_steps_since_long += 1
@@ -144,7 +146,8 @@ class BatchThrottle:
         if len(plan.scheduled) > plan.num_batch:
             self._last_landed = now
             self._batch_s = 0.0
-            self._note_surprise(plan, duration_s)
+            if plan.num_batch and self._model.is_known:
+                self._note_surprise(plan, duration_s)
         else:
             self._batch_s += duration_s
 
@@ -185,8 +188,6 @@ class BatchThrottle:
         """Look whether a step that was to take long for its batch work took much less: there is more to learn soon."""
         num_more = plan.num_tokens - len(plan.scheduled)
         num_people = len(plan.scheduled) - plan.num_batch
-        if not plan.num_batch or not self._model.is_known:
-            return
         alone_s = self._model.predict(num_people, 0, 0)
         expected_s = self._model.predict(num_people, plan.num_batch, num_more) - alone_s
         if expected_s < _TELLING * alone_s:
@@ -194,10 +195,6 @@ class BatchThrottle:
         self._is_surprised = duration_s - alone_s < _SURPRISE * expected_s
         if self._is_surprised:
             self._learning_interval = _FIRST_LONG_STEP
-
-    def _note_gap(self, seconds: float) -> None:
-        if _LEAST_GAP_S < seconds < _INTERACTIVE_MEMORY_S:
-            self._longest_gap_s = max(seconds, _GAP_MEMORY * self._longest_gap_s)
 
     @property
     def _full_speed_s(self) -> float:

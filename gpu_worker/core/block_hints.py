@@ -40,7 +40,7 @@ class _Retaining:
 
 
 class BlockHints:
-    """A part of `SequenceBlocks`."""
+    """A part of `SequenceBlocks`; it `is_used` from the first sequence with hints on."""
 
     def __init__(self, pools: Values[BlockPool], states: StateSlots | None, tiers: KvTiers | None) -> None:
         self._pools = pools
@@ -54,12 +54,16 @@ class BlockHints:
         # Chunks that were retained, by tenant and last digest, and until when.
         self._retained: dict[tuple[str, bytes], int] = {}
         self.sessions = Sessions()
+        self.is_used = False
 
     def start(self, sequence: Sequence, num_hits: int) -> None:
         """Act on a sequence that starts behind `num_hits` blocks, which it holds, and takes others next."""
         digests = sequence.block_digests
         self.sessions.starts_behind(sequence, digests[:num_hits])
-        if sequence.hints is not None and sequence.hints.supersedes:
+        if sequence.hints is None:
+            return
+        self.is_used = True
+        if sequence.hints.supersedes:
             outdated = self.sessions.spend(sequence, digests, self._allowance)
             self._allowance -= len(outdated)
             self._spend_on_device(outdated)

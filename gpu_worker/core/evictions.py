@@ -32,12 +32,12 @@ class _Eviction:
 
 
 class Evictions:
-    """Writes `Sequence.num_evicted_tokens`, and the tables of sequences that evict."""
+    """Writes `Sequence.num_evicted_tokens` and tables. No plan has told `untold` ones; steps in flight tell `told`."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._untold: dict[Sequence, _Eviction] = {}
-        self._told: deque[tuple[int, _Eviction]] = deque()
+        self.untold: dict[Sequence, _Eviction] = {}
+        self.told: deque[tuple[int, _Eviction]] = deque()
 
     @staticmethod
     def is_due(sequence: Sequence) -> bool:
@@ -82,31 +82,29 @@ class Evictions:
         sequence.block_table = [*table[: gone[0]], *kept, *reused]
         sequence.num_told_blocks = min(sequence.num_told_blocks, gone[0])
         sequence.num_evicted_tokens += len(gone) * sequence.budget.block_size
-        assert sequence not in self._untold, "a sequence has room until its next tokens are planned"
-        self._untold[sequence] = planned
+        assert sequence not in self.untold, "a sequence has room until its next tokens are planned"
+        self.untold[sequence] = planned
 
     def take(self, step: int) -> list[Eviction]:
         """Return what plan number `step` has to tell."""
-        if not self._untold:
-            return []
-        told = list(self._untold.values())
-        self._untold.clear()
-        self._told += [(step, each) for each in told]
+        told = list(self.untold.values())
+        self.untold.clear()
+        self.told += [(step, each) for each in told]
         return [Eviction(each.sequence.row, each.sequence.num_evicted_tokens, each.moves) for each in told]
 
     def land(self, step: int) -> None:
         """Let go of blocks that no step behind number `step`, which has landed, reads."""
-        while self._told and self._told[0][0] <= step:
-            self._pool.release(self._told.popleft()[1].replaced)
+        while self.told and self.told[0][0] <= step:
+            self._pool.release(self.told.popleft()[1].replaced)
 
     def drop(self, sequence: Sequence) -> None:
         """Forget what was not told of a sequence that leaves."""
-        if (planned := self._untold.pop(sequence, None)) is not None:
+        if (planned := self.untold.pop(sequence, None)) is not None:
             self._pool.release(planned.replaced)
 
     def unlanded(self) -> list[Sequence]:
         """Return the sequences of which it is not known whether their keys have turned."""
-        return list(dict.fromkeys([*(each.sequence for _, each in self._told), *self._untold]))
+        return list(dict.fromkeys([*(each.sequence for _, each in self.told), *self.untold]))
 
     def check_integrity(self, holders: Iterable[Sequence], block_size: int) -> list[int]:
         """Assert that tables hold what sequences keep; return blocks that are held besides, each as often as it is."""
@@ -114,7 +112,7 @@ class Evictions:
             num_kept, num_blocks = sequence.num_computed_tokens - sequence.num_evicted_tokens, len(sequence.block_table)
             assert num_kept <= num_blocks * block_size
             assert sequence.budget is None or num_blocks <= sequence.budget.num_blocks
-        planned = [*self._untold.values(), *(told for _, told in self._told)]
+        planned = [*self.untold.values(), *(told for _, told in self.told)]
         return [block for each in planned for block in each.replaced]
 
     def _is_kept_for_others(self, block: int, num_spare: int) -> bool:

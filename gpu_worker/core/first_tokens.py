@@ -105,13 +105,13 @@ class FirstTokenSteps:
         self._looked_at = now
 
     def under_way(self, step: ScheduledStep, now: float) -> StepUnderWay | None:
-        """Describe a step that begins at `now`; None where it may not be given up, or hardly lasts longer than others.
+        """Describe a step with prompts that begins at `now`; None where it may not be given up.
 
         What changes more than blocks that are written again (images, keys that turn), and what needs a whole step, is
         computed to its end.
         """
         plan, num_decodes, num_batch = step.plan, step.num_decodes, step.num_batch
-        if len(step.scheduled) == num_decodes or not self._model.is_known or plan.encodes or plan.evictions:
+        if not self._model.is_known or plan.encodes or plan.evictions:
             return None
         if step.is_alone or any(item.sequence.needs_one_step for item in step.scheduled):
             return None

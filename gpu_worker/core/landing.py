@@ -26,7 +26,8 @@ class Landing:
 
     def apply(self, step: ScheduledStep, result: StepResult, events: list[SequenceEvent]) -> None:
         """Apply a step, and append what it did to each sequence to `events`."""
-        self._blocks.land_states(step, result)
+        if self._blocks.states is not None:
+            self._blocks.land_states(step, result)
         for place, attention in result.attention:
             scores = step.scheduled[place].sequence.scores
             assert scores is not None, "attention was reported for a sequence without scores"

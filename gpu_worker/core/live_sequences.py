@@ -155,7 +155,8 @@ class LiveSequences:
     def release_ended(self, step: int) -> None:
         """Give back the blocks of ended sequences: no step up to number `step` is in flight any more."""
         self.num_landed = step
-        self._blocks.evictions.land(step)
+        if self._blocks.evictions.told:
+            self._blocks.evictions.land(step)
         while self._ended and self._ended[0][0] <= step:
             self._blocks.close(self._ended.popleft()[1], self.now)
 

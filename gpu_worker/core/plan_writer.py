@@ -10,23 +10,21 @@ from collections.abc import Callable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
-from gpu_worker.core.plan import UNKNOWN_TOKEN, EncodeWork, Eviction, NewSequence, StateWork, StepPlan, Written
+from gpu_worker.core.evictions import Evictions
+from gpu_worker.core.plan import UNKNOWN_TOKEN, EncodeWork, NewSequence, StateWork, StepPlan, Written
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 
 TakeImages = Callable[[], tuple[list[bytes], list[EncodeWork]]]
 """Returns the images that the next plan lets the runner forget, and those that it encodes."""
 
-TakeEvictions = Callable[[int], list[Eviction]]
-"""Returns the evictions that the plan of this number tells."""
-
 
 @dataclass(eq=False)
 class PlanWriter:
     """Owns the rows of a batch: as many as sequences were in it at once."""
 
-    _take_images: TakeImages = lambda: ([], [])
-    _take_evictions: TakeEvictions = lambda step: []
+    _take_images: TakeImages | None = None
+    _evictions: Evictions | None = None
     _free: list[int] = field(default_factory=list)
     _num_rows: int = 0
 
@@ -80,7 +78,8 @@ class PlanWriter:
             lengths = [item.num_tokens for item in scheduled[num_decodes:]]
             samples = [item.samples for item in scheduled[num_decodes:]]
         columns = (rows, starts, num_tokens, num_decodes, known, lengths, samples, num_drafts)
-        images, evictions = self._take_images(), self._take_evictions(step)
+        images = ([], []) if self._take_images is None else self._take_images()
+        evictions = self._evictions.take(step) if self._evictions is not None and self._evictions.untold else []
         return StepPlan(step, *columns, forced, states, left, new, tokens, blocks, *images, evictions)
 
     def _columns(

@@ -66,27 +66,34 @@ class Planner:
         self.admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
         self.encoder = EncoderSchedule(config.media)
-        self._writer = PlanWriter(self.encoder.take, blocks.evictions.take)
+        self._writer = PlanWriter(self.encoder.take if config.media is not None else None, blocks.evictions)
 
     def plan(self, step: int, now: float) -> ScheduledStep | None:
         """Plan step number `step` at `now`, in monotonic seconds; None when a step in flight has to land first."""
-        running, budget = self._running, self._config.max_num_batched_tokens
-        self.encoder.open()
-        decodes = self._next_decodes("interactive")
-        if not self._grow("interactive", decodes) or not self.admission.admit_interactive(now):
+        running, waiting, budget = self._running, self._live.waiting, self._config.max_num_batched_tokens
+        if self._config.media is not None:
+            self.encoder.open()
+        is_growing = running.due["interactive"] or running.catching_up["interactive"]
+        if is_growing and not self._grow("interactive", self._next_decodes("interactive")):
+            return None
+        if waiting["interactive"] and not self.admission.admit_interactive(now):
             return None
         decodes = self._next_decodes("interactive")
-        prompts = self.admission.ordered_prompts()
-        limit = budget - len(decodes)
-        if prompts:
-            limit = self._first_tokens.limit(prompts, len(decodes), limit, now)
-        num_tokens = len(decodes) + min(limit, sum([sequence.num_computable_tokens for sequence in prompts]))
-        num_interactive = len(decodes) + len(prompts)
+        num_tokens = num_interactive = len(decodes)
+        prompts: list[Sequence] = []
+        limit = budget - num_tokens
+        if running.catching_up["interactive"]:
+            prompts = self.admission.ordered_prompts()
+            limit = self._first_tokens.limit(prompts, num_tokens, limit, now)
+            num_tokens += min(limit, sum([sequence.num_computable_tokens for sequence in prompts]))
+            num_interactive += len(prompts)
         if not num_interactive and running.decoding["interactive"]:
             # All of them need a token that a step in flight samples. Batch work alone would make them wait longer.
             return None
         num_more_tokens = max(0, num_tokens - num_interactive)
-        batch = self._batch_work(now, num_interactive, num_more_tokens, budget - num_tokens)
+        batch: _BatchWork | None = _BatchWork()
+        if running.num_batch or waiting["batch"]:
+            batch = self._batch_work(now, num_interactive, num_more_tokens, budget - num_tokens)
         if batch is None:
             return None
         self._throttle.planned(now, num_interactive, num_more_tokens, len(batch.decodes) + len(batch.chunks))
@@ -104,7 +111,8 @@ class Planner:
         scheduled = [self._take(sequence, num_tokens, step) for sequence, num_tokens in shares]
         # Decodes first: a share that was restarted may have become one.
         scheduled.sort(key=lambda item: item.num_tokens > 1 or not item.samples)
-        self._blocks.add_state_work(scheduled, range(len(scheduled)))
+        if self._blocks.states is not None:
+            self._blocks.add_state_work(scheduled, range(len(scheduled)))
         num_decodes = sum(item.num_tokens == 1 and item.samples for item in scheduled)
         num_tokens = sum(item.num_tokens for item in scheduled)
         num_batch = sum(item.sequence.lane == "batch" for item in scheduled)
@@ -147,8 +155,6 @@ class Planner:
 
         None when a step in flight has to land first.
         """
-        if not self._running.num_batch and not self._live.waiting["batch"]:
-            return _BatchWork()
         tried = self._live.on_trial
         self._live.settle("batch")
         allowance = self._throttle.allowance(now, num_interactive, num_more_tokens, is_trial=bool(tried))
@@ -227,19 +233,23 @@ class Planner:
     ) -> ScheduledStep:
         scheduled, state_places = self._decodes([*decodes, *batch.decodes] if batch.decodes else decodes)
         num_decodes = len(scheduled)
-        left = self._config.max_num_batched_tokens - num_decodes
-        others = left - min(limit, left - sum([count for _, count in batch.chunks]))
-        left, charged = self._add_prompts(scheduled, prompts, left, others, step)
-        num_before = len(scheduled)
-        left, charged_batch = self._add_batch_chunks(scheduled, batch.chunks, left, step)
-        num_batch = len(batch.decodes) + len(scheduled) - num_before
-        departed = self._running.take_departed() if scheduled else []
-        is_changing = num_decodes < len(scheduled) or bool(departed)
-        is_alone, has_drafts = self._add_drafts(
-            scheduled, num_decodes, left, is_changing=is_changing, is_throttled=batch.is_throttled
-        )
-        self._blocks.add_state_work(scheduled, (*state_places, *range(num_decodes, len(scheduled))))
-        num_tokens = self._config.max_num_batched_tokens - left - charged - charged_batch
+        left, charged, num_batch = self._config.max_num_batched_tokens - num_decodes, 0, len(batch.decodes)
+        if prompts or batch.chunks:
+            others = left - min(limit, left - sum([count for _, count in batch.chunks]))
+            left, charged = self._add_prompts(scheduled, prompts, left, others, step)
+            num_before = len(scheduled)
+            left, charged_batch = self._add_batch_chunks(scheduled, batch.chunks, left, step)
+            charged, num_batch = charged + charged_batch, num_batch + len(scheduled) - num_before
+        departed = self._running.take_departed() if scheduled and self._running.departed else []
+        is_alone = has_drafts = False
+        if self._policy is not None or self._running.num_needing_last_token:
+            is_changing = num_decodes < len(scheduled) or bool(departed)
+            is_alone, has_drafts = self._add_drafts(
+                scheduled, num_decodes, left, is_changing=is_changing, is_throttled=batch.is_throttled
+            )
+        if self._blocks.states is not None:
+            self._blocks.add_state_work(scheduled, (*state_places, *range(num_decodes, len(scheduled))))
+        num_tokens = self._config.max_num_batched_tokens - left - charged
         plan = NOTHING
         if scheduled:
             has_drafts = has_drafts or is_alone

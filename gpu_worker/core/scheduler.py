@@ -8,6 +8,7 @@ is in flight alone, since only its result says how many tokens the next one star
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Mapping
 from itertools import count
 
@@ -43,11 +44,12 @@ RESTORE_POLL_S = 0.001
 
 
 class Deadlines:
-    """A heap of deadlines. Sequences that finish earlier stay in it until swept out or due."""
+    """A heap of deadlines, `first` its earliest. Sequences that finish earlier stay in it until swept out or due."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
         self._tie_breaker = count()
+        self.first = math.inf
 
     def watch(self, sequence: Sequence, num_live: int) -> None:
         """Watch a sequence that has a deadline; `num_live` unfinished sequences exist, this one included."""
@@ -56,6 +58,7 @@ class Deadlines:
         if len(self._heap) > 2 * num_live + _SWEEP_MINIMUM:
             self._heap = [entry for entry in self._heap if entry[2].status is not SequenceStatus.FINISHED]
             heapq.heapify(self._heap)
+        self.first = self._heap[0][0]
 
     def pop_expired(self, now: float) -> list[Sequence]:
         """Remove and return the unfinished sequences whose deadline is not after `now`."""
@@ -64,6 +67,7 @@ class Deadlines:
             sequence = heapq.heappop(self._heap)[2]
             if sequence.status is not SequenceStatus.FINISHED:
                 expired.append(sequence)
+        self.first = self._heap[0][0] if self._heap else math.inf
         return expired
 
 
@@ -233,9 +237,10 @@ class Scheduler:
         The step, which is now in flight, has no sequence when there is nothing to compute at all. Sequences whose
         deadline is not after `now`, in monotonic seconds, end here, and `settle` reports them.
         """
-        if self._live.num_restoring:
+        if self._live.restores:
             self._live.end_restores(now)
-        self._expire(now)
+        if now >= self._deadlines.first:
+            self._expire(now)
         self._blocks.expire(now)
         if self._in_flight and (self._in_flight[-1].is_alone or (self.speculation and self.speculation.may_draft)):
             return None

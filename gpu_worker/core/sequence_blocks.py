@@ -222,8 +222,7 @@ class SequenceBlocks:
             scheduled: All shares.
             places: Of those where the state may do more than go on: it is the first of the sequence, or fills a block.
         """
-        if self.states is None:
-            return
+        assert self.states is not None, "only models with recurrent layers have states"
         for place in places:
             item = scheduled[place]
             if (work := self.states.plan(item, makes_checkpoints=self._cache is not None)) is not None:
@@ -231,8 +230,7 @@ class SequenceBlocks:
 
     def land_states(self, step: ScheduledStep, result: StepResult) -> None:
         """Make the checkpoints of a landed step findable, so that others can start from them."""
-        if self.states is None:
-            return
+        assert self.states is not None, "only models with recurrent layers have states"
         for item, sampled in zip(step.scheduled, result.sampled, strict=True):
             if item.state is None or sampled.error is not None:
                 continue
@@ -277,7 +275,7 @@ class SequenceBlocks:
 
     def expire(self, now: float) -> None:
         """Retain no longer what was to be retained until now."""
-        if self._hints is not None:
+        if self._hints is not None and self._hints.is_used:
             self._hints.expire(now)
 
     def release(self, sequence: Sequence) -> None:

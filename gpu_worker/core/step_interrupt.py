@@ -54,7 +54,7 @@ class StepInterrupt:
 
     def check(self) -> None:
         """Raise `StepGivenUpError` if the step should end."""
-        if self.is_asked:
+        if self._steps[_ASKED] == self._steps[_RUNNING]:
             raise StepGivenUpError
 
     def sleep(self, seconds: float) -> None:

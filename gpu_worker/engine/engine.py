@@ -207,14 +207,7 @@ class Engine:
             return self._undo(InvalidLogitsError())
         events = self.scheduler.settle(step, result)
         if step.scheduled:
-            # A step that was submitted behind another one has had the device only since that one landed.
-            began, self._landed_at = max(flight.started, self._landed_at), self._clock()
-            self._measure(step, events, self._landed_at - began)
-            if flight.is_retry:
-                self._isolation.is_runner_proven = True
-            else:
-                self._time_drafts(step, result, self._landed_at - began)
-            self.scheduler.observe(step, result, self._landed_at - began, self._landed_at)
+            self._measure(flight, result, events)
         if self._tiers is not None and not self.has_work():
             # No step follows that would do it.
             self._tiers.flush()
@@ -275,7 +268,8 @@ class Engine:
         under_way = None
         if step.scheduled:
             try:
-                self._under_way = self._may_be_given_up(step, started)
+                if self._interrupt is not None and step.num_decodes < len(step.scheduled):
+                    self._under_way = self._may_be_given_up(step, started)
                 pending = self._submit(step)
             except Exception as error:
                 pending = RefusedStep(error)
@@ -286,9 +280,7 @@ class Engine:
     def _may_be_given_up(self, step: ScheduledStep, now: float) -> StepUnderWay | None:
         # What drafts for a sequence would have to read all of it again.
         has_drafted = self.scheduler.speculation is not None and step.num_decodes > 0
-        if self._interrupt is None or self._isolation.is_active or has_drafted:
-            return None
-        return self.scheduler.first_tokens.under_way(step, now)
+        return None if self._isolation.is_active or has_drafted else self.scheduler.first_tokens.under_way(step, now)
 
     def _submit(self, step: ScheduledStep) -> PendingStep:
         if self._tiers is not None:
@@ -303,15 +295,13 @@ class Engine:
                 return step
         return self.scheduler.schedule(now)
 
-    def _time_drafts(self, step: ScheduledStep, result: StepResult, duration_s: float) -> None:
-        speculation = self.scheduler.speculation
-        if speculation is not None and step.num_decodes == len(step.scheduled):
-            num_drafted = sum([sampled.num_drafted for sampled in result.sampled])
-            speculation.policy.time(step.num_decodes, num_drafted, duration_s)
-
-    def _measure(self, step: ScheduledStep, events: list[SequenceEvent], duration_s: float) -> None:
+    def _measure(self, flight: _Flight, result: StepResult, events: list[SequenceEvent]) -> None:
+        step, config, speculation = flight.step, self.scheduler.config, self.scheduler.speculation
+        # A step that was submitted behind another one has had the device only since that one landed.
+        began, self._landed_at = max(flight.started, self._landed_at), self._clock()
+        duration_s = self._landed_at - began
         num_generated = sum([len(event.token_ids) for event in events])
-        num_prefilled, config = step.num_prefilled, self.scheduler.config
+        num_prefilled = step.num_prefilled if step.num_tokens > step.num_decodes else 0
         self.counts.observe(step.num_tokens, num_prefilled, num_generated, duration_s)
         self._rates.observe(
             num_prefilled=num_prefilled,
@@ -320,6 +310,12 @@ class Engine:
             is_batch_full=self.scheduler.is_saturated_by(step),
             duration_s=duration_s,
         )
+        if flight.is_retry:
+            self._isolation.is_runner_proven = True
+        elif speculation is not None and step.num_decodes == len(step.scheduled):
+            num_drafted = sum([sampled.num_drafted for sampled in result.sampled])
+            speculation.policy.time(step.num_decodes, num_drafted, duration_s)
+        self.scheduler.observe(step, result, duration_s, self._landed_at)
 
 
 def _is_all_invalid(step: ScheduledStep, result: StepResult) -> bool:

@@ -29,8 +29,9 @@ from gpu_worker.execution.batch.attention_scores import StagedScores, is_asked
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.key_turns import KeyTurns
+from gpu_worker.execution.batch.placed_tokens import Frame
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.step_table import DeviceStep, Frame, StagedStep, copy_states, lay_out, step_context
+from gpu_worker.execution.batch.step_table import DeviceStep, StagedStep, copy_states, lay_out, step_context
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
@@ -87,7 +88,7 @@ class TorchModelRunner:
     ) -> None:
         self._encoder = encoder
         self._captured = captured
-        self._ranks = ranks
+        self._ranks, self._is_last = ranks, is_last(ranks)
         self.model = model
         self.cache = cache
         self._device = model.device
@@ -102,6 +103,15 @@ class TorchModelRunner:
         self.num_state_slots = max(num_state_slots, max_num_seqs)
         self._states = allocate_states(cache.layout, self.num_state_slots, max_draft_tokens, self._device)
         self._turns = KeyTurns(model, cache)
+        self._frame = Frame(
+            self._rows.whole.host,
+            cache.block_size,
+            has_states=self._states is not None,
+            has_axes=encoder is not None and encoder.has_axes,
+            kept=cache.tokens,
+            windows=tuple(tables.host for tables in self._rows.windows),
+            knows_tokens=not self.is_asynchronous,
+        )
         self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device, ranks)
         self._head = StepHead(model, self._sampler, self._rows, keeps_last_tokens=self.is_asynchronous)
         self._downloads = Downloads(self._device)
@@ -170,16 +180,16 @@ class TorchModelRunner:
             return
         self._drafting = Drafting(proposer, self.model.config.vocab_size)
 
-    @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
         """Launch a step of at least one sequence; `StepGivenUpError` if `interrupt` asked for it."""
         if self.interrupt is not None:
             self.interrupt.begin(plan.step)
-        if self._device.type != "cuda":
-            return self._submit(plan)
-        # Triton launches on the current device of the thread.
-        with torch.cuda.device(self._device):
-            return self._submit(plan)
+        with torch.inference_mode():
+            if self._device.type != "cuda":
+                return self._submit(plan)
+            # Triton launches on the current device of the thread.
+            with torch.cuda.device(self._device):
+                return self._submit(plan)
 
     def clear(self) -> None:
         """Forget all sequences.
@@ -250,14 +260,14 @@ class TorchModelRunner:
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
         upload.send()
-        if not is_last(self._ranks):
+        if not self._is_last:
             self._head.tell_last(head, self._ranks)
         scored = None if step.scores is None else step.scores.tokens()
         inputs = (media, step.adapters, scored)
         computed = self._replay(step, shape) if staged is None else self._launch(step, staged, inputs)
         if self.interrupt is not None:
             self.interrupt.check()
-        if not is_last(self._ranks):
+        if not self._is_last:
             # The last stage answers for all.
             return CompletedStep(StepResult(plan.step, []))
         outputs = self._head.outputs(step, head, computed)
@@ -271,11 +281,14 @@ class TorchModelRunner:
         return SubmittedStep(step, outputs, self._downloads, land)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
-        changes = self._sequences.apply(plan)
-        self._depart(changes.departed)
-        self._rows.follow(plan, upload)
-        self._turns.apply(plan.evictions, upload)
-        self._sampler.assign(changes.new, upload)
+        changes, rows = self._sequences.apply(plan), self._rows
+        if changes.departed:
+            self._depart(changes.departed)
+        rows.follow(plan, upload)
+        if plan.evictions:
+            self._turns.apply(plan.evictions, upload)
+        if changes.new:
+            self._sampler.assign(changes.new, upload)
         sequences = self._sequences.of(plan.rows)
         wants_shares = self._drafting is not None and self._drafting.wants_hidden
         wants_shares = wants_shares or bool(plan.num_drafts) or plan.num_decodes < len(plan.rows)
@@ -288,17 +301,13 @@ class TorchModelRunner:
             drafts = None
         if self.share_drafts is not None:
             drafts = self.share_drafts(plan, drafts)
-        windows = [tables.host for tables in self._rows.windows]
-        has_axes = self._encoder is not None and self._encoder.has_axes
-        evicted = self._rows.evicted if self._rows.has_evicted else None
-        tables, cache = self._rows.whole.host, self.cache
-        frame = Frame(tables, cache.block_size, self._states is not None, has_axes, evicted, cache.tokens)
-        layout = lay_out(plan, sequences, frame, drafts, windows, knows_tokens=not self.is_asynchronous)
+        layout = lay_out(plan, sequences, self._frame, drafts, rows.evicted if rows.has_evicted else None)
         if self._states is not None:
             copy_states(self._states, sequences, plan.states, upload)
-        step = AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts, sequences)
-        step.adapters = self._rows.adapted(layout.token_rows, self.model.adapters)
-        if self._rows.has_scored and is_asked(layout, scored_from := self._rows.scored_from[layout.rows]):
+        step = AssembledStep(plan, shares, layout, rows.prompt_lens[layout.rows], drafts, sequences)
+        if rows.has_adapters and self.model.adapters is not None:
+            step.adapters = rows.adapted(layout.token_rows, self.model.adapters)
+        if rows.has_scored and is_asked(layout, scored_from := rows.scored_from[layout.rows]):
             step.scores = StagedScores(layout, scored_from, self.cache.block_size, upload)
         return step
 
@@ -311,7 +320,7 @@ class TorchModelRunner:
 
     def _launch(self, step: AssembledStep, staged: StagedStep, inputs: StepInputs) -> ComputedRows:
         """Launch one kernel after the other, up to the hidden vectors."""
-        longest, knows_tokens = step.layout.max_context_len, not self.is_asynchronous
+        longest, knows_tokens = step.layout.max_context_len, self._frame.knows_tokens
         return ComputedRows(self._forward(staged.tensors, longest, inputs, knows_tokens=knows_tokens), None)
 
     def _replay(self, step: AssembledStep, shape: GraphShape | None) -> ComputedRows:
@@ -339,7 +348,7 @@ class TorchModelRunner:
 
     def _compute(self, step: DeviceStep, shape: GraphShape) -> ComputedRows:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)
-        return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and is_last(self._ranks) else None)
+        return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and self._is_last else None)
 
     def _forward(
         self, step: DeviceStep, max_context_len: int, inputs: StepInputs = (None, None, None), *, knows_tokens: bool

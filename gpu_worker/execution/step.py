@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from msgspec import Struct
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
-from gpu_worker.execution.batch.assembled_step import AssembledStep, SampledRows
+from gpu_worker.execution.batch.assembled_step import AssembledStep
 from gpu_worker.execution.batch.attention_scores import attention_of
 from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS
 from gpu_worker.execution.batch.graphs import ComputedRows
@@ -61,7 +62,7 @@ class StepOutputs:
         for _, scores in self.chunks:
             for part in scores:
                 tensors += _columns(part)
-        return [*tensors, *(rows.values for rows in self.pooled), *self.attention]
+        return [*tensors, *map(attrgetter("values"), self.pooled), *self.attention]
 
 
 class SubmittedStep:
@@ -183,7 +184,11 @@ class StepHead:
 
     def stage(self, step: AssembledStep, upload: Upload) -> StagedHead:
         """Prepare what follows the hidden vectors of any step."""
-        tiles = [self._stage_tile(tile, step, upload) for tile in step.sampled_rows().tiles(self._max_tile_rows)]
+        num_tokens = len(step.layout.token_ids)
+        tiles = [
+            _Tile(self._sampler.stage(tile, upload), None if len(tile.rows) == num_tokens else upload.add(tile.tokens))
+            for tile in step.sampled_rows().tiles(self._max_tile_rows)
+        ]
         if step.is_decode:
             return StagedHead(tiles, [], [])
         chunks = prompt_chunks(step.shares, step.layout.query_starts)
@@ -202,12 +207,7 @@ class StepHead:
 
     def outputs(self, step: AssembledStep, staged: StagedHead, computed: ComputedRows) -> StepOutputs:
         """Compute what the step gives from what was launched; the upload was sent. Logits are overwritten."""
-        hidden, vocabulary = computed.hidden, self._sampler.vocabulary
-        scores = [
-            (chunk, score_chunk(self._model, vocabulary, hidden, chunk, targets.tensor, step.adapters))
-            for chunk, targets in staged.chunks
-        ]
-        drawn = []
+        hidden, vocabulary, drawn = computed.hidden, self._sampler.vocabulary, []
         for tile in staged.tiles:
             logits = computed.logits
             if logits is None:
@@ -217,12 +217,14 @@ class StepHead:
                     adapters = adapters.of(tile.tokens.array)
                 logits = self._model.logits(rows, adapters)
             drawn.append(self._draw(step, logits, tile.sampling))
+        if step.is_decode:
+            return StepOutputs(step.samples, drawn, [], step.sampling_drafts)
+        scores = [
+            (chunk, score_chunk(self._model, vocabulary, hidden, chunk, targets.tensor, step.adapters))
+            for chunk, targets in staged.chunks
+        ]
         pooled = pool(self._model, vocabulary, hidden, staged.pooled, step.adapters)
         return StepOutputs(step.samples, drawn, scores, step.sampling_drafts, pooled)
-
-    def _stage_tile(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:
-        is_whole = len(sampled.rows) == len(step.layout.token_ids)
-        return _Tile(self._sampler.stage(sampled, upload), None if is_whole else upload.add(sampled.tokens))
 
     def _draw(self, step: AssembledStep, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:
         """Sample; where the next step may be launched before the host knows the tokens, keep them."""

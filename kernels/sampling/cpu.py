@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import torch
 
 from kernels.cpu_library import CpuLibrary
@@ -28,9 +26,8 @@ def sample_tokens_cpu(
     """Do what `kernels.sampling.sample_tokens` promises."""
     slots, positions = slots.contiguous(), positions.contiguous()
     marks = None if marks is None else marks.contiguous()
-    token_ids = torch.empty(len(logits), dtype=torch.int64)
-    of_slots = (getattr(parameters, field.name) for field in fields(parameters))
-    addresses = addresses_of(logits, slots, positions, *of_slots, marks, token_ids)
+    token_ids = torch.empty(logits.shape[0], dtype=torch.int64)
+    addresses = addresses_of(logits, slots, positions, *parameters, marks, token_ids)
     library.sample_tokens(*addresses, logits.stride(0), *logits.shape, may_truncate, torch.get_num_threads())
     return token_ids
 
@@ -40,9 +37,8 @@ def apply_penalties_cpu(
 ) -> None:
     """Do what `kernels.sampling.apply_penalties` promises."""
     slots = slots.contiguous()
-    of_slots = (getattr(penalties, field.name) for field in fields(penalties))
     num_drafts = 0 if drafts is None else drafts.shape[1]
-    library.penalise(*addresses_of(logits, slots, *of_slots, drafts), logits.stride(0), num_drafts, *logits.shape)
+    library.penalise(*addresses_of(logits, slots, *penalties, drafts), logits.stride(0), num_drafts, *logits.shape)
 
 
 def count_tokens_cpu(

@@ -7,6 +7,7 @@ has several rows because it verifies drafts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +15,7 @@ import torch
 INVALID_TOKEN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParameters:
+class SamplingParameters(NamedTuple):
     """Per slot, `[num_slots]` each, contiguous.
 
     Attributes:
@@ -33,8 +33,7 @@ class SamplingParameters:
     seed: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class PenaltyTable:
+class PenaltyTable(NamedTuple):
     """Penalties of each slot, and the tokens they look at. `count_tokens` adds tokens.
 
     Attributes:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class ContentText:
+
+class ContentText(Struct, frozen=True, gc=False):
     """More of the answer itself."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningText:
+class ReasoningText(Struct, frozen=True, gc=False):
     """More of what the model thinks before it answers."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallStart:
+class ToolCallStart(Struct, frozen=True, gc=False):
     """A call of a tool begins. `index` counts the calls of the answer from 0."""
 
     index: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallArguments:
+class ToolCallArguments(Struct, frozen=True, gc=False):
     """More of the JSON text of a call's arguments."""
 
     index: int

@@ -54,7 +54,7 @@ class SamplingCase:
 
 def copied(table: Table, device: torch.device) -> Table:
     """Copy all columns."""
-    return type(table)(*(getattr(table, name).to(device, copy=True) for name in type(table).__slots__))
+    return type(table)(*(column.to(device, copy=True) for column in table))
 
 
 def make_case(samplings: list[Sampling], logits: torch.Tensor, first_position: int = 2**33) -> SamplingCase:

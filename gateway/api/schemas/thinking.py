@@ -8,6 +8,7 @@ Volcengine's APIs; `reasoning` of OpenRouter's; `think` of Ollama's; `reasoning_
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Literal, Protocol, TypeVar
 
 import msgspec
@@ -65,6 +66,9 @@ class ThinkingFields(CommonBody, kw_only=True):
     include_reasoning: Annotated[bool | None, described("False: leave the reasoning out of the answer.", False)] = None
 
 
+_forms = attrgetter("reasoning_effort", "enable_thinking", "thinking", "think", "reasoning", "include_reasoning")
+
+
 class Thinking(Struct, frozen=True):
     """The thinking that a body asks for. None leaves it to the template.
 
@@ -81,6 +85,8 @@ class Thinking(Struct, frozen=True):
 
 def chat_thinking(body: ThinkingFields, named: dict[str, Raw] | None) -> Thinking:
     """Return the thinking that a chat body asks for in any of the forms; see `asked_thinking`."""
+    if _forms(body) == (None,) * 6:
+        return Thinking()
     reasoning = body.reasoning or ReasoningBody()
     level = body.think if isinstance(body.think, str) else None
     switches = {
@@ -210,7 +216,7 @@ def template_variables(
 
 def may_reason(variables: dict[str, Raw]) -> bool:
     """Whether the variables leave the model's reasoning on."""
-    return all(bytes(variables.get(name, b"")) != _FALSE for name in SWITCHES)
+    return not variables or all(bytes(variables.get(name, b"")) != _FALSE for name in SWITCHES)
 
 
 def chat_options(

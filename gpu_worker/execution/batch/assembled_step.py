@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 from msgspec import Struct
@@ -33,15 +33,15 @@ class SampledRows(Struct, frozen=True, gc=False):
     positions: Int64s
     paths: list[tuple[int, ...]] | None = None
 
-    def tiles(self, size: int) -> Iterator[SampledRows]:
-        """Yield at most `size` rows at a time."""
+    def tiles(self, size: int) -> list[SampledRows]:
+        """Return at most `size` rows at a time."""
         if len(self.rows) <= size:
-            yield self
-            return
-        for start in range(0, len(self.rows), size):
-            part = slice(start, start + size)
-            paths = None if self.paths is None else self.paths[part]
-            yield SampledRows(self.tokens[part], self.rows[part], self.positions[part], paths)
+            return [self]
+        parts = [slice(start, start + size) for start in range(0, len(self.rows), size)]
+        return [
+            SampledRows(self.tokens[part], self.rows[part], self.positions[part], self.paths and self.paths[part])
+            for part in parts
+        ]
 
 
 def rows_behind_drafts(last: Int64s, rows: Int64s, positions: Int64s, drafts: Values[Draft]) -> SampledRows:
@@ -64,6 +64,8 @@ class AssembledStep:
         layout: Of its tokens, drafts included.
         prompt_lens: Of each sequence, as `BatchRows` has them.
         departed: Sequences that have left the batch since the step was submitted.
+        sampling_drafts: The drafts of the sequences that sample; None when there are none at all.
+        is_decode: Each sequence computes its last token and drafts, and samples behind all of these.
         adapters: Which tokens have an adapter; None where none has.
         scores: Which tokens are asked how they attend; None where none is.
     """
@@ -78,24 +80,16 @@ class AssembledStep:
     scores: StagedScores | None = None
     departed: set[BatchSequence] = field(default_factory=set)
     samples: list[bool] = field(init=False)
-    _do_all_sample: bool = field(init=False)
+    sampling_drafts: list[Draft] | None = field(init=False, default=None)
+    is_decode: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.samples = [True] * self.plan.num_decodes + self.plan.samples
-        self._do_all_sample = all(self.plan.samples)
-
-    @property
-    def is_decode(self) -> bool:
-        """Return whether each sequence computes its last token and drafts, and samples behind all of these."""
-        num_drafts = 0 if self.drafts is None else sum(map(len, self.drafts))
-        return self._do_all_sample and len(self.layout.token_ids) == len(self.samples) + num_drafts
-
-    @property
-    def sampling_drafts(self) -> list[Draft] | None:
-        """Return the drafts of the sequences that sample; None when there are none at all."""
-        if self.drafts is None:
-            return None
-        return [draft for draft, samples in zip(self.drafts, self.samples, strict=True) if samples]
+        plan, num_tokens = self.plan, len(self.layout.token_ids)
+        self.samples = [True] * plan.num_decodes + plan.samples
+        if self.drafts is not None:
+            num_tokens -= sum(map(len, self.drafts))
+            self.sampling_drafts = list(compress(self.drafts, self.samples))
+        self.is_decode = num_tokens == len(self.samples) and all(plan.samples)
 
     def sampled_rows(self) -> SampledRows:
         """Return the rows behind the last tokens of the sequences that sample, and behind each of their drafts."""
@@ -103,7 +97,7 @@ class AssembledStep:
         # The token that follows the last known one has as many before it in the output as are known.
         last_tokens = layout.query_starts[1:].astype(np.int64) - 1
         rows, positions = layout.rows, layout.context_lens - self.prompt_lens
-        if not self._do_all_sample:
+        if not all(self.samples):
             last_tokens, rows, positions = (array[self.samples] for array in (last_tokens, rows, positions))
         if drafts is None:
             return SampledRows(last_tokens, rows, positions)

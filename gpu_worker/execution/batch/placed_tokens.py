@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Values
 
 import numpy as np
+from msgspec import Struct
 
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import UNKNOWN_TOKEN, StepPlan
 from gpu_worker.execution.batch.transfers import Int32s, Int64s
-from kernels.layer_cache import CachedTokens
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 
 
 def text_positions(spans: Values[MediaSpan], places: Int64s) -> Int64s:
@@ -46,6 +47,27 @@ def axis_positions(spans: Values[MediaSpan], start: int, count: int) -> Int64s:
     return positions
 
 
+class Frame(Struct, frozen=True, gc=False):
+    """What is the same for all steps of a runner.
+
+    Attributes:
+        tables: Block tables of the layers that keep all tokens.
+        has_states: There are recurrent layers.
+        has_axes: Positions have several axes, so that those behind an image are not places.
+        kept: Which tokens are in the cache at all.
+        windows: Tables of each group of layers that keeps the last tokens.
+        knows_tokens: No step is in flight that samples a token which the next one computes.
+    """
+
+    tables: Int32s
+    block_size: int
+    has_states: bool = False
+    has_axes: bool = False
+    kept: CachedTokens = EVERY_TOKEN
+    windows: tuple[Int32s, ...] = ()
+    knows_tokens: bool = True
+
+
 class Placed:
     """Where the tokens of a plan are, from which the sources of `FIELDS` work.
 
@@ -63,15 +85,14 @@ class Placed:
         plan: StepPlan,
         sequences: Values[BatchSequence],
         drafts: Values[Draft] | None,
-        *,
-        knows_tokens: bool,
+        frame: Frame,
         evicted: Int64s | None = None,
     ) -> None:
         """Place the tokens of a plan; `evicted` tokens of each row are not in the cache, none of any if None."""
         self.plan = plan
         self.sequences = sequences
         self.drafts = drafts
-        self.knows_tokens = knows_tokens
+        self.frame = frame
         self.rows: Int64s = np.array(plan.rows, dtype=np.int64)
         self.starts: Int64s = np.array(plan.starts, dtype=np.int64)
         if evicted is not None:
@@ -104,7 +125,7 @@ class Placed:
     def token_ids(self) -> list[int]:
         """Return the tokens of all sequences, each with its drafts behind them."""
         plan = self.plan
-        are_new = self.is_plain and self.knows_tokens and len(plan.token_ids) == len(self.rows)
+        are_new = self.is_plain and self.frame.knows_tokens and len(plan.token_ids) == len(self.rows)
         if are_new and UNKNOWN_TOKEN not in plan.token_ids:
             # What became known last is what is computed.
             return plan.token_ids
@@ -121,10 +142,10 @@ class Placed:
                 token_ids += self.drafts[place].token_ids
         return token_ids
 
-    def positions(self, *, has_axes: bool) -> Int64s:
+    def positions(self) -> Int64s:
         """Return positions; on the first axis, where there are several."""
         positions = self.places
-        if not has_axes:
+        if not self.frame.has_axes:
             return positions
         seeing = [place for place, sequence in enumerate(self.sequences) if sequence.media]
         if not seeing:
@@ -136,8 +157,10 @@ class Placed:
             positions[part] = text_positions(self.sequences[place].media, places)
         return positions
 
-    def slots(self, tables: Int32s, block_size: int, kept: CachedTokens) -> Int64s:
-        """Return where the tokens that the cache has go, in the blocks of one group of layers; -1 for the others."""
+    def slots(self, tables: Int32s | None = None) -> Int64s:
+        """Return where tokens go by the tables of one group of layers, those that keep all; -1 if not in the cache."""
+        block_size, kept = self.frame.block_size, self.frame.kept
+        tables = self.frame.tables if tables is None else tables
         blocks = self.places // block_size
         # A block's number times its size, and the offset in it, which is `places - blocks * block_size`.
         slots: Int64s = (tables[self.token_rows, blocks] - blocks) * block_size + self.places
@@ -145,8 +168,10 @@ class Placed:
             return np.where(slots % kept.step == kept.first, slots // kept.step, -1)
         return slots
 
-    def state_slots(self) -> list[int]:
+    def state_slots(self) -> list[int] | None:
         """Return where states are; a sequence that has no slot of its own has that of its row's number."""
+        if not self.frame.has_states:
+            return None
         return [item.row if item.state_slot is None else item.state_slot for item in self.sequences]
 
     def save_starts(self) -> Int32s:

@@ -97,10 +97,8 @@ class BatchRows:
         """Rows, the spare one included."""
         return len(self.prompt_lens)
 
-    def adapted(self, token_rows: Int64s, targets: AdapterTargets | None) -> AdapterRows | None:
+    def adapted(self, token_rows: Int64s, targets: AdapterTargets) -> AdapterRows | None:
         """Return which tokens of a step, of these rows, have one of the adapters; None where none has."""
-        if targets is None or not self.has_adapters:
-            return None
         slots = self.adapters[token_rows]
         return targets.rows(slots) if slots.max() >= 0 else None
 
@@ -119,7 +117,8 @@ class BatchRows:
             self.has_adapters = bool((self.adapters >= 0).any())
         if plan.new or (plan.departed and self.has_scored):
             self.has_scored = bool((self.scored_from != NEVER).any())
-        self._evict(plan)
+        if plan.new or plan.evictions:
+            self._evict(plan)
         if plan.blocks:
             for group, tables in enumerate((self.whole, *self.windows)):
                 if written := [item for item in plan.blocks if item.group == group]:

@@ -6,7 +6,7 @@ Everything that is done with the arrays of a step (laid out, padded, carried to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
@@ -20,15 +20,14 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import StateWork, StepPlan
 from gpu_worker.execution.batch.graph_shapes import GraphShape
-from gpu_worker.execution.batch.placed_tokens import Placed
+from gpu_worker.execution.batch.placed_tokens import Frame, Placed
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.transfers import Int32s, Int64s, StagedArray, Upload
+from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.layers.attention_context import AttentionContext, WindowContext
 from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.scored_tokens import ScoredTokens
-from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 from kernels.low_rank import AdapterRows
 from kernels.state_rows import StateRows, StateSaves
 
@@ -74,29 +73,6 @@ HostStep = StepArrays[npt.NDArray[Any]]
 DeviceStep = StepArrays[torch.Tensor]
 
 
-class Frame(Struct, frozen=True, gc=False):
-    """What sources read besides the plan.
-
-    Attributes:
-        tables: Block tables of the layers that keep all tokens.
-        has_states: There are recurrent layers.
-        has_axes: Positions have several axes, so that those behind an image are not places.
-        evicted: Of each row, tokens that are not in the cache any more; None where no row has any.
-        kept: Which tokens are in the cache at all.
-    """
-
-    tables: Int32s
-    block_size: int
-    has_states: bool = False
-    has_axes: bool = False
-    evicted: Int64s | None = None
-    kept: CachedTokens = EVERY_TOKEN
-
-    def slots(self, step: Placed, tables: Int32s) -> Int64s:
-        """Return where tokens go, by the tables of one group of layers."""
-        return step.slots(tables, self.block_size, self.kept)
-
-
 class Field(Struct, frozen=True):
     """An array of a step.
 
@@ -105,7 +81,7 @@ class Field(Struct, frozen=True):
             entries of each begin and the last ones end.
         fill: What padding has: a number, or the `spare_row` or `spare_slot`. Of an array of beginnings, how much each
             sequence of padding has.
-        source: From where it comes; None where a step has none.
+        source: From where it comes; gives None where a step has none.
         shapes: The captured steps that have it: all, those that verify drafts, or those of models with states.
     """
 
@@ -113,7 +89,7 @@ class Field(Struct, frozen=True):
     dtype: type[np.generic]
     size: Literal["tokens", "sequences", "ends"]
     fill: int | Literal["spare_row", "spare_slot"]
-    source: Callable[[Placed, Frame], npt.ArrayLike | None]
+    source: Callable[[Placed], npt.ArrayLike | None]
     shapes: Literal["all", "drafts", "states"] = "all"
 
     def nothing(self) -> npt.NDArray[Any]:
@@ -121,29 +97,22 @@ class Field(Struct, frozen=True):
         return np.zeros(int(self.size == "ends"), dtype=self.dtype)
 
 
-_SLOTS = Field("slots", np.int64, "tokens", -1, lambda step, frame: frame.slots(step, frame.tables))
+_SLOTS = Field("slots", np.int64, "tokens", -1, Placed.slots)
 FIELDS = (
-    Field("token_ids", np.int64, "tokens", 0, lambda step, _: step.token_ids()),
-    Field("token_rows", np.int64, "tokens", "spare_row", lambda step, _: step.token_rows),
-    Field("positions", np.int64, "tokens", 0, lambda step, frame: step.positions(has_axes=frame.has_axes)),
+    Field("token_ids", np.int64, "tokens", 0, Placed.token_ids),
+    Field("token_rows", np.int64, "tokens", "spare_row", attrgetter("token_rows")),
+    Field("positions", np.int64, "tokens", 0, Placed.positions),
     _SLOTS,
-    Field("rows", np.int64, "sequences", "spare_row", lambda step, _: step.rows),
-    Field("query_starts", np.int32, "ends", 1, lambda step, _: step.query_starts),
-    Field("context_lens", np.int32, "sequences", 0, lambda step, _: step.context_lens),
-    Field("num_kept", np.int32, "sequences", 0, lambda step, _: step.num_kept if step.drafts else None, "drafts"),
-    Field(
-        "state_slots",
-        np.int64,
-        "sequences",
-        "spare_slot",
-        lambda step, frame: step.state_slots() if frame.has_states else None,
-        "states",
-    ),
-    Field("save_starts", np.int32, "ends", 0, lambda step, _: step.save_starts() if step.saves else None, "states"),
+    Field("rows", np.int64, "sequences", "spare_row", attrgetter("rows")),
+    Field("query_starts", np.int32, "ends", 1, attrgetter("query_starts")),
+    Field("context_lens", np.int32, "sequences", 0, attrgetter("context_lens")),
+    Field("num_kept", np.int32, "sequences", 0, lambda step: step.num_kept if step.drafts else None, "drafts"),
+    Field("state_slots", np.int64, "sequences", "spare_slot", Placed.state_slots, "states"),
+    Field("save_starts", np.int32, "ends", 0, lambda step: step.save_starts() if step.saves else None, "states"),
     # A copy is made behind a token, and behind none there are two: there are as many as tokens at most. How many there
     # are only `save_starts` tells; what stands behind the last is not read.
-    Field("save_tokens", np.int32, "tokens", 0, lambda step, _: _save_column(step, 0), "states"),
-    Field("save_slots", np.int64, "tokens", "spare_slot", lambda step, _: _save_column(step, 1), "states"),
+    Field("save_tokens", np.int32, "tokens", 0, lambda step: _save_column(step, 0), "states"),
+    Field("save_slots", np.int64, "tokens", "spare_slot", lambda step: _save_column(step, 1), "states"),
 )
 
 # Those that every step has come first.
@@ -159,9 +128,7 @@ def lay_out(
     sequences: Values[BatchSequence],
     frame: Frame,
     drafts: Values[Draft] | None = None,
-    window_tables: Values[Int32s] = (),
-    *,
-    knows_tokens: bool = True,
+    evicted: Int64s | None = None,
 ) -> HostStep:
     """Lay the scheduled tokens of all sequences end to end.
 
@@ -170,15 +137,14 @@ def lay_out(
         sequences: These sequences.
         frame: With tables whose rows cover the sequences' scheduled tokens.
         drafts: Of each sequence, to compute behind the scheduled tokens.
-        window_tables: Tables of each group of layers that keeps the last tokens.
-        knows_tokens: No step is in flight that samples a token which this one computes.
+        evicted: Of each row, tokens that are not in the cache any more; None where no row has any.
     """
-    placed = Placed(plan, sequences, drafts, knows_tokens=knows_tokens, evicted=frame.evicted)
+    placed = Placed(plan, sequences, drafts, frame, evicted)
     arrays = []
     for field in _ALWAYS if drafts is None and not frame.has_states else FIELDS:
-        source = field.source(placed, frame)
+        source = field.source(placed)
         arrays.append(np.array(source, dtype=field.dtype) if isinstance(source, list) else source)
-    windows = tuple([frame.slots(placed, tables) for tables in window_tables]) if window_tables else ()
+    windows = tuple([placed.slots(tables) for tables in frame.windows]) if frame.windows else ()
     longest, max_context_len = placed.max_query_len, placed.max_context_len
     return _make(*arrays, window_slots=windows, max_query_len=longest, max_context_len=max_context_len)
 
@@ -237,7 +203,7 @@ class StagedStep:
             # The arrays themselves: fewer operations of the host than an upload has that copies nothing.
             share = torch.from_numpy
             tensors = [None if array is None else share(array) for array in arrays]
-            self._tensors = self._device_step(tensors, [share(slots) for slots in step.window_slots])
+            self._tensors = self._device_step(tensors, map(share, step.window_slots))
             return
         staged: dict[int, StagedArray] = {}
         for array in (*arrays, *step.window_slots):
@@ -255,7 +221,7 @@ class StagedStep:
         tensors = [None if staged is None else staged.tensor for staged in self._staged]
         return self._device_step(tensors, [staged.tensor for staged in self._windows])
 
-    def _device_step(self, tensors: list[torch.Tensor | None], windows: list[torch.Tensor]) -> DeviceStep:
+    def _device_step(self, tensors: list[torch.Tensor | None], windows: Iterable[torch.Tensor]) -> DeviceStep:
         return _make(*tensors, tuple(windows), self._step.max_query_len, self._step.max_context_len)
 
 

@@ -78,8 +78,6 @@ class Sampler:
 
     def assign(self, newcomers: Values[BatchSequence], upload: Upload) -> None:
         """Keep what sequences ask for that were given a row."""
-        if not newcomers:
-            return
         rows = [sequence.row for sequence in newcomers]
         self._distributions.assign(rows, newcomers, upload)
         self._logprobs.assign(rows, newcomers)

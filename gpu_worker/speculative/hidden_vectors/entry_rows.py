@@ -16,8 +16,9 @@ from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.execution.batch.placed_tokens import Frame
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.step_table import Frame, lay_out
+from gpu_worker.execution.batch.step_table import lay_out
 from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.memory.kv_cache import KVCache

@@ -400,11 +400,11 @@ async def test_failing_sweep_of_the_fleet_does_not_stop_that_of_the_requests(
 async def test_tenant_has_a_share_of_its_models_workers_while_others_let_requests_wait(bench: Bench) -> None:
     worker = await bench.worker("a")
     await worker.stop_pulling()
-    assert bench.dispatcher.share(bench.model, "polite") is None
+    assert bench.dispatcher.share(bench.dispatcher.fleet.load(bench.model), "polite") is None
     await bench.submit(ListSink(), tenant="greedy")
-    await until(lambda: bench.dispatcher.share(bench.model, "polite") is not None)
+    await until(lambda: bench.dispatcher.share(bench.dispatcher.fleet.load(bench.model), "polite") is not None)
     # There is no one to share it with.
-    assert bench.dispatcher.share(bench.model, "greedy") is None
+    assert bench.dispatcher.share(bench.dispatcher.fleet.load(bench.model), "greedy") is None
 
 
 async def test_ends_are_counted_by_model() -> None:

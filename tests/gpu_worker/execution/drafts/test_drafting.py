@@ -13,7 +13,8 @@ import torch
 from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import SampledTokens
-from gpu_worker.execution.batch.step_table import Frame, lay_out
+from gpu_worker.execution.batch.placed_tokens import Frame
+from gpu_worker.execution.batch.step_table import lay_out
 from gpu_worker.execution.drafts.computed_steps import MAX_KEPT_TOKENS, ComputedStep, KeptSteps, _apart
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
