@@ -11,9 +11,9 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 240, 64, 34, 14
 _COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2")
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { max-width: 44rem; margin: 2rem auto; padding: 0 1rem; }
-pre { overflow-x: auto; }
-svg { width: 100%; height: auto; }
+body { max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+pre { overflow-x: auto; font-size: 13px; }
+svg { width: 100%; max-width: 44rem; height: auto; }
 svg text { fill: currentColor; font-size: 11px; }
 svg .axis { stroke: currentColor; opacity: .35; }
 """

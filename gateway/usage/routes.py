@@ -111,18 +111,21 @@ _TOLD: tuple[Measure, ...] = ("requests", "prompt_tokens", "cached_tokens", "com
 
 @dataclass(frozen=True, slots=True)
 class _Width:
-    """The width of a bucket: its seconds, buckets of a page at most and by default, buckets kept, and names."""
+    """The width of a bucket: its seconds, buckets of a page at most and by default, buckets kept, names and bound."""
 
     seconds: int
     most: int
     default: int
     num_kept: int
     name_of: Callable[[float], str]
+    bound: str
 
 
 _WIDTHS = {
-    "1d": _Width(DAY_S, MAX_DAYS, 7, DAYS_KEPT, day_of),
-    "1h": _Width(3600, HOURS_KEPT, 24, HOURS_KEPT, hour_of),
+    "1d": _Width(DAY_S, MAX_DAYS, 7, DAYS_KEPT, day_of, f"days are kept for {DAYS_KEPT}"),
+    "1h": _Width(
+        3600, HOURS_KEPT, 24, HOURS_KEPT, hour_of, "hours are kept for a week. Ask for days, 'bucket_width' '1d'"
+    ),
 }
 
 
@@ -153,6 +156,8 @@ class UsageRoutes:
             num_days = (end - start).days + 1
             if not 1 <= num_days <= MAX_DAYS:
                 raise invalid_value("start", f"'start' to 'end' must be 1 to {MAX_DAYS} days.")
+            if (datetime.now(UTC) - start).days > DAYS_KEPT:
+                raise invalid_value("start", f"'start' is more than {DAYS_KEPT} days ago: no days are kept for longer.")
             days = [day_of((start + timedelta(days=number)).timestamp()) for number in range(num_days)]
         totals: Counts = defaultdict(lambda: defaultdict(int))
         for counts in await self._reader.read(principal, days):
@@ -170,7 +175,8 @@ class UsageRoutes:
         size, now = width.seconds, int(time.time())
         start, end = _span(query, width, now)
         limit = whole_number(query.get("limit"), "limit", 1, width.most, width.default)
-        page = whole_number(query.get("page"), "page", start, _LAST_S, start) // size * size
+        # What was kept when the page before was told may no longer be: the next page begins with what is.
+        page = max(start, whole_number(query.get("page"), "page", 0, _LAST_S, start) // size * size)
         begins = range(page, max(page, end), size)
         shown, models = begins[:limit], {*query.getlist("models"), *query.getlist("models[]")}
         counted = await self._reader.read(principal, [width.name_of(begin) for begin in shown], _TOLD)
@@ -215,16 +221,15 @@ class UsageRoutes:
 
 
 def _span(query: QueryParams, width: _Width, now: int) -> tuple[int, int]:
-    """Return the first bucket's begin and the end, now at the latest; `ApiError` 400 for hours no longer kept."""
+    """Return the first bucket's begin and the end, now at the latest; `ApiError` 400 for what is no longer kept."""
     size = width.seconds
     asked = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0)
     end = whole_number(query.get("end_time"), "end_time", 0, _LAST_S, max(now, asked))
     if end < asked:
         raise invalid_value("end_time", f"'end_time' ({end}) is before 'start_time' ({asked}).")
     first = (now // size - width.num_kept) * size
-    if asked < first and size < DAY_S and query.get("page") is None:
-        message = f"'start_time' is before {first}: hours are kept for a week. Ask for days, 'bucket_width' '1d'."
-        raise invalid_value("start_time", message)
+    if asked < first and query.get("page") is None:
+        raise invalid_value("start_time", f"'start_time' is before {first}: {width.bound}.")
     return max(asked // size * size, first), min(now, end)
 
 

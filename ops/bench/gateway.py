@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_list(parser, "--concurrency", positive, [1, 16, 64, 256], "Connections: 1,16,64,256.")
     parser.add_argument("--tokens", type=positive, default=128, help="Tokens per request.")
     parser.add_argument("--rounds", type=positive, default=3, help="Requests per connection.")
-    parser.add_argument("--resumable", action="store_true", help="Streams that survive their gateway.")
+    parser.add_argument(
+        "--resumable", action="store_true", help="Also streams that survive their gateway, in turns with others."
+    )
     parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
     options = parser.parse_args(arguments)
     try:
@@ -63,9 +65,11 @@ async def _measure_all(options: argparse.Namespace) -> None:
     spread_s = min(5.0, options.tokens * step_ms / 1000)
     with isolated_gateway(step_ms) if options.isolated else _system(step_ms, options.gateways) as target:
         for concurrency in options.concurrency:
-            load = (concurrency, options.tokens, options.rounds, options.resumable)
-            await _measure(target, (concurrency, 4, 1, False), 0.0)
-            table.add(await _measure(target, load, spread_s), step_ms=step_ms)
+            for is_resumable in sorted({False, options.resumable}):
+                load = (concurrency, options.tokens, options.rounds, is_resumable)
+                await _measure(target, (concurrency, 4, 1, is_resumable), 0.0)
+                table.add(await _measure(target, load, spread_s), step_ms=step_ms)
+            load = (concurrency, options.tokens, options.rounds, False)
             with _floor(step_ms, options.tokens) as floor:
                 table.add(await _measure(floor, load, spread_s), step_ms=step_ms)
 
@@ -81,7 +85,7 @@ async def _measure(target: Target, load: tuple[int, int, int, bool], spread_s: f
     cpu_s = {role: cpu_seconds(pids) - cpu_before[role] for role, pids in target.pids.items()}
     elapsed_s = samples.elapsed_s
     row: dict[str, object] = {
-        "target": target.name,
+        "target": "resumable" if is_resumable else target.name,
         "concurrency": concurrency,
         "num_tokens": num_tokens,
         "is_resumable": is_resumable,

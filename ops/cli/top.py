@@ -140,7 +140,7 @@ def usage(config: UsageConfig) -> int:
     """Show what each tenant has used of each model, by lane.
 
     Requests, tokens, device time and energy since the system was set up. NATS keeps the totals, which outlive gateways
-    and workers. For a month, take the difference of two readings. Needs the operator's key.
+    and workers. Days and hours are read with a key of the tenant, at `/v1/usage`. Needs the operator's key.
     """
     found = find_operator(config).call("GET", "/console/api/tenants")["use"]
     used = [dict.fromkeys(_COLUMNS, 0) | each for each in found if config.tenant in (None, each["tenant"])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,3 +53,4 @@ def load_on(ask_one: Callable[[int], None], num_clients: int = 6) -> Iterator[li
             stop.set()
         for each in clients:
             each.result()
+    sys.stdout.write(f"{len(answered)} requests of {num_clients} clients, each answered\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -382,8 +383,9 @@ def test_ten_viewers_take_less_than_a_hundredth_of_a_processor(system: System) -
                 time.sleep(2)
         return (cpu_s() - before) / (time.monotonic() - began)
 
-    idle = watch(0)
-    assert watch(10) - idle < 0.01
+    idle, watched = watch(0), watch(10)
+    sys.stdout.write(f"{idle:.2%} of a processor without viewers, {watched:.2%} with ten\n")
+    assert watched - idle < 0.01
 
 
 def test_policy_forbids_inline_scripts_and_foreign_hosts_and_data_needs_the_key(system: System) -> None:

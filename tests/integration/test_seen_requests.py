@@ -9,13 +9,14 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from shared.usage_ledger import DAYS_KEPT
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
 from tests.waiting import wait_for
@@ -98,10 +99,15 @@ def test_tenant_reads_its_own_usage_and_prices_it(system: System) -> None:
         assert total["cost_per_million_tokens"] == pytest.approx(1e6 * total["cost"] / tokens)
         today = f"{datetime.now(UTC):%Y-%m-%d}"
         assert usage(start=today)["data"][0]["requests"] >= 1
-        assert usage(start="2020-01-01", end="2020-01-02")["data"] == []
-        assert usage(start="0001-01-01", end="0001-01-02")["start"] == "0001-01-01"
-        refused = http.get("/v1/usage?start=2020-01-01&start=2020-01-02")
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "start")
+        oldest = f"{datetime.now(UTC) - timedelta(days=DAYS_KEPT):%Y-%m-%d}"
+        assert usage(start=oldest, end=oldest)["data"] == []
+        for wrong in (
+            f"start={oldest}&start={today}",
+            "start=2020-01-01&end=2020-01-02",
+            "start=0001-01-01&end=0001-01-02",
+        ):
+            refused = http.get(f"/v1/usage?{wrong}")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "start")
         answer = http.get("/v1/organization/usage/completions", params={"start_time": int(time.time()) - 86400})
         page = answer.json()
         assert [bucket["object"] for bucket in page["data"]] == ["bucket"] * 2
@@ -125,7 +131,14 @@ def test_tenant_reads_its_own_usage_and_prices_it(system: System) -> None:
         grouped = {"start_time": int(time.time()), "group_by[]": ["model"], "limit": 1}
         answer = http.get("/v1/organization/usage/completions", params=grouped)
         assert answer.json()["data"][0]["results"][0]["model"] == system.model
-        for query, param in (({}, "start_time"), ({"start_time": 1, "bucket_width": "1m"}, "bucket_width")):
+        late = {"start_time": int(time.time()) - 7 * 86400, "bucket_width": "1h"}
+        answer = http.get("/v1/organization/usage/completions", params={**late, "page": late["start_time"] - 7200})
+        assert answer.json()["data"][0]["start_time"] >= late["start_time"] // 3600 * 3600, "hours ended between pages"
+        for query, param in (
+            ({}, "start_time"),
+            ({"start_time": 1}, "start_time"),
+            ({"start_time": 1, "bucket_width": "1m"}, "bucket_width"),
+        ):
             refused = http.get("/v1/organization/usage/completions", params=query)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 

@@ -15,6 +15,7 @@ HOUR, DAY, NOW = 3600, 86400, 1_795_971_845
     ("width", "query", "param", "words"),
     [
         ("1h", {"start_time": NOW - 30 * DAY}, "start_time", f"before {NOW // HOUR * HOUR - 7 * DAY}: hours are kept"),
+        ("1d", {"start_time": NOW - 401 * DAY}, "start_time", f"before {(NOW // DAY - 400) * DAY}: days are kept"),
         ("1h", {"start_time": NOW, "end_time": NOW - 1}, "end_time", "is before 'start_time'"),
         ("1d", {"start_time": NOW - DAY, "end_time": 5}, "end_time", "is before 'start_time'"),
     ],
