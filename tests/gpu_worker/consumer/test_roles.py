@@ -101,7 +101,7 @@ def test_a_worker_for_both_takes_what_a_dead_prefill_worker_has_left() -> None:
     ],
 )
 def test_requests_are_handed_over_where_another_worker_can_use_the_kv(
-    role: Role, others: list[bytes], expected: bool
+    role: Role, others: list[PeerBeat], expected: bool
 ) -> None:
     assert roles(role, *others).hands_over(NOW) is expected
 
