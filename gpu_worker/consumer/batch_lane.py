@@ -122,7 +122,10 @@ class BatchLane:
         if self.results.has(key, message):
             return
         is_background = request.is_background and self._held.num_background_of(request.tenant) < MAX_BACKGROUND
-        held = HeldRequest(key, request, message, is_background=is_background)
+        self._begin(HeldRequest(key, request, message, is_background=is_background))
+
+    def _begin(self, held: HeldRequest) -> None:
+        request, num_delivered = held.request, held.message.num_delivered
         self._held.add(held)
         if request.deadline is not None and request.deadline <= self._clock.now():
             self._end(held, "expired")
@@ -131,7 +134,7 @@ class BatchLane:
             if self._was_cancelled(request):
                 held.outcome = "cancelled"  # it ends when its record has been read
             # A redelivery during the look-up is not a failed attempt, so the count of this delivery is used.
-            work = self._resume(held, message.num_delivered) if message.num_delivered > 1 else self._continue(held, 1)
+            work = self._resume(held, num_delivered) if num_delivered > 1 else self._continue(held, 1)
             self._tasks.spawn(work, f"begin {held.key}")
 
     def cancel(self, cancel: Cancel) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 from nats.errors import ConnectionReconnectingError
@@ -22,9 +22,6 @@ from shared.direct_client import DirectClient
 from shared.messages import Delta, Frame
 from shared.nats_connection import SEND_ERRORS
 from shared.task_supervisor import TaskSupervisor
-
-if TYPE_CHECKING:
-    from gpu_worker.consumer.interactive_lane import InteractiveLane
 
 # Bound of all kept deltas in encoded bytes; in memory they take about six times as much. They are sent in one round,
 # so it is less than the bytes that may wait on a connection to NATS (8 MiB).
@@ -53,6 +50,16 @@ class _Parcel:
     num_bytes: int = 0
 
 
+class Undelivered(Protocol):
+    """Is told which deltas an outbox did not send."""
+
+    def report_unsent(self, deltas: list[Delta]) -> None:
+        """These could not be sent; their requests must not be acknowledged."""
+
+    def report_too_large(self, delta: Delta) -> None:
+        """No frame can hold this one."""
+
+
 @dataclass(eq=False)
 class Outbox:
     """Owns what waits to be sent; the lane is told which deltas were not."""
@@ -61,7 +68,7 @@ class Outbox:
     _worker: str
     _tasks: TaskSupervisor
     _subscribers: FrameSubscribers
-    _undelivered: InteractiveLane
+    _undelivered: Undelivered
     _is_closing: bool = False
     _parcels: dict[str, _Parcel] = field(default_factory=dict)
     _answers: list[tuple[QueuedMessage, bytes]] = field(default_factory=list)

@@ -16,6 +16,8 @@ from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
 
 HEARD_S = 2.0
 """A worker that was not heard for so long does nothing for others."""
+PROMPTS_LEFT_S = 1.0
+"""A worker that decodes computes prompts itself, if for so long no other worker was heard that does."""
 READY_MEMORY_S = 600.0
 """For so long after a prefill worker was heard there may be requests that it has handed over."""
 MAX_PEERS = 1024
@@ -71,7 +73,7 @@ class Roles:
             return PROMPT_QUEUES
         if self.role == "decode":
             is_new = now - self._started_at < HEARD_S
-            if is_new or any(news.role != "decode" for news in self._live(now)):
+            if is_new or any(news.role != "decode" for news in self._live(now, PROMPTS_LEFT_S)):
                 return ("ready",)
             return (*PROMPT_QUEUES, "ready")
         heard_at = self._prefill_heard_at
@@ -90,5 +92,5 @@ class Roles:
             return None
         return peer.news.address if self.maker and peer.news.address else None
 
-    def _live(self, now: float) -> list[RoleNews]:
-        return [each.news for each in self._peers.values() if not each.is_draining and now - each.heard_at <= HEARD_S]
+    def _live(self, now: float, heard_s: float = HEARD_S) -> list[RoleNews]:
+        return [each.news for each in self._peers.values() if not each.is_draining and now - each.heard_at <= heard_s]

@@ -13,9 +13,6 @@ from msgspec import Struct
 from kernels.layer_cache import LayerCache
 from kernels.paged_attention import block_attention
 
-_MAX_KEYS = 1 << 24
-"""Numbers of keys that are gathered at once, 64 MiB in float32, or those of one sequence."""
-
 
 class ScoredGroup(Struct, frozen=True):
     """Sequences that have as many of the tokens each.
@@ -58,8 +55,6 @@ class ScoredTokens(Struct, frozen=True):
             own = query[group.first : group.first + num_seqs * num_queries]
             queries = own.view(num_seqs, num_queries, *query.shape[1:])
             tables = block_tables[group.sequences, :num_blocks].long()
-            size = max(1, _MAX_KEYS // (num_blocks * cache.keys[0].numel()))
-            for part in map(slice, range(0, num_seqs, size), range(size, num_seqs + size, size)):
-                group.attention[part] += block_attention(
-                    queries[part], cache.keys, tables[part], group.contexts[part], scale, soft_cap, cache.scales, sinks
-                )
+            group.attention.add_(
+                block_attention(queries, cache.keys, tables, group.contexts, scale, soft_cap, cache.scales, sinks)
+            )

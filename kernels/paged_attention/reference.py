@@ -7,6 +7,9 @@ import torch
 from kernels.layer_cache import EVERY_TOKEN, CachedTokens, LayerCache, dequantize_heads
 from kernels.paged_attention.partial import Partial
 
+_MAX_GATHERED = 1 << 23
+"""Numbers of keys that `block_attention` gathers at once, 32 MiB in float32."""
+
 
 def paged_attention_reference(
     query: torch.Tensor,
@@ -123,6 +126,8 @@ def block_attention(
 ) -> torch.Tensor:
     """Return the probabilities with which queries attend, added up over each block, of the head with the largest sum.
 
+    Some blocks after the others, so that long sequences take no more memory than a few blocks' keys.
+
     Shapes:
         query: `[num_seqs, num_queries, num_heads, head_dim]`
         key_cache, kv_scales, sinks: as for `kernels.paged_attention.paged_attention`
@@ -130,24 +135,28 @@ def block_attention(
         contexts: `[num_seqs, num_queries]` int64, tokens that each query sees: the first ones
         result: `[num_seqs, num_queries, num_blocks]` float32
     """
-    num_seqs, num_queries, num_heads, head_dim = query.shape
-    keys = key_cache[block_tables]
-    if kv_scales is not None:
-        keys = dequantize_heads(keys, kv_scales[block_tables][..., 0].transpose(2, 3))
-    block_size, num_kv_heads = keys.shape[2:4]
+    num_seqs, num_queries = query.shape[:2]
+    block_size, num_kv_heads, head_dim = key_cache.shape[1:]
     # [num_seqs, num_kv_heads, num_queries * group, head_dim] by [num_seqs, num_kv_heads, head_dim, num_tokens].
     grouped = query.float().view(num_seqs, num_queries, num_kv_heads, -1, head_dim).transpose(1, 2).flatten(2, 3)
-    scores = grouped @ keys.float().flatten(1, 2).permute(0, 2, 3, 1) * scale
-    scores = scores.view(num_seqs, num_kv_heads, num_queries, num_heads // num_kv_heads, -1)
-    if soft_cap is not None:
-        scores = torch.tanh(scores / soft_cap) * soft_cap
-    places = torch.arange(scores.shape[-1], device=scores.device)
-    scores.masked_fill_(places >= contexts[:, None, :, None, None], float("-inf"))
+    sums = []
+    for tables in block_tables.split(max(1, _MAX_GATHERED // (num_seqs * key_cache[0].numel())), dim=1):
+        keys = key_cache[tables]
+        if kv_scales is not None:
+            keys = dequantize_heads(keys, kv_scales[tables][..., 0].transpose(2, 3))
+        scores = grouped @ keys.float().flatten(1, 2).permute(0, 2, 3, 1) * scale
+        if soft_cap is not None:
+            scores = torch.tanh(scores / soft_cap) * soft_cap
+        scores = scores.view(num_seqs, num_kv_heads, num_queries, -1, tables.shape[1], block_size)
+        first = sum(part.shape[-1] for part in sums) * block_size
+        places = torch.arange(first, first + tables.shape[1] * block_size, device=scores.device)
+        hidden = places.view(-1, block_size) >= contexts[:, None, :, None, None, None]
+        sums.append(scores.masked_fill_(hidden, float("-inf")).logsumexp(-1))
+    blocks = torch.cat(sums, -1)
+    whole = blocks.logsumexp(-1, keepdim=True)
     if sinks is not None:
-        columns = sinks.float().view(1, num_kv_heads, 1, -1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat((scores, columns), dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : len(places)]
-    return weights.reshape(*weights.shape[:-1], -1, block_size).sum(-1).amax((1, 3))
+        whole = torch.logaddexp(whole, sinks.float().view(num_kv_heads, 1, -1, 1))
+    return (blocks - whole).exp().amax((1, 3))
 
 
 def bidirectional_span_attention(

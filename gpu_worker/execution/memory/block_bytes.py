@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 
+_SMALL_ROW_BYTES = 1 << 18
+"""Rows up to this size are written without letting other threads run: beside an engine that computes, the thread would
+wait for its next turn much longer than the copy takes."""
+
 
 class _Done:
     """Rows that are there."""
@@ -62,6 +66,7 @@ class _HostBlockBytes:
         self._parts: list[tuple[npt.NDArray[Any], slice]] = [
             (part.memory.numpy(), slice(part.begin, part.end)) for part in parts
         ]
+        self._layers = [memory[layer].reshape(-1).data for memory, _ in self._parts for layer in range(len(memory))]
 
     def make_rows(self, count: int, memory: Bytes | None = None) -> Bytes:
         """Return host memory, `[count, row_bytes]`, that copies are fast to and from: `memory`, or new."""
@@ -83,6 +88,13 @@ class _HostBlockBytes:
 
     def write(self, block: int, row: Bytes, mark: object) -> None:
         """Copy a row, `[row_bytes]`, to a block behind a mark, and wait until it is there. Any thread may call it."""
+        if self.row_bytes <= _SMALL_ROW_BYTES:
+            source, begin = row.data, 0
+            for layer in self._layers:
+                size = len(layer) // self.num_blocks
+                layer[block * size : (block + 1) * size] = source[begin : begin + size]
+                begin += size
+            return
         for memory, part in self._parts:
             num_layers, _, num_bytes = memory.shape
             np.copyto(memory[:, block], row[part].reshape(num_layers, num_bytes))

@@ -31,6 +31,7 @@ CONNECT_S = 1.0
 DISTRUST_S = 5.0
 """For so long a worker is not asked that did not answer."""
 MAX_SESSIONS = 64
+_MAX_TOLD = 256
 
 
 class PeerSession:
@@ -51,6 +52,7 @@ class PeerSession:
         self.is_closed = False
         self._connection = connection
         self._receiver = receiver
+        self.is_local = isinstance(receiver, peer_wire.SharedReceiver)
         self._lock = threading.Lock()
         # What will be asked for, what was, in this order, and what has come.
         self._expected: deque[Name] = deque()
@@ -139,6 +141,8 @@ class PeerTier:
         self._rows, self._block_tokens = rows, block_tokens
         self._sessions: dict[str, PeerSession] = {}
         self._distrusted: dict[str, float] = {}
+        # By address, whether the log says that its KV is read in place.
+        self._told: dict[str, bool] = {}
         self._log_limit, self._lock = LogLimit(_log), threading.Lock()
         self.num_refused = self.num_failed = 0
 
@@ -164,6 +168,7 @@ class PeerTier:
         with self._lock:
             before = self._sessions.pop(request, None)
             self._sessions[request] = session
+            self._tell_way(address, session.is_local)
         if before is not None:
             before.close()
         return True
@@ -233,6 +238,13 @@ class PeerTier:
             if name in session.contents and not session.is_closed:
                 return session
         return None
+
+    def _tell_way(self, address: str, is_local: bool) -> None:
+        if self._told.get(address) is not is_local:
+            if len(self._told) >= _MAX_TOLD:
+                self._told.clear()
+            self._told[address] = is_local
+            _log.info("KV of %s is %s", address, "read in its memory, on this host" if is_local else "fetched over TCP")
 
     def _failed(self, address: str, error: Exception) -> None:
         with self._lock:

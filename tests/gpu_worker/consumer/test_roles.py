@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_worker.consumer.prefixes.peers import PeerBeat
-from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, READY_MEMORY_S, Roles
+from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, PROMPTS_LEFT_S, READY_MEMORY_S, Roles
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews
 
 EVERYTHING = (*PROMPT_QUEUES, "ready")
@@ -67,7 +67,8 @@ def test_queues_by_role_and_company(role: Role, others: list[Role | None], expec
 def test_a_decode_worker_whose_last_prefill_worker_is_silent_or_drains_does_it_all() -> None:
     made = roles("decode", beat("p", "prefill"))
     assert made.takes(NOW) == ("ready",)
-    assert made.takes(START + 10 + HEARD_S + 0.1) == EVERYTHING
+    assert made.takes(START + 10 + PROMPTS_LEFT_S - 0.1) == ("ready",)
+    assert made.takes(START + 10 + PROMPTS_LEFT_S + 0.1) == EVERYTHING
     made.note(beat("p", "prefill", draining=True), NOW)
     assert made.takes(NOW) == EVERYTHING
 
@@ -100,7 +101,7 @@ def test_a_worker_for_both_takes_what_a_dead_prefill_worker_has_left() -> None:
     ],
 )
 def test_requests_are_handed_over_where_another_worker_can_use_the_kv(
-    role: Role, others: list[bytes], expected: bool
+    role: Role, others: list[PeerBeat], expected: bool
 ) -> None:
     assert roles(role, *others).hands_over(NOW) is expected
 

@@ -148,7 +148,9 @@ def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
     models: Models,
     make_pair: Callable[..., Pair],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     if not is_near:
         monkeypatch.setattr(shared_memory, "connect", lambda *_: None)
     pair = make_pair(name, **settings)
@@ -157,6 +159,8 @@ def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
     assert pair.open(lease)
     (session,) = pair.fetching.peers._sessions.values()
     assert isinstance(session._receiver, SharedReceiver) is is_near
+    way = "read in its memory, on this host" if is_near else "fetched over TCP"
+    assert f"KV of {pair.giving.server.address} is {way}" in caplog.messages
     assert pair.go_on(begun, sampling) == (alone(models, name, sampling, **settings), 60)
     assert pair.decode.hit_tokens("peer") == 60
     pair.fetching.peers.close("r", is_done=True)

@@ -133,13 +133,14 @@ def test_a_skewed_load_falls_on_all_ranks_alike(num_experts: int, redundant: int
     assert loads.max() < loads.mean() * most
 
 
+@pytest.mark.parametrize("context_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_busy_experts_move_and_answers_stay_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    context_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_skewed(tmp_path)
     with started(tmp_path, 1, **ALONE) as (alone, _):
         expected = alone.answer(sequences())
-    with started(tmp_path, 2, **SETTINGS) as (run, group):
+    with started(tmp_path, 2, **SETTINGS, decode_context_parallel_size=context_size) as (run, group):
         assert group is not None
         before = places_of(run)
         assert before[0] == (0, 1, 2, 3, 4, 5, 6, 7, 0, 1)
