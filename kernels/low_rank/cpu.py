@@ -7,7 +7,6 @@ the kernels that compute whole steps may hold their addresses.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,12 +17,11 @@ import torch.nn.functional as F
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import LowRankHalfStructure, LowRankStructure
 from kernels.linear.dense.cpu import panel_rows
-from kernels.low_rank.form import LowRank
+from kernels.low_rank.form import PAGE_BYTES, LowRank, whole_pages
 from kernels.low_rank.rows import AdapterRows
 
 # Matrices begin where a cache line does.
 _LINE = 64
-_PIECE_BYTES = 8 << 20
 _HALF = np.dtype([("offset", np.int64), ("first", np.int32), ("count", np.int32)])
 assert ctypes.sizeof(LowRankHalfStructure) == _HALF.itemsize
 
@@ -40,40 +38,24 @@ class CpuLowRank:
     structure: LowRankStructure
 
 
-class AdapterMemory:
-    """Memory of adapters in large pieces, for which there are pages of 2 MiB; small adapters share one.
+def join(packed: Iterable[object]) -> None:
+    """Move all parts of an adapter side by side, to pages of its own; any thread may do so.
 
-    Else the processor looks up an address for every few ranks: a third of the time that 32 adapters take. A piece is
-    freed with the last adapter in it.
+    Else the processor looks up an address for every few ranks: a third of the time that 32 adapters take.
     """
-
-    def __init__(self) -> None:
-        """Hold nothing yet."""
-        self._lock = threading.Lock()
-        self._rest = torch.empty(0, dtype=torch.uint8)
-
-    def join(self, packed: Iterable[object]) -> None:
-        """Move all parts of an adapter side by side; any thread may do so."""
-        parts = [part for part in packed if isinstance(part, CpuLowRank)]
-        sizes = [-(-tensor.nbytes // _LINE) * _LINE for part in parts for tensor in part.tensors]
-        places = iter(self._take(sum(sizes)).split_with_sizes(sizes))
-        for part in parts:
-            moved = [next(places)[: each.nbytes].view(each.dtype).view(each.shape) for each in part.tensors]
-            for tensor, target in zip(part.tensors, moved, strict=True):
-                target.copy_(tensor)
-            part.tensors = tuple(moved)
-            part.structure.down, part.structure.up, part.structure.scales, part.structure.halves = (
-                tensor.data_ptr() for tensor in moved
-            )
-
-    def _take(self, num_bytes: int) -> torch.Tensor:
-        if num_bytes > _PIECE_BYTES // 2:
-            return torch.empty(num_bytes, dtype=torch.uint8)
-        with self._lock:
-            if num_bytes > len(self._rest):
-                self._rest = torch.empty(_PIECE_BYTES, dtype=torch.uint8)
-            taken, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
-        return taken
+    parts = [part for part in packed if isinstance(part, CpuLowRank)]
+    sizes = [-(-tensor.nbytes // _LINE) * _LINE for part in parts for tensor in part.tensors]
+    # One page more: torch begins anywhere in one. What is not written takes no memory.
+    memory = torch.empty(whole_pages(sum(sizes)) + PAGE_BYTES, dtype=torch.uint8)
+    places = iter(memory[-memory.data_ptr() % PAGE_BYTES :][: sum(sizes)].split_with_sizes(sizes))
+    for part in parts:
+        moved = [next(places)[: each.nbytes].view(each.dtype).view(each.shape) for each in part.tensors]
+        for tensor, target in zip(part.tensors, moved, strict=True):
+            target.copy_(tensor)
+        part.tensors = tuple(moved)
+        part.structure.down, part.structure.up, part.structure.scales, part.structure.halves = (
+            tensor.data_ptr() for tensor in moved
+        )
 
 
 class CpuAdapterTable:

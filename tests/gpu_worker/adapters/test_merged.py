@@ -18,6 +18,7 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
 from tests.gpu_worker.models.families.composed_cases import CASES as COMPOSED
+from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
 from tests.gpu_worker.models.families.random_models import case, save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits, random_tokens
@@ -25,7 +26,8 @@ from tests.gpu_worker.quantization.checkpoints import make_checkpoint
 from tests.gpu_worker.quantization.test_generation import CHECKPOINTS
 
 _LAYERS = (
-    r".*\.(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|qkv_proj|gate_up_proj|c_attn|c_proj|c_fc|in_proj)"
+    r".*\.(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|qkv_proj|gate_up_proj|c_attn|c_proj|c_fc|in_proj"
+    r"|per_layer_model_projection|per_layer_input_gate|per_layer_projection)"
 )
 CASES = {
     # Fused kernels: heads in another order, an embedding and a head of its own.
@@ -35,6 +37,8 @@ CASES = {
     "phi3": case("Phi3"),
     # Layer by layer: norms behind blocks, a soft cap, embeddings that are scaled.
     "gemma2": case("Gemma2", head_dim=12, sliding_window=9, query_pre_attn_scalar=12),
+    # Vectors of each token for each layer, and layers that have no keys of their own.
+    "gemma4-e": DENSE["gemma4-e"],
     # Transposed matrices and learned positions.
     "gpt2": COMPOSED["gpt2"],
     "granite": case("Granite", attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.8),
