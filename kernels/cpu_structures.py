@@ -180,14 +180,14 @@ class StateRowsStructure(ctypes.Structure):
 class LowRankHalfStructure(ctypes.Structure):
     """`LowRankHalf` of low_rank/product.h."""
 
-    _fields_ = (("offset", _INT64), ("first", _INT32), ("count", _INT32))
+    _fields_ = (("offset", _INT32), ("first", ctypes.c_int16), ("count", ctypes.c_int16))
 
 
 class LowRankStructure(ctypes.Structure):
     """`LowRank` of low_rank/product.h."""
 
     _fields_ = (
-        *_all(_POINTER, "down up scales halves"),
+        *_all(_POINTER, "halves scales down up"),
         *_all(_INT32, "rank num_inputs dtype"),
     )
 

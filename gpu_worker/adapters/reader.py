@@ -19,7 +19,7 @@ from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTa
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
-from kernels.low_rank import LowRank, LowRankPart
+from kernels.low_rank import LowRank, LowRankPart, whole_pages
 from shared.adapter_store import WEIGHTS_NAME
 
 _ROOT = "base_model.model."
@@ -31,7 +31,11 @@ _MAX_TENSORS = 200_000
 # A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
 _EXPERTS = re.compile(r"(model\.layers\.\d+)\.(?:.+\.)?experts(\.\d+\..*|(?:\.base_layer)*)")
 # What stands before the layers in models that wrap a decoder of text.
-_WRAPPERS = re.compile(r"^(?:.*\.)?(layers\.\d+\.|embed_tokens$)")
+_WRAPPERS = re.compile(r"^(?:.*\.)?(layers\.\d+\.|embed_tokens$|per_layer_model_projection$)")
+# Routers have other names in checkpoints than in `transformers`.
+_ROUTER = re.compile(r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.(?:gate|router)(?:\.layer)?")
+# What latent attention multiplies into queries and values.
+_ABSORBED = re.compile(r"model\.layers\.\d+\.self_attn\.kv_b_proj")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +51,8 @@ class Adapter:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory that it takes."""
-        return sum(low_rank.num_bytes for low_rank in self.low_ranks.values())
+        """Return the memory that it takes, in whole pages."""
+        return whole_pages(sum(low_rank.num_bytes for low_rank in self.low_ranks.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
         places: dict[str, list[tuple[str, int]]] = {}
         for key, item in targets.matrices.items():
             for index, name in enumerate(item.modules):
-                places.setdefault(name, []).append((key, index))
+                places.setdefault(_common(name), []).append((key, index))
         parts: dict[str, list[LowRankPart]] = {}
         stacks: list[_Stack] = []
         for name, module in modules.items():
@@ -156,13 +160,21 @@ def _own_name(module: str, renamed: tuple[tuple[str, str], ...]) -> str:
         return HEAD
     if module.endswith("embed_tokens"):
         return EMBEDDING
-    return _WRAPPERS.sub(r"model.\1", module)
+    return _common(_WRAPPERS.sub(r"model.\1", module))
+
+
+def _common(module: str) -> str:
+    """Return a name that is the same whatever the router of a layer is called."""
+    match = _ROUTER.fullmatch(module)
+    return module if match is None else f"{match[1]}.router"
 
 
 def _experts_of(name: str, module: _Module, targets: AdapterTargets) -> ExpertModules:
     """Return the experts whose stack a module is that is none of the model's matrices."""
     problem = "but the model has no such linear layer that an adapter can be beside; was it made for another?"
     match = _EXPERTS.fullmatch(name)
+    if _ABSORBED.fullmatch(name):
+        problem = "but no adapter can be beside the kv_b_proj of latent attention: train it without"
     if match is not None and match[1] in targets.experts:
         experts, is_stack = targets.experts[match[1]], not re.match(r"\.\d", match[2])
         if experts is not None and is_stack:

@@ -16,12 +16,14 @@ class _Resident:
 class AdapterSlots:
     """Adapters by the digest of their content, the least recently used first. Written on the event loop's thread only.
 
-    What is taken out stays where it is in memory until something else is placed in its slot; no sequence names it.
+    Attributes:
+        emptied: Slots whose adapters were taken out, and that nobody has cleared yet; no sequence names them.
     """
 
     def __init__(self, num_slots: int = 0, max_bytes: int = 0) -> None:
         self.num_slots = num_slots
         self.max_bytes = max_bytes
+        self.emptied: set[int] = set()
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
         # Slots that were taken for adapters that are being placed, with their bytes.
         self._taken: dict[int, int] = {}
@@ -56,7 +58,7 @@ class AdapterSlots:
         if len(kept) + len(self._taken) >= self.num_slots or held_bytes + num_bytes > self.max_bytes:
             return None
         while len(self._residents) + len(self._taken) >= self.num_slots or self.num_bytes + num_bytes > self.max_bytes:
-            del self._residents[idle.pop(0)]
+            self.emptied.add(self._residents.pop(idle.pop(0)).slot)
         occupied = {each.slot for each in self._residents.values()} | self._taken.keys()
         slot = min(set(range(self.num_slots)) - occupied)
         self._taken[slot] = num_bytes

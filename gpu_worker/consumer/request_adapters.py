@@ -63,7 +63,7 @@ class RequestAdapters:
 
     slots: AdapterSlots
     _read_files: Callable[[Path], PackedAdapter]
-    _place_in_slot: Callable[[int, PackedAdapter], None]
+    _place_in_slot: Callable[[int, PackedAdapter | None], None]
     _store: AdapterStore
     _names: AdapterNames
     _engine: EngineThread
@@ -260,6 +260,7 @@ class RequestAdapters:
     async def _place(self, slot: int, adapter: PackedAdapter) -> None:
         loop = asyncio.get_running_loop()
         problem: asyncio.Future[Exception | None] = loop.create_future()
+        emptied, self.slots.emptied = self.slots.emptied - {slot}, set()
 
         def told(error: Exception | None) -> None:
             if not problem.done():
@@ -268,6 +269,8 @@ class RequestAdapters:
         def place() -> None:
             error = None
             try:
+                for other in emptied:
+                    self._place_in_slot(other, None)
                 self._place_in_slot(slot, adapter)
             except Exception as raised:  # the device may have no memory for it; the engine goes on
                 error = raised

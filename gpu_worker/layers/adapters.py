@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from gpu_worker.layers.placed_experts import ExpertShare
-from kernels.low_rank import AdapterMemory, AdapterRows, AdapterTable, LowRank, make_adapter_table
+from kernels.low_rank import AdapterRows, AdapterTable, LowRank, join, make_adapter_table
 
 HEAD = "lm_head"
 EMBEDDING = "model.embed_tokens"
@@ -107,7 +107,6 @@ class AdapterTargets:
         self.experts: dict[str, ExpertModules | None] = {}
         self._device = device
         self._dtype = dtype
-        self._memory = AdapterMemory()
 
     def add(
         self,
@@ -149,7 +148,7 @@ class AdapterTargets:
     def pack(self, adapter: Mapping[str, LowRank]) -> Packed:
         """Lay an adapter out as the kernels read it; any thread may do so."""
         packed = {name: self.matrices[name].pack(low_rank) for name, low_rank in adapter.items()}
-        self._memory.join(part for parts in packed.values() for part in parts)
+        join(part for parts in packed.values() for part in parts)
         return packed
 
     def place(self, slot: int, packed: Packed | None, max_rank: int = 1) -> None:

@@ -22,9 +22,11 @@ from gpu_worker.layers.norms import Norm, NormWeights, make_norm
 from gpu_worker.layers.vocabulary import Embedding
 from kernels.activation import Activation, activate
 from kernels.linear import Linear as Product
+from kernels.low_rank import AdapterRows, AdapterTable
 
 TABLE = "model.embed_tokens_per_layer.weight"
 """From a token to the first part of its vectors of all layers."""
+_PROJECTION = "model.per_layer_model_projection"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +39,22 @@ class LayerInputs:
     size: int
     scale: float
     image_token: int
+    adapters: AdapterTable | None = None
 
     def __call__(
-        self, token_ids: torch.Tensor, embeddings: torch.Tensor, media: MediaInputs | None = None
+        self,
+        token_ids: torch.Tensor,
+        embeddings: torch.Tensor,
+        media: MediaInputs | None = None,
+        adapters: AdapterRows | None = None,
     ) -> Sequence[torch.Tensor]:
         """Return for each layer `[num_tokens, size]`, views of one tensor."""
         if media is not None:
             token_ids = token_ids.index_fill(0, media.places, self.image_token)
-        projected = self.norm((self.projection(embeddings) * self.scale).view(-1, self.size))
+        product = self.projection(embeddings)
+        if adapters is not None and self.adapters is not None:
+            self.adapters.add(embeddings, product, adapters)
+        projected = self.norm((product * self.scale).view(-1, self.size))
         vectors = self.table(token_ids).view(-1, self.size).add_(projected).mul_(2**-0.5)
         return vectors.view(len(token_ids), -1, self.size).unbind(1)
 
@@ -71,8 +81,8 @@ def layer_inputs_over(
     size = table.shape[1]
     # The checkpoint was trained with the nearest number of its type.
     scale = torch.tensor(shape.size**0.5, dtype=dtype).item()
-    projection = source.projections.take(["model.per_layer_model_projection"], [size], source.hidden_size)
-    norm = source.norm("model.per_layer_projection_norm", shape.size)
+    projection = source.projections.take([_PROJECTION], [size], source.hidden_size)
+    norm, targets = source.norm("model.per_layer_projection_norm", shape.size), parts.adapters
     return LayerInputs(
         Embedding(table, dtype, scale),
         parts.product(projection),
@@ -80,6 +90,7 @@ def layer_inputs_over(
         shape.size,
         source.hidden_size**-0.5,
         shape.image_token,
+        None if targets is None else targets.add((_PROJECTION,), (size,), source.hidden_size)[0],
     )
 
 

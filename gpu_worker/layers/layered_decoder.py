@@ -121,7 +121,7 @@ class LayeredDecoder:
             x.index_copy_(0, media.places, media.rows)
         streams: dict[int, torch.Tensor] = {}
         # Before the first layer, which makes the embeddings the stream and adds to them in place.
-        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x, media)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x, media, context.adapters)
         interrupt = self._interrupt
         for index, layer in enumerate(self._layers):
             if interrupt is not None and interrupt.is_asked:

@@ -240,7 +240,9 @@ class WorkerConfig(NatsFiles):
         minimum=0,
         maximum=256,
     )
-    max_lora_bytes: int = setting(4 << 30, "Bytes of adapters in memory at once.", minimum=1 << 20)
+    max_lora_bytes: int = setting(
+        4 << 30, "Bytes of adapters in memory at once, each in pages of 2 MiB.", minimum=2 << 20
+    )
     adapters: str | None = setting(
         None,
         "Store of adapters: a directory that all workers and gateways share, or s3://BUCKET/PREFIX (needs "

@@ -58,12 +58,13 @@ class Adapting(NamedTuple):
     """How many adapters may be in memory, what reads one in any thread, and what places it in a slot between steps.
 
     Attributes:
+        place: None clears the slot.
         forget: Called once an adapter that was read is placed, or will not be.
     """
 
     num_slots: int
     read: Callable[[Path], PackedAdapter]
-    place: Callable[[int, PackedAdapter], None]
+    place: Callable[[int, PackedAdapter | None], None]
     forget: Callable[[PackedAdapter], object] = lambda _: None
 
 
@@ -228,8 +229,11 @@ def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner
         from gpu_worker.adapters.reader import read_packed
         from gpu_worker.execution.ranks.beside import encoded_pieces
 
-        def place(slot: int, adapter: PackedAdapter) -> None:
-            targets.place(slot, adapter.packed, adapter.max_rank)
+        def place(slot: int, adapter: PackedAdapter | None) -> None:
+            if adapter is None:
+                targets.place(slot, None)
+            else:
+                targets.place(slot, adapter.packed, adapter.max_rank)
 
         read = partial(read_packed, targets=targets, renamed=runner.model_config.block.names.renamed)
         if group is None:

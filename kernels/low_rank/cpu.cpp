@@ -66,7 +66,7 @@ EXPORTED void headrace_low_rank(const headrace::LowRank* const* table, const hea
 EXPORT_SIGNATURE(low_rank)
 
 EXPORT_STRUCTURE(LowRankHalf, FIELD(offset), FIELD(first), FIELD(count))
-EXPORT_STRUCTURE(LowRank, FIELD(down), FIELD(up), FIELD(scales), FIELD(halves), FIELD(rank), FIELD(num_inputs),
+EXPORT_STRUCTURE(LowRank, FIELD(halves), FIELD(scales), FIELD(down), FIELD(up), FIELD(rank), FIELD(num_inputs),
                  FIELD(dtype))
 EXPORT_STRUCTURE(AdapterRows, FIELD(rows), FIELD(slots), FIELD(places), FIELD(products), FIELD(num_rows),
                  FIELD(stride))

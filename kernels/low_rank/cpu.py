@@ -7,9 +7,9 @@ the kernels that compute whole steps may hold their addresses.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -18,62 +18,43 @@ import torch.nn.functional as F
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import LowRankHalfStructure, LowRankStructure
 from kernels.linear.dense.cpu import panel_rows
-from kernels.low_rank.form import LowRank
+from kernels.low_rank.form import PAGE_BYTES, LowRank, whole_pages
 from kernels.low_rank.rows import AdapterRows
 
 # Matrices begin where a cache line does.
 _LINE = 64
-_PIECE_BYTES = 8 << 20
-_HALF = np.dtype([("offset", np.int64), ("first", np.int32), ("count", np.int32)])
+_PARTS = ("halves", "scales", "down", "up")
+_HALF = np.dtype([("offset", np.int32), ("first", np.int16), ("count", np.int16)])
 assert ctypes.sizeof(LowRankHalfStructure) == _HALF.itemsize
 
 
 @dataclass(slots=True, eq=False)
 class CpuLowRank:
-    """An adapter's part in the order in which it is read, and its description.
+    """An adapter's part in the order in which it is read, and its description, which holds addresses in `memory`."""
 
-    Attributes:
-        tensors: Both matrices, a factor for each rank, and the halves of panels; the structure holds their addresses.
-    """
-
-    tensors: tuple[torch.Tensor, ...]
+    memory: torch.Tensor
     structure: LowRankStructure
 
+    def move(self, memory: torch.Tensor) -> None:
+        """Move to other memory of the same size."""
+        distance = memory.copy_(self.memory).data_ptr() - self.memory.data_ptr()
+        for name in _PARTS:
+            setattr(self.structure, name, getattr(self.structure, name) + distance)
+        self.memory = memory
 
-class AdapterMemory:
-    """Memory of adapters in large pieces, for which there are pages of 2 MiB; small adapters share one.
 
-    Else the processor looks up an address for every few ranks: a third of the time that 32 adapters take. A piece is
-    freed with the last adapter in it.
+def join(packed: Iterable[object]) -> None:
+    """Move all parts of an adapter side by side, to pages of its own; any thread may do so.
+
+    Else the processor looks up an address for every few ranks: a third of the time that 32 adapters take.
     """
-
-    def __init__(self) -> None:
-        """Hold nothing yet."""
-        self._lock = threading.Lock()
-        self._rest = torch.empty(0, dtype=torch.uint8)
-
-    def join(self, packed: Iterable[object]) -> None:
-        """Move all parts of an adapter side by side; any thread may do so."""
-        parts = [part for part in packed if isinstance(part, CpuLowRank)]
-        sizes = [-(-tensor.nbytes // _LINE) * _LINE for part in parts for tensor in part.tensors]
-        places = iter(self._take(sum(sizes)).split_with_sizes(sizes))
-        for part in parts:
-            moved = [next(places)[: each.nbytes].view(each.dtype).view(each.shape) for each in part.tensors]
-            for tensor, target in zip(part.tensors, moved, strict=True):
-                target.copy_(tensor)
-            part.tensors = tuple(moved)
-            part.structure.down, part.structure.up, part.structure.scales, part.structure.halves = (
-                tensor.data_ptr() for tensor in moved
-            )
-
-    def _take(self, num_bytes: int) -> torch.Tensor:
-        if num_bytes > _PIECE_BYTES // 2:
-            return torch.empty(num_bytes, dtype=torch.uint8)
-        with self._lock:
-            if num_bytes > len(self._rest):
-                self._rest = torch.empty(_PIECE_BYTES, dtype=torch.uint8)
-            taken, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
-        return taken
+    parts = [part for part in packed if isinstance(part, CpuLowRank)]
+    sizes = [len(part.memory) for part in parts]
+    # One page more: torch begins anywhere in one. What is not written takes no memory.
+    memory = torch.empty(whole_pages(sum(sizes)) + PAGE_BYTES, dtype=torch.uint8)
+    places = memory[-memory.data_ptr() % PAGE_BYTES :][: sum(sizes)].split_with_sizes(sizes)
+    for part, place in zip(parts, places, strict=True):
+        part.move(place)
 
 
 class CpuAdapterTable:
@@ -138,15 +119,16 @@ def _pack(adapter: LowRank, width: int, dtype: torch.dtype, row_dtype: torch.dty
     scales = torch.cat([torch.full((part.rank,), part.scale) for part in adapter.parts])
     features = panel_rows(torch.arange(1, num_outputs + 1)[:, None], width, adapter.is_gated).view(-1, width // 2) - 1
     # Of each part, where its features are among its own; one more, for all others, is zero.
-    parts, first = [], 0
+    pairs, first = [], 0
     for part in adapter.parts:
         places = torch.full((num_outputs + 1,), len(part.features))
         places[part.features] = torch.arange(len(part.features))
-        parts.append((first, F.pad(part.up.to(dtype), (0, 0, 0, 1)), places[features]))
+        pairs.append((first, F.pad(part.up.to(dtype), (0, 0, 0, 1)), places[features]))
         first += part.rank
-    halves, blocks, offset = np.zeros(len(features), dtype=_HALF), [], 0
+    halves, blocks, offset = np.zeros(len(features) + 1, dtype=_HALF), [], 0
     for half in range(len(features)):
-        touching = [(first, up, of[half]) for first, up, of in parts if bool((of[half] < len(up) - 1).any())]
+        halves[half]["offset"] = offset
+        touching = [(first, up, of[half]) for first, up, of in pairs if bool((of[half] < len(up) - 1).any())]
         if not touching:
             continue
         begin = touching[0][0]
@@ -159,10 +141,11 @@ def _pack(adapter: LowRank, width: int, dtype: torch.dtype, row_dtype: torch.dty
         if dtype is torch.bfloat16:
             block = block.view(-1, 2, width // 2).transpose(1, 2)
         blocks.append(block)
-        offset += block.numel()
+        offset += 2 * block.numel() // width
+    halves[-1]["offset"] = offset
     up = torch.cat([block.reshape(-1) for block in blocks])
-    tensors = (down, up, scales, torch.from_numpy(halves.view(np.uint8)))
-    structure = LowRankStructure(
-        *(tensor.data_ptr() for tensor in tensors), adapter.rank, num_inputs, DTYPE_NUMBERS[dtype]
-    )
-    return CpuLowRank(tensors, structure)
+    parts = [each.reshape(-1).view(torch.uint8) for each in (torch.from_numpy(halves.view(np.uint8)), scales, down, up)]
+    parts = [F.pad(each, (0, -len(each) % _LINE)) for each in parts]
+    memory = torch.cat(parts)
+    starts = accumulate((len(each) for each in parts[:-1]), initial=memory.data_ptr())
+    return CpuLowRank(memory, LowRankStructure(*starts, adapter.rank, num_inputs, DTYPE_NUMBERS[dtype]))

@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+PAGE_BYTES = 2 << 20
+"""Memory that an adapter takes at a time: a large page of a processor, and of torch's memory on a GPU."""
+
+
+def whole_pages(num_bytes: int) -> int:
+    """Return the bytes of the pages that so many take."""
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankPart:

@@ -16,23 +16,31 @@ constexpr int kDownRows = 4;   // Rows that share what is read of the first matr
 constexpr int kItemRanks = 16;
 constexpr int kBlock = 2 * kLanes;  // Inputs that are multiplied at a time.
 
-// Which ranks the features of half a panel are made of, and where their weights begin.
+// Which ranks the features of half a panel are made of, and how many ranks of others stand before theirs.
 struct LowRankHalf {
-  int64_t offset;
-  int32_t first, count;
+  int32_t offset;
+  int16_t first, count;
 };
 
-// The two matrices of an adapter beside one matrix of the model.
+// The two matrices of an adapter beside one matrix of the model. All that is read lies together, in this order.
 struct LowRank {
+  const LowRankHalf* halves;  // [2 * panels + 1], an end behind the last.
+  const float* scales;        // [rank].
   const void* down;  // [rank, row_size]; in bfloat16 beside rows of fp32 each word has an input of both halves of a block.
   const void* up;    // For each half panel, [count, kHalfPanel]; in bfloat16 pairs of ranks, as in panel.h.
-  const float* scales;  // [rank].
-  const LowRankHalf* halves;  // [2 * panels].
   int32_t rank, num_inputs;
   int32_t dtype;  // Of both: bfloat16, or float32 where rows are of that type.
 
   int element_size() const { return dtype == kBFloat16 ? 2 : 4; }
   int row_size() const { return (num_inputs + kBlock - 1) / kBlock * kBlock; }
+
+  // Where the weights of a half panel begin.
+  int64_t half_byte(int half) const { return int64_t{halves[half].offset} * kHalfPanel * element_size(); }
+
+  // Of all that comes before the second matrix.
+  int64_t first_bytes() const {
+    return static_cast<const char*>(up) - reinterpret_cast<const char*>(halves);
+  }
 };
 
 // By an adapter's slot; null where it leaves the matrix as it is. The array is null where no adapter can be.
@@ -214,13 +222,13 @@ inline void add_half(const LowRank& adapter, const LowRankHalf& half, const T* p
   products += half.first;
   if constexpr (std::is_same_v<T, float>) {
     if (adapter.dtype == kFloat32) {
-      const auto* weights = static_cast<const float*>(adapter.up) + half.offset;
+      const auto* weights = static_cast<const float*>(adapter.up) + int64_t{half.offset} * kHalfPanel;
       for (int rank = 0; rank < half.count; ++rank, weights += kHalfPanel)
         for (int v = 0; v < kVectors; ++v) sums[v] += load(weights + v * kLanes) * products[rank];
       return;
     }
   }
-  const auto* weights = reinterpret_cast<const int32_t*>(static_cast<const bfloat16*>(adapter.up) + half.offset);
+  const auto* weights = static_cast<const int32_t*>(adapter.up) + int64_t{half.offset} * kHalfPanel / 2;
   for (int rank = 0; rank < half.count; rank += 2, weights += kHalfPanel) {
     for (int v = 0; v < kVectors; ++v) {
       const Ints pairs = load_raw<Ints>(weights + v * kLanes);
@@ -254,7 +262,7 @@ inline void look_up(const LowRank& adapter, int64_t token, T* products) {
 
 // What a multiplication adds to the sums of each row and panel: the products of the row's adapter. Each row reads its own
 // memory, few lines in each place, which the processor does not foresee: it is asked for while other rows are multiplied,
-// and so are the first matrices beside the matrix that follows.
+// and so is what lies before the second matrix beside the matrix that follows.
 template <typename T>
 struct AddedAdapters {
   static constexpr bool kReads = true;
@@ -289,16 +297,11 @@ struct AddedAdapters {
       const int place = adapters.places[row], slot = place < 0 ? -1 : adapters.slots[place];
       if (slot == before || slot < 0) continue;
       before = slot;
-      if (const LowRank* adapter = table[slot]) {
-        for (int half = 2 * panel; half < 2 * panel + 2; ++half) {
-          const int64_t first = adapter->halves[half].offset * adapter->element_size();
-          const int64_t size = int64_t{adapter->halves[half].count} * kHalfPanel * adapter->element_size();
-          lines.add(adapter->up, first, first + size);
-        }
-      }
+      if (const LowRank* adapter = table[slot])
+        lines.add(adapter->up, adapter->half_byte(2 * panel), adapter->half_byte(2 * panel + 2));
       if (next && next[slot]) {
-        const int64_t bytes = int64_t{next[slot]->rank} * next[slot]->row_size() * next[slot]->element_size();
-        lines.add(next[slot]->down, bytes * panel / num_panels, bytes * (panel + 1) / num_panels);
+        const int64_t bytes = next[slot]->first_bytes();
+        lines.add(next[slot]->halves, bytes * panel / num_panels, bytes * (panel + 1) / num_panels);
       }
     }
   }

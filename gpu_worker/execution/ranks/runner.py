@@ -23,6 +23,7 @@ from gpu_worker.execution.ranks.replies import RankLostError, RankProblemError
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.ranks import is_last
 from shared.errors import HeadraceError
 
@@ -112,25 +113,30 @@ class GroupRunner:
         if (number := self._packed.pop(adapter, None)) is not None:
             self.group.send([encode(PlaceAdapter(number, None))])
 
-    def place_adapter(self, slot: int, adapter: PackedAdapter) -> None:
-        """Place an adapter in a slot that no step reads, at all ranks, in the thread that submits steps.
+    def place_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """Place an adapter, or None, in a slot that no step reads, at all ranks, in the thread that submits steps.
 
         Raises:
             Exception: A rank cannot. Then the slot is empty at all of them.
         """
         targets = self.own.model.adapters
         assert targets is not None
-        assert adapter.pieces
         self._adapters.pop(slot, None)
+        if adapter is None:
+            return self._clear(targets, slot)
+        assert adapter.pieces
         try:
             targets.place(slot, adapter.packed, adapter.max_rank)
             number = self._packed.pop(adapter, None)
             self._place_at_others(slot, adapter.pieces, adapter.max_rank, number)
         except Exception:
-            targets.place(slot, None)
-            self.group.send([encode(PlaceAdapter(None, slot))])
+            self._clear(targets, slot)
             raise
         self._adapters[slot] = adapter.pieces, adapter.max_rank
+
+    def _clear(self, targets: AdapterTargets, slot: int) -> None:
+        targets.place(slot, None)
+        self.group.send([encode(PlaceAdapter(None, slot))])
 
     def _pack_at_others(self, pieces: Sequence[bytes], max_rank: int, *, pauses: bool = False) -> int:
         # The pieces of one adapter do not come between those of another.

@@ -38,11 +38,13 @@ def _experts(oracle: torch.nn.Module) -> dict[int, torch.nn.Module]:
 
 
 def _sizes(oracle: torch.nn.Module, name: str) -> dict[str, tuple[int, int]]:
-    """Return the sizes of most experts' matrices; some of them have an adapter beside one matrix, or none."""
+    """Return the sizes of routers and most experts' matrices; some have an adapter beside one matrix, or none."""
     module, (gate, up, down) = MIXTURES[name]
     sizes = {}
     for layer, experts in _experts(oracle).items():
         count, inner, hidden = experts.down_proj.shape[0], experts.down_proj.shape[2], experts.down_proj.shape[1]
+        # As `transformers` calls it, whatever its name in the checkpoint is.
+        sizes[f"model.layers.{layer}.mlp.gate"] = (count, hidden)
         for expert in range(1, count):
             of = f"model.layers.{layer}.{module}.{expert}"
             sizes |= {f"{of}.{gate}": (inner, hidden), f"{of}.{down}": (hidden, inner)}
@@ -56,7 +58,9 @@ def _merge(oracle: torch.nn.Module, directory: Path, name: str) -> None:
     tensors = load_file(directory / "adapter_model.safetensors")
     module, matrices = MIXTURES[name]
     for layer, experts in _experts(oracle).items():
-        inner = experts.down_proj.shape[2]
+        inner, router = experts.down_proj.shape[2], f"model.layers.{layer}.mlp.gate"
+        products = [tensors[f"base_model.model.{router}.lora_{side}.weight"] for side in "BA"]
+        oracle.get_submodule(router).weight += 2 * products[0] @ products[1]
         for expert in range(len(experts.down_proj)):
             parts = (
                 experts.gate_up_proj[expert, :inner],

@@ -106,6 +106,14 @@ def test_adapter_of_another_model_is_refused(
         read_packed(tmp_path / "adapter", targets, ())
 
 
+def test_matrix_that_latent_attention_has_multiplied_into_others_is_refused_as_such(
+    targets: AdapterTargets, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path / "adapter", {"model.layers.0.self_attn.kv_b_proj": (8, 12)})
+    with pytest.raises(AdapterError, match="kv_b_proj of latent attention: train it without"):
+        read_packed(tmp_path / "adapter", targets, ())
+
+
 @pytest.mark.parametrize("part", ["adapter_config.json", "adapter_model.safetensors"])
 def test_any_change_of_content_changes_the_digest(part: str, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path, {_MODULE: (8, 12)})

@@ -16,6 +16,7 @@ from gpu_worker.consumer import request_adapters
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.request_adapters import RequestAdapters
 from gpu_worker.layers.adapters import AdapterTargets
+from kernels.low_rank.form import PAGE_BYTES
 from shared.adapter_names import NamedAdapter
 from shared.adapter_store import AdapterContent, AdapterStore, AdapterStoreError
 from shared.errors import BadRequestError
@@ -53,14 +54,18 @@ class Bench:
         self.targets.add((_MODULE,), (8,), 12)
         self.store = AdapterStore(DirectoryStore(directory / "store"))
         self.names, self.held = Names(), HeldRequests()
-        self.slots = AdapterSlots(num_slots, 1 << 20)
-        place = lambda slot, adapter: self.targets.place(slot, adapter.packed, adapter.max_rank)  # noqa: E731
+        self.slots = AdapterSlots(num_slots, num_slots * PAGE_BYTES)
         self.read: list[PackedAdapter] = []
         self.forgotten: list[PackedAdapter] = []
+        self.placed: dict[int, PackedAdapter | None] = {}
 
         def read(path: Path) -> PackedAdapter:
             self.read.append(read_packed(path, self.targets))
             return self.read[-1]
+
+        def place(slot: int, adapter: PackedAdapter | None) -> None:
+            self.targets.place(slot, None if adapter is None else adapter.packed)
+            self.placed[slot] = adapter
 
         parts: Any = (self.slots, read, place, self.store, self.names, Engine(), self.held)
         self.adapters = RequestAdapters(*parts, self.forgotten.append)
@@ -155,6 +160,19 @@ async def test_adapter_that_has_no_room_on_the_device_leaves_its_slot(
         with pytest.raises(AdapterStoreError, match="out of memory"):
             await bench.prepare(held)
     await bench.prepare(held)
+    await bench.adapters.close()
+
+
+async def test_slots_of_adapters_that_made_room_are_cleared(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, num_slots=3)
+    for seed in range(3):
+        held = bench.hold(await bench.put(seed))
+        await bench.prepare(held)
+        bench.held.remove(held)
+    assert (bench.slots.num_bytes, len(bench.slots.residents)) == (3 * PAGE_BYTES, 3)
+    bench.slots.max_bytes = PAGE_BYTES
+    await bench.prepare(bench.hold(await bench.put(3)))
+    assert bench.placed == {0: bench.read[3], 1: None, 2: None}
     await bench.adapters.close()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.cpu_library import cpu_library
-from kernels.low_rank import AdapterRows
+from kernels.low_rank import AdapterRows, join
 from kernels.low_rank.cpu import CpuAdapterTable
 from kernels.low_rank.dispatch import low_rank_reference
 from tests.kernels.low_rank.adapters import make_adapter, slots_of
@@ -19,11 +19,11 @@ def new_table(dtype: torch.dtype) -> CpuAdapterTable:
     return CpuAdapterTable(library, 4, dtype)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("rows", "num_inputs"), [([70, 9, 30], 37), ([64, 64], 128), ([1], 3)], ids=str)
-def test_sums_equal_reference(rows: list[int], num_inputs: int, dtype: torch.dtype) -> None:
+def test_sums_equal_reference(rows: list[int], num_inputs: int, dtype: torch.dtype, stored: torch.dtype) -> None:
     table, generator = new_table(dtype), torch.Generator().manual_seed(num_inputs)
-    stored = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
     # The slot of one row leaves the matrix as it is.
     adapters = [
         make_adapter([5, 0, 17][: len(rows)], rows, num_inputs, generator, stored),
@@ -33,6 +33,7 @@ def test_sums_equal_reference(rows: list[int], num_inputs: int, dtype: torch.dty
     ]
     for slot, adapter in enumerate(adapters):
         table.place(slot, None if adapter is None else table.pack(adapter))
+    join(table._packed)
     # Rows lie apart, and what is between them must stay.
     memory = torch.randn(len(_SLOTS), sum(rows) + 5, generator=generator).to(dtype)
     x = torch.randn(len(_SLOTS), num_inputs + 2, generator=generator).to(dtype)[:, :num_inputs]
