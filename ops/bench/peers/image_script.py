@@ -6,6 +6,7 @@ an image, its decoder and its model's processor are counted, and neither hashes 
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ def main(torchvision: str, model_dir: str, paths: list[str]) -> None:
     # The wheel on PyPI is built for GPUs: without them it cannot describe its operators, of which resizing uses none.
     library.register_fake = lambda *_, **__: lambda function: function
     sys.path.insert(0, torchvision)
-    import torchvision.transforms.v2.functional
+    importlib.import_module("torchvision.transforms.v2.functional")
     from vllm.multimodal.media.image import ImageMediaIO
     from vllm.transformers_utils.processor import cached_get_image_processor
 
