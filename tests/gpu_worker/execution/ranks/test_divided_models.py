@@ -89,7 +89,7 @@ def load(directory: Path, ranks: Ranks, **settings: Any) -> CausalLM:
     return model
 
 
-def logits(directory: Path, ranks: Ranks) -> torch.Tensor:
+def logits(directory: Path, ranks: Ranks = ALONE) -> torch.Tensor:
     """Score a prompt in chunks and then token by token."""
     run = PagedRun(load(directory, ranks), [TOKENS], kept=ranks.tokens)
     return torch.cat([run.step({0: count})[0] for count in (13, 14, 1, 1, 1)])

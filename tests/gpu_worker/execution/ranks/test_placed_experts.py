@@ -27,7 +27,8 @@ MIXTURES: dict[str, Callable[[Path], object]] = {
     **{
         name: make
         for name, make in MODELS.items()
-        if any(part in name for part in ("moe", "mix", "deepseek", "flex-olmo", "mimo", "nemotron_h-experts"))
+        if any(part in name for part in ("moe", "mixtral", "deepseek", "flex-olmo", "mimo", "nemotron_h-experts"))
+        and not name.endswith("-dense")
     },
 }
 
