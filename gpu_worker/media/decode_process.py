@@ -144,8 +144,11 @@ def _write(pixels: npt.NDArray[np.uint8], target: str) -> None:
 
 def main() -> None:
     """Load what decoders need, once for all forks, and serve."""
-    for kind in ("Gif", "Jpeg", "Png", "WebP"):
-        importlib.import_module(f"PIL.{kind}ImagePlugin")
+    from PIL import Image
+
+    importlib.import_module("PIL.WebPImagePlugin")
+    # The other formats, and those that each fork would import before it opens its first image.
+    Image.preinit()
     limited_process.run(work, LIMITS)
 
 

@@ -1,10 +1,12 @@
-"""Images: preparing beside `transformers`' own processor, the time to a first token, and text streams beside a flood.
+"""Images: preparing beside `transformers` and vLLM, the time to a first token, and text streams beside a flood.
 
 Run as `python -m ops.bench.images`. Preparing counts the processor time of decoding a JPEG in a process of its own, and
-of resizing it as Qwen 2.5-VL reads it; `transformers` normalises and cuts into patches, too, which here is the model's
-work. Engines serve a small random Qwen 2.5-VL, in one thread. Their times are those that this thread computes, which
-other processes lengthen less: steps in which eight streams decode, alone, beside prompts, and beside images, which
-have as many tokens: `of_prompts` is a step's time as a multiple of one beside prompts, `worst` the longest.
+of resizing it as Qwen 2.5-VL reads it; the others normalise and cut into patches, too, which here is the model's work.
+With `--vllm` vLLM's CPU build prepares the same files in an environment of its own (`peers/image_script.py`), which is
+installed the first time and takes 4 GB. Engines serve a small random Qwen 2.5-VL, in one thread. Their times are those
+that this thread computes, which other processes lengthen less: steps in which eight streams decode, alone, beside
+prompts, and beside images, which have as many tokens: `of_prompts` and `of_alone` are a step's time as a multiple of
+one beside prompts or alone, `worst` the longest.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.media.decoder import Decoder
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import read_processor, read_vision
-from ops.bench.comparison import in_turns, median_ratio
+from ops.bench.comparison import add_cache, in_turns, median_ratio
 from ops.bench.options import add_list, bench_parser, positive
+from ops.bench.peers import engines
+from ops.bench.peers.engines import run_program, vllm_environ, vllm_python
 from ops.bench.record import ResultTable
 from ops.bench.stepping import make_engine
 from shared.media import MediaRef
@@ -46,6 +50,9 @@ _VOCABULARY, _IMAGE = 512, 500
 _SIDE, _IMAGE_TOKENS = 448, 256
 _STREAMS, _WAITING, _STEPS = 8, 2, 60
 _BUDGET = 256
+_PIP = ("-m", "pip", "install", "-q", "--no-deps")
+_TORCHVISION = "torchvision==0.28.*"
+"""Of the torch that vLLM's CPU build brings."""
 ALONE, PROMPTS, IMAGES = "alone", "prompts", "images"
 
 
@@ -104,8 +111,21 @@ async def _prepare(files: Values[tuple[bytes, MediaRef]], processor: MediaProces
     return _cpu_s() - began
 
 
-async def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num_files: int) -> None:
-    """Print how many images a core prepares in a second, and how many `transformers` does."""
+def _vllm_rate(home: Path, directory: Path, files: Values[tuple[bytes, MediaRef]]) -> float:
+    """Return how many of these files vLLM prepares in a second of a core."""
+    python, torchvision = vllm_python(home), home / "torchvision"
+    if not torchvision.exists():
+        run_program([str(python), *_PIP, "--target", str(torchvision), _TORCHVISION], 600)
+    paths = [directory / f"{number}.jpg" for number in range(len(files))]
+    for path, (data, _) in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    script = Path(engines.__file__).parent / "image_script.py"
+    command = [python, script, torchvision, directory, *paths]
+    return float(run_program([*map(str, command)], 900, vllm_environ(1)).split()[-1])
+
+
+def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num_files: int, vllm_home: Path | None) -> None:
+    """Print how many images a core prepares in a second, and how many `transformers` and vLLM do."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     table = ResultTable("images")
@@ -114,20 +134,22 @@ async def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num
     for width, height in sizes:
         files = [jpeg(width, height, seed) for seed in range(num_files)]
         # The first one pays for the start of the process.
-        first = await _prepare(files[:1], processor)
-        own = max(1e-6, await _prepare([files[0], *files], processor) - first)
+        first = asyncio.run(_prepare(files[:1], processor))
+        own = max(1e-6, asyncio.run(_prepare([files[0], *files], processor)) - first)
         began = _cpu_s()
         for data, _ in files:
             theirs(images=Image.open(io.BytesIO(data)).convert("RGB"), return_tensors="pt")
         other = _cpu_s() - began
-        table.add(
-            {
-                "pixels": f"{width}x{height}",
-                "per_core_s": round(num_files / own, 2),
-                "transformers_per_core_s": round(num_files / other, 2),
-                "ratio": round(other / own, 2),
-            }
-        )
+        row: dict[str, object] = {
+            "pixels": f"{width}x{height}",
+            "per_core_s": round(num_files / own, 2),
+            "transformers_per_core_s": round(num_files / other, 2),
+            "ratio": round(other / own, 2),
+        }
+        if vllm_home is not None:
+            rate = _vllm_rate(vllm_home, directory, files)
+            row |= {"vllm_per_core_s": round(rate, 2), "of_vllm": round(num_files / own / rate, 2)}
+        table.add(row)
 
 
 class Bench:
@@ -213,6 +235,7 @@ def measure_streams(bench: Bench, rounds: int, table: ResultTable) -> None:
                 "step_ms": round(median(means[kind]) * 1e3, 2),
                 "worst_ms": round(median(longest[kind]) * 1e3, 2),
                 "of_prompts": median_ratio(means[kind], means[PROMPTS]),
+                "of_alone": median_ratio(means[kind], means[ALONE]),
                 "worst_of_prompts": median_ratio(longest[kind], longest[PROMPTS]),
             }
         )
@@ -225,6 +248,8 @@ def main(arguments: Values[str] | None = None) -> None:
     add_list(parser, "--megapixels", positive, [1, 12], "of the photos that are prepared: 1,12")
     parser.add_argument("--files", type=positive, default=8, help="photos of each size")
     parser.add_argument("--rounds", type=positive, default=5, help="in which each kind has its turn")
+    parser.add_argument("--vllm", action="store_true", help="prepare the same photos by vLLM, too")
+    add_cache(parser)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -233,7 +258,7 @@ def main(arguments: Values[str] | None = None) -> None:
         sides = [
             (round((each * 1e6 * 4 / 3) ** 0.5), round((each * 1e6 * 3 / 4) ** 0.5)) for each in options.megapixels
         ]
-        asyncio.run(measure_preparing(directory, sides, options.files))
+        measure_preparing(directory, sides, options.files, options.cache / "vllm" if options.vllm else None)
         bench, table = Bench(directory), ResultTable("images")
         for num_images in options.images:
             taken = median(bench.first_token_s(num_images) for _ in range(options.rounds))

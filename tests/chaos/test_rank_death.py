@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -35,7 +36,13 @@ def two_groups(tmp_path: Path) -> Iterator[System]:
 
 
 def ranks_of(worker: int) -> list[int]:
-    return [pid for pid in children_of(worker) if b"ranks.member" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in children_of(worker):
+        # One that was just killed may be gone by now.
+        with contextlib.suppress(OSError):
+            if b"ranks.member" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 async def all_texts(

@@ -193,10 +193,13 @@ class RankGroup:
                 self._stuck = exit_within(LEAVING_S)
             self._lost = problem
         _log.error("the group of ranks is lost: %s", problem)
-        for host in self._hosts:
-            host.end()
+        own, *others = self._hosts
+        own.end()
         self.ranks.abort()
         self.on_lost()
+        # Last, because one that takes nothing is waited for.
+        for host in others:
+            host.end()
 
     def reform(self, num_blocks: int, restart: Callable[[], None]) -> None:
         """Replace the ranks that are gone, and meet again.

@@ -13,6 +13,7 @@ import logging
 import secrets
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -30,6 +31,7 @@ _PROOF_BYTES = 32
 _CODE_BYTES = 16
 _MAX_BYTES = 256 << 20
 _HANDSHAKE_S = 5.0
+_UNACKNOWLEDGED_MS = 30_000
 _MAX_STRANGERS = 16
 _ACCEPTED = b"\x01"
 
@@ -54,6 +56,9 @@ class Link:
     def __init__(self, connection: socket.socket, sending: bytes, receiving: bytes) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A host without power or cable sends no end; by itself TCP would try for a quarter of an hour.
+        if sys.platform == "linux":
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
         self._connection = connection
         self._stream = connection.makefile("rb")
         self._keys = (sending, receiving)

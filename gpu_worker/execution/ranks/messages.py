@@ -250,9 +250,14 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """What the ranks of a host show of their lives, as often as a rank ticks."""
+    """What the ranks of a host show of their lives, as often as a rank ticks.
+
+    Attributes:
+        is_busy: The host itself got a core too late in the last second.
+    """
 
     beats: list[Beat]
+    is_busy: bool
 
 
 ToNode = StartRank | KillRank | TellRank | EndEpoch | BeginEpoch | Goodbye

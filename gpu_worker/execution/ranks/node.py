@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -22,6 +23,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from shared.errors import DependencyError
 
 _RETRY_S = 0.5
+_BUSY_TICKS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class Node:
                 link.send(msgspec.msgpack.encode(message))
 
         stopped = threading.Event()
-        pulse = threading.Thread(target=_beat, args=(host, say, stopped), name="pulse", daemon=True)
+        pulse = threading.Thread(target=_beat, args=(host, link, stopped), name="pulse", daemon=True)
         pulse.start()
         self.is_connected = True
         try:
@@ -121,10 +123,20 @@ def _do(message: messages.ToNode, host: LocalHost, say: Callable[[messages.FromN
             host.begin_again()
 
 
-def _beat(host: LocalHost, say: Callable[[messages.FromNode], None], stopped: threading.Event) -> None:
+def _beat(host: LocalHost, link: Link, stopped: threading.Event) -> None:
+    """Show rank 0 that ranks live; end them when it is gone, even while one is told something that it does not read."""
+    woke, late_s = time.monotonic(), deque[float](maxlen=_BUSY_TICKS)
     while not stopped.wait(TICK_S):
+        slept_s, woke = time.monotonic() - woke, time.monotonic()
+        late_s.append(slept_s - TICK_S)
         processes = list(host.processes.values())
-        say(messages.Pulse([messages.Beat(each.rank, *host.life(each.rank), each.is_starved) for each in processes]))
+        beats = [messages.Beat(each.rank, *host.life(each.rank), each.is_starved) for each in processes]
+        try:
+            link.send(msgspec.msgpack.encode(messages.Pulse(beats, max(late_s) > TICK_S / 2)))
+        except OSError:
+            for process in processes:
+                process.kill()
+            return
 
 
 _SIOCGIFADDR = 0x8915

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections.abc import Callable
 
 import msgspec
 from torch._C._distributed_c10d import TCPStore
@@ -12,6 +14,7 @@ from gpu_worker.execution.ranks import messages
 from gpu_worker.execution.ranks.board import Life
 from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener
 from gpu_worker.execution.ranks.meeting import serve_store
+from gpu_worker.execution.ranks.member import TICK_S
 from gpu_worker.execution.ranks.process import Hear, RankProcess
 from gpu_worker.execution.ranks.replies import RankLostError
 
@@ -33,7 +36,9 @@ class _RemoteProcess(RankProcess):
 
     @property
     def is_starved(self) -> bool:
-        # As of when the host was heard last.
+        # A thread runs in the middle of every step: of a host that is silent it means nothing, unless that was busy.
+        if self.host.silent_s > 2 * TICK_S:
+            return self.host.is_busy
         return self.host.pulse.get(self.rank, _NO_LIFE)[1]
 
     def tell(self, message: bytes) -> None:
@@ -42,10 +47,9 @@ class _RemoteProcess(RankProcess):
     def kill(self) -> None:
         # A host that does not do it is cut off.
         if self.epitaph is None:
+            # Sending may wait for a host that takes nothing.
+            _after(_KILLING_S, self._give_up)
             self.host.send(messages.KillRank(self.rank))
-            timer = threading.Timer(_KILLING_S, self._give_up)
-            timer.daemon = True
-            timer.start()
 
     def close(self, timeout_s: float) -> None:
         self.ended.wait(max(0.0, timeout_s))
@@ -69,6 +73,7 @@ class RemoteHost:
 
     Attributes:
         pulse: By rank, what each showed of its life last, and whether it wanted a core.
+        is_busy: It got cores too late when it was heard last.
     """
 
     def __init__(self, node: int) -> None:
@@ -79,6 +84,13 @@ class RemoteHost:
         self._pids: dict[int, int] = {}
         self._processes: dict[int, _RemoteProcess] = {}
         self.pulse: dict[int, tuple[Life, bool]] = {}
+        self.is_busy = False
+        self._heard = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """For how long it has not been heard."""
+        return time.monotonic() - self._heard
 
     def attach(self, link: Link) -> bool:
         """Use a link for as long as it lasts, unless there is one or `close` was called; returns at once."""
@@ -118,8 +130,10 @@ class RemoteHost:
         return self.pulse.get(rank, _NO_LIFE)[0]
 
     def end(self) -> None:
-        """Do what `LocalHost` does."""
+        """Do what `LocalHost` does; a host that takes nothing meanwhile is cut off."""
+        timer = _after(_KILLING_S, self.drop)
         self.send(messages.EndEpoch())
+        timer.cancel()
 
     def begin_again(self) -> None:
         """Do what `LocalHost` does."""
@@ -161,6 +175,7 @@ class RemoteHost:
         if isinstance(message, messages.Pulse):
             for beat in message.beats:
                 self.pulse[beat.rank] = Life(beat.ticks, beat.step, beat.loads), beat.is_starved
+            self.is_busy, self._heard = message.is_busy, time.monotonic()
             return
         if isinstance(message, messages.Started):
             with self._changed:
@@ -182,6 +197,13 @@ class RemoteHost:
     def _process(self, rank: int, pid: int) -> _RemoteProcess | None:
         process = self._processes.get(rank)
         return process if process is not None and process.pid == pid else None
+
+
+def _after(seconds: float, do: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, do)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 class Remote:

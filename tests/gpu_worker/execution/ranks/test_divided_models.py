@@ -16,7 +16,6 @@ import torch
 
 from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
 from gpu_worker.layers.ranks import ALONE, Ranks
-from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM, is_fused
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
@@ -41,12 +40,44 @@ FAMILIES: Mapping[str, Case] = {
     **composed_cases.CASES,
 }
 LATENT = f"family-{next(iter(latent_cases.CASES))}"
+_NEMOTRON = {"mamba_num_heads": 4, "n_groups": 4}
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_n_groups": 4}
+_FALCON = {**_MAMBA2, "mamba_d_ssm": 48}
+_DELTA = {"linear_num_key_heads": 4, "linear_num_value_heads": 4}
+CHANGED: Mapping[str, Mapping[str, int]] = {
+    "family-phi": {"num_attention_heads": 4, "num_key_value_heads": 4},
+    **{f"recurrent-nemotron_h{options}": _NEMOTRON for options in ("", "-biases", "-experts")},
+    **{f"recurrent-falcon_h1{options}": _FALCON for options in ("", "-options")},
+    "recurrent-granite_moe_hybrid": {**_MAMBA2, "num_local_experts": 6},
+    "recurrent-granite_moe_hybrid-dense": _MAMBA2,
+    "recurrent-mamba2": {"n_groups": 4},
+    **{f"recurrent-{name}": _DELTA for name in ("qwen3_next", "qwen3_5_moe", "qwen3_5", "qwen3_5-options")},
+    "gguf-mixtral": {"num_local_experts": 4},
+}
+"""Sizes that four ranks divide, in place of those of the cases, which they do not."""
+
+
+def _save_family(name: str, directory: Path) -> None:
+    own = FAMILIES[name]
+    experts = {key: own.options[key] // 2 * 2 for key in ("num_local_experts", "num_experts") if key in own.options}
+    save_case(replace(own, options={**own.options, **experts, **CHANGED.get(f"family-{name}", {})}), directory)
+
+
+def _save_recurrent(name: str, directory: Path) -> None:
+    save_recurrent(name, directory, **CHANGED.get(f"recurrent-{name}", {}))
+
+
+def _write_gguf(name: str, directory: Path) -> None:
+    write_model(directory / "model.gguf", name, **CHANGED.get(f"gguf-{name}", {}))
+
+
 MODELS: dict[str, Callable[[Path], object]] = {
     **{f"variant-{name}": lambda path, name=name: save_variant(name, path) for name in VARIANTS},
-    **{f"family-{name}": lambda path, case=case: save_case(case, path) for name, case in FAMILIES.items()},
-    **{f"recurrent-{name}": lambda path, name=name: save_recurrent(name, path) for name in RECURRENT},
-    **{f"gguf-{name}": lambda path, name=name: write_model(path / "model.gguf", name) for name in GGUF},
+    **{f"family-{name}": lambda path, name=name: _save_family(name, path) for name in FAMILIES},
+    **{f"recurrent-{name}": lambda path, name=name: _save_recurrent(name, path) for name in RECURRENT},
+    **{f"gguf-{name}": lambda path, name=name: _write_gguf(name, path) for name in GGUF},
 }
+"""Models that two and four ranks divide, all of them, and whose experts two do."""
 
 
 def load(directory: Path, ranks: Ranks, **settings: Any) -> CausalLM:
@@ -58,7 +89,7 @@ def load(directory: Path, ranks: Ranks, **settings: Any) -> CausalLM:
     return model
 
 
-def logits(directory: Path, ranks: Ranks) -> torch.Tensor:
+def logits(directory: Path, ranks: Ranks = ALONE) -> torch.Tensor:
     """Score a prompt in chunks and then token by token."""
     run = PagedRun(load(directory, ranks), [TOKENS], kept=ranks.tokens)
     return torch.cat([run.step({0: count})[0] for count in (13, 14, 1, 1, 1)])
@@ -85,22 +116,8 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 
-def save_divisible(name: str, size: int, directory: Path, **division: Any) -> ModelConfig:
-    """Save a model, unless it cannot be divided."""
-    MODELS[name](directory)
-    config = read_model_config(directory)
-    if config.is_bidirectional:
-        pytest.skip("attends in both directions, which is refused")
-    try:
-        for layer in config.layers:
-            divided_layer(layer, Division(0, size, **division))
-    except IndivisibleError as error:
-        pytest.skip(str(error))
-    return config
-
-
 def check(name: str, size: int, directory: Path, **division: Any) -> None:
-    save_divisible(name, size, directory, **division)
+    MODELS[name](directory)
     assert_divisible(directory, size, **division)
 
 
@@ -178,6 +195,17 @@ def test_counts_of_experts_are_those_of_all_ranks(tmp_path: Path) -> None:
 
 
 FUSED = ("variant-llama", "variant-mistral-window", "gguf-llama-mixed", "gguf-qwen3-moe")
+FUSED_FAMILIES = (
+    *("phi3", "phi3-long", "seed-oss", "glm", "ministral", "mixtral", "qwen3-moe", "ernie", "ernie-biases", "cwm"),
+    *("internlm3", "internlm3-biases", "iquestcoder", "helium", "helium-bf16", "mellum"),
+)
+LAYERED_GGUF = {"qwen2-moe", "olmoe-F16", "gpt-oss"}
+ALL_FUSED = (
+    *(f"variant-{name}" for name in VARIANTS),
+    *(f"family-{name}" for name in FUSED_FAMILIES),
+    *(f"gguf-{name}" for name in GGUF if name not in LAYERED_GGUF),
+)
+"""Models whose layers the kernels of a CPU compute in one call."""
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -186,17 +214,38 @@ def test_ranks_that_compute_all_layers_in_one_call_score_as_one(name: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [*itertools.product(MODELS, (2, 4))])
+@pytest.mark.parametrize(("name", "size"), [*itertools.product(ALL_FUSED, (2, 4))])
 def test_every_family_in_one_call_scores_as_one(name: str, size: int, tmp_path: Path) -> None:
     check_fused(name, size, tmp_path)
 
 
 def check_fused(name: str, size: int, directory: Path) -> None:
-    config = save_divisible(name, size, directory)
-    if not is_fused(config, torch.float32, CPU, size):
-        assert name not in FUSED
-        pytest.skip("is computed layer by layer")
+    MODELS[name](directory)
+    assert is_fused(read_model_config(directory), torch.float32, CPU, size)
     assert_divisible(directory, size, in_one_call=True)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], Division, str]] = {
+    "heads": (lambda path: save_case(FAMILIES["phi"], path), Division(0, 2), "3 query heads"),
+    "normed-groups": (
+        lambda path: save_recurrent("nemotron_h", path),
+        Division(0, 2),
+        "3 groups of Mamba-2 heads, each normalised as one vector,",
+    ),
+    "groups": (lambda path: save_recurrent("falcon_h1-options", path), Division(0, 2), "3 groups of Mamba-2 heads"),
+    "mamba2-heads": (lambda path: save_recurrent("falcon_h1-options", path), Division(0, 4), "6 heads of Mamba-2"),
+    "delta-heads": (lambda path: save_recurrent("qwen3_5", path), Division(0, 4), "2 key heads of linear attention"),
+    "experts": (lambda path: save_case(FAMILIES["mixtral"], path), Division(0, 2, True), "5 experts"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_numbers_that_ranks_do_not_divide_are_refused(name: str, tmp_path: Path) -> None:
+    save, division, what = REFUSED[name]
+    save(tmp_path)
+    layers = read_model_config(tmp_path).layers
+    with pytest.raises(IndivisibleError, match=f"^{what} cannot be divided"):
+        _ = [divided_layer(layer, division) for layer in layers]
 
 
 def _gptq(bits: int, group_size: int, **options: bool) -> Pack:
@@ -258,6 +307,10 @@ FORMS: dict[str, tuple[dict[str, object], Pack, dict[str, object]]] = {
 }
 
 
+EXACT_FORMS = [name for name in FORMS if not name.startswith("fp8")]
+"""Of float8 each rank rounds its own inputs."""
+
+
 @pytest.mark.parametrize("name", ["gptq-act-order", "awq"])
 def test_quantized_weights_of_two_ranks_score_as_one(name: str, tmp_path: Path) -> None:
     settings, pack, options = FORMS[name]
@@ -266,10 +319,8 @@ def test_quantized_weights_of_two_ranks_score_as_one(name: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [*itertools.product(FORMS, (2, 4))])
+@pytest.mark.parametrize(("name", "size"), [*itertools.product(EXACT_FORMS, (2, 4))])
 def test_every_form_in_one_call_scores_as_one(name: str, size: int, tmp_path: Path) -> None:
-    if name.startswith("fp8"):
-        pytest.skip("ranks round their own inputs")
     settings, pack, options = FORMS[name]
     make_checkpoint(tmp_path, settings, pack, **options)
     assert_divisible(tmp_path, size, in_one_call=True)
@@ -280,7 +331,7 @@ def test_every_form_in_one_call_scores_as_one(name: str, size: int, tmp_path: Pa
 def test_every_form_of_weights_scores_as_one(name: str, size: int, tmp_path: Path) -> None:
     settings, pack, options = FORMS[name]
     made = make_checkpoint(tmp_path, settings, pack, **options)
-    if not name.startswith("fp8"):
+    if name in EXACT_FORMS:
         assert_divisible(tmp_path, size)
         return
     # Inputs are rounded, each rank's by themselves: as near to what they stand for as those of the whole are.

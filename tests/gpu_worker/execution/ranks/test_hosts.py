@@ -10,16 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpu_worker.core.model_runner import BrokenRunnerError
+from gpu_worker.execution.ranks import messages
 from gpu_worker.execution.ranks import node as node_module
 from gpu_worker.execution.ranks import remote as remote_module
 from gpu_worker.execution.ranks.link import connect
 from gpu_worker.execution.ranks.remote import Remote, RemoteHost
+from ops.stack.child import children_of
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import save_tiny_model
 from tests.gpu_worker.execution.ranks.group_run import started
@@ -91,6 +95,52 @@ def test_ranks_on_two_hosts_give_the_tokens_of_one_also_after_deaths_on_both(tmp
         with pytest.raises(BrokenRunnerError, match="the worker ends"):
             group.reform(run.own.num_blocks, run.own.restart)
         assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+def test_host_that_takes_nothing_any_more_is_missed_in_time_and_serves_again(tmp_path: Path, remote: Remote) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    save_tiny_model(model)
+    with started(model, 1) as (alone, _):
+        expected = alone.answer(sequences())
+    with host(tmp_path / "first", model, remote, 2) as process, started(model, 2, remote, nnodes=2) as (run, group):
+        assert group is not None
+        lost: list[float] = []
+        group.on_lost = lambda: lost.append(time.monotonic())
+        frozen = (*children_of(process.pid), process.pid)
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        hurt = time.monotonic()
+        # More than the connection holds.
+        sending = threading.Thread(target=group.send, args=([bytes(64 << 20)],))
+        sending.start()
+        wait_for(lambda: lost)
+        assert lost[0] - hurt < 1.5
+        sending.join(5)
+        assert not sending.is_alive()
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        # It finds that it was cut off, ends its rank, and connects again.
+        group.reform(run.own.num_blocks, run.own.restart)
+        assert_same(run.answer(sequences()), expected)
+        assert [group.loads(rank) for rank in range(2)] == [1, 1]
+
+
+def test_rank_of_a_silent_host_is_not_taken_for_one_that_wants_a_core(remote: Remote) -> None:
+    host = remote.hosts[1]
+    with closing(connect("127.0.0.1", remote.port, TOKEN, 1, 5)) as link, ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(host.start, 1, lambda *_: None)
+        assert link.receive(messages.TO_NODE) == messages.StartRank(1)
+        link.send(msgspec.msgpack.encode(messages.Started(1, 7)))
+        rank = starting.result(5)
+        for is_busy in (False, True):
+            beats = [messages.Beat(1, ticks=5, step=1, loads=1, is_starved=True)]
+            link.send(msgspec.msgpack.encode(messages.Pulse(beats, is_busy)))
+            wait_for(lambda: host.pulse)
+            wait_for(lambda wanted=is_busy: host.is_busy == wanted)
+            wait_for(lambda: host.silent_s > 0.2)
+            assert rank.is_starved == is_busy
 
 
 @pytest.mark.slow
