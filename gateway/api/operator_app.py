@@ -63,7 +63,7 @@ class ModelOrders:
         self._hosted = hosted
 
     async def order(self, action: Action, content: bytes) -> dict[str, Any]:
-        """Have a host carry out an order; return what it is told to do.
+        """Send an order to a host; return the host, the name and the action once it has accepted.
 
         Raises:
             ApiError: The body is malformed, no host can be meant, or the host refuses.

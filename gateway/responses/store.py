@@ -137,7 +137,7 @@ class ResponseStore:
     async def keep(self, tenant: str, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
         """Store a response; return False if it is not stored.
 
-        The client has a right to what was computed for it, and is told that it is not stored.
+        A failed store does not fail the request: the client still gets its answer, marked as not stored.
         """
         record = ResponseRecord(tenant, generation.name, generation.draft, msgspec.json.encode(response))
         try:

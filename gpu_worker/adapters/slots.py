@@ -17,7 +17,7 @@ class AdapterSlots:
     """Adapters by the digest of their content, the least recently used first. Written on the event loop's thread only.
 
     Attributes:
-        emptied: Slots whose adapters were taken out, and that nobody has cleared yet; no sequence names them.
+        emptied: Slots of evicted adapters whose memory is not cleared yet; no sequence uses them.
     """
 
     def __init__(self, num_slots: int = 0, max_bytes: int = 0) -> None:

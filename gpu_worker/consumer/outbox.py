@@ -62,7 +62,7 @@ class Undelivered(Protocol):
 
 @dataclass(eq=False)
 class Outbox:
-    """Owns what waits to be sent; the lane is told which deltas were not."""
+    """Owns unsent deltas; reports to the lane those that could not be sent."""
 
     _nats: DirectClient
     _worker: str

@@ -199,7 +199,7 @@ class Engine:
         except BrokenRunnerError:
             raise
         except StepGivenUpError as error:
-            # One that nobody may give up has failed: more than blocks is to be undone.
+            # A step that could not be interrupted has failed, so more than its blocks must be undone.
             return self._undo(error) if flight.under_way is None else self._begin_again(flight.under_way)
         except Exception as error:
             return self._undo(error)

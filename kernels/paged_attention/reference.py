@@ -139,8 +139,9 @@ def block_attention(
     block_size, num_kv_heads, head_dim = key_cache.shape[1:]
     # [num_seqs, num_kv_heads, num_queries * group, head_dim] by [num_seqs, num_kv_heads, head_dim, num_tokens].
     grouped = query.float().view(num_seqs, num_queries, num_kv_heads, -1, head_dim).transpose(1, 2).flatten(2, 3)
-    sums = []
-    for tables in block_tables.split(max(1, _MAX_GATHERED // (num_seqs * key_cache[0].numel())), dim=1):
+    sums: list[torch.Tensor] = []
+    size = max(1, _MAX_GATHERED // (num_seqs * key_cache[0].numel()))
+    for tables in torch.split(block_tables, size, dim=1):
         keys = key_cache[tables]
         if kv_scales is not None:
             keys = dequantize_heads(keys, kv_scales[tables][..., 0].transpose(2, 3))

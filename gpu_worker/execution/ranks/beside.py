@@ -1,7 +1,7 @@
 """What a rank above 0 does beside steps, in one thread: packs adapters, and reads experts that move here.
 
-Rank 0 sends adapters whole, a matrix at a time; each rank keeps what its features need. What is ready is kept by its
-number until the rank is told, between two steps, to use it or to forget it.
+Rank 0 sends adapters whole, a matrix at a time; each rank keeps what its features need. Finished work is kept
+by number until rank 0 says, between two steps, to use or drop it.
 """
 
 from __future__ import annotations

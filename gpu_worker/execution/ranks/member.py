@@ -93,7 +93,7 @@ class _Member:
         self._in_flight: deque[tuple[messages.Order, PendingStep]] = deque()
 
     def serve(self, told: IO[bytes]) -> int:
-        """Do what is told until nothing more is; return the exit status. Raise what loading or computing does."""
+        """Execute messages until there are no more; return the exit status. Errors of computing propagate."""
         while (command := messages.receive(told, messages.COMMANDS)) is not None:
             if isinstance(command, messages.Order):
                 self._attempt(partial(self._compute, command))

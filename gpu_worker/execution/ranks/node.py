@@ -124,7 +124,7 @@ def _do(message: messages.ToNode, host: LocalHost, say: Callable[[messages.FromN
 
 
 def _beat(host: LocalHost, link: Link, stopped: threading.Event) -> None:
-    """Show rank 0 that ranks live; end them when it is gone, even while one is told something that it does not read."""
+    """Send heartbeats of the ranks to rank 0; kill the ranks once it is gone, even if one no longer reads messages."""
     woke, late_s = time.monotonic(), deque[float](maxlen=_BUSY_TICKS)
     while not stopped.wait(TICK_S):
         slept_s, woke = time.monotonic() - woke, time.monotonic()
