@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -185,10 +186,10 @@ class Crowd:
         if stats.running + stats.waiting >= self._most or source.random() >= self._chance:
             return
         self.num_come += 1
-        length = source.randrange(1, 300)
+        length = source.randrange(1, 100)
         prompt = [source.randrange(1, 4096) for _ in range(length)]
         sampling = Sampling(temperature=source.choice((0.0, 1.0)), seed=source.randrange(1000), ignore_eos=True)
-        sequence = Sequence(f"o{self.num_come}", prompt, length, sampling, source.randrange(1, 24), arrival=0.0)
+        sequence = Sequence(f"o{self.num_come}", prompt, length, sampling, source.randrange(1, 12), arrival=0.0)
         sequence.lane = source.choice(("interactive", "batch"))
         self._lab.add(sequence)
 
@@ -237,6 +238,7 @@ def false_alarms(baseline: Baseline, model: Path, num_probes: int, seed: int) ->
                 lab.finish()
         found.num_engines += 1
         found.num_preemptions += lab.stats.num_preemptions
+        print(f"{found.num_probes} of {num_probes} probes, {len(found.failed)} failed", file=sys.stderr, flush=True)
     return found
 
 
