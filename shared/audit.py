@@ -55,18 +55,12 @@ def audited(file: Path, action: str, *, nats_user: str | None = None, **what: An
 @contextmanager
 def audited_drain(file: Path | None, action: str, *, nats_user: str | None, timeout_s: float) -> Iterator[None]:
     """Write a line for a drain, unless `file` is None. A process drains even where its log cannot be written."""
-    if file is None:
-        yield
-        return
-    try:
-        context = audited(file, action, nats_user=nats_user, timeout_s=timeout_s)
-        context.__enter__()
-    except ConfigError as error:
-        _log.warning("drain is not in the audit log: %s", error)
-        yield
-        return
     with ExitStack() as stack:
-        stack.push(context)
+        try:
+            if file is not None:
+                stack.enter_context(audited(file, action, nats_user=nats_user, timeout_s=timeout_s))
+        except ConfigError as error:
+            _log.warning("drain is not in the audit log: %s", error)
         yield
 
 

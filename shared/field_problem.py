@@ -57,9 +57,9 @@ def field_problem(error: Exception) -> FieldProblem:
         return FieldProblem("unknown", f"{inner}{unknown[1]}")
     if (missing := _MISSING.match(detail)) is not None:
         return FieldProblem("missing", f"{inner}{missing[1]}")
-    text = re.sub(r"`([^`]*)`", lambda found: _json_type(found[1]), detail)
+    text = re.sub(r"`([^`]*)`", _json_types, detail)
     return FieldProblem("invalid", field, f"{text[:1].lower()}{text[1:]}", match["key"] is not None)
 
 
-def _json_type(name: str) -> str:
-    return " or ".join(_JSON_NAMES.get(part, part) for part in name.split(" | "))
+def _json_types(found: re.Match[str]) -> str:
+    return " or ".join(_JSON_NAMES.get(part, part) for part in found[1].split(" | "))

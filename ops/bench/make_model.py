@@ -1,14 +1,13 @@
 """Makes models of the benchmark's shapes: random weights in bfloat16 and a tokenizer of as many words.
 
-Run as `python -m ops.bench.make_model --shape 160m --out DIR`. What a step costs does not depend on the values.
+What a step costs does not depend on the values.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ from safetensors.torch import save_file
 
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.options import bench_parser, positive
 
 SHARD_BYTES = 4 << 30
 _DRAWN = 1 << 22
@@ -173,17 +171,3 @@ def _save_tokenizer(vocab_size: int, directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the model that the command line names."""
-    parser = bench_parser("make_model", __doc__)
-    parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--max-len", type=positive, default=2048, help="tokens of a sequence at most")
-    options = parser.parse_args(arguments)
-    make_model(replace(SHAPES[options.shape], max_len=options.max_len), options.out)
-
-
-if __name__ == "__main__":
-    main()
