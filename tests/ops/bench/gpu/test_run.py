@@ -254,11 +254,13 @@ def test_unknown_op_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "decode_attention" in capsys.readouterr().err
 
 
-def test_bench_needs_only_what_a_bare_gpu_machine_has() -> None:
+def test_bench_and_tuner_need_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("msgspec", "nats", "uvloop", "click", "starlette", "transformers", "triton", "gpu_worker")
     code = """
 from ops.bench.gpu.__main__ import main
-sys.exit(main(["--dry-run"]))
+from ops.bench.gpu.tune.__main__ import main as tune
+assert main(["--dry-run"]) == 2
+sys.exit(tune([]))
 """
     done = run_without(blocked, code)
     assert done.returncode == 2, done.stderr
