@@ -1,1 +1,1 @@
-"""Grafana dashboards, one JSON file each, as Grafana itself saves them."""
+"""Grafana dashboards as short descriptions; `python -m ops.dashboards` writes their JSON beside them."""
