@@ -10,8 +10,7 @@ import torch
 
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.memory.group_shares import GroupShares
-from gpu_worker.execution.memory.kv_cache import fixed_num_blocks
-from gpu_worker.execution.memory.state_pool import slot_bytes, state_pool_bytes
+from gpu_worker.execution.memory.kv_cache import fixed_num_blocks, slot_bytes, state_pool_bytes
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
 from gpu_worker.layers.cache_layout import ReadsLayer

@@ -34,13 +34,11 @@ from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.step_table import DeviceStep, StagedStep, copy_states, lay_out, step_context
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
-from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
+from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts, replay_accepted
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.drafts.verification import replay_accepted
 from gpu_worker.execution.encoder import ImageEncoder
 from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, state_bytes
-from gpu_worker.execution.memory.kv_cache import KVCache
-from gpu_worker.execution.memory.state_pool import allocate_states
+from gpu_worker.execution.memory.kv_cache import KVCache, allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepHead, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans

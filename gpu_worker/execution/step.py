@@ -21,7 +21,7 @@ from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS
 from gpu_worker.execution.batch.graphs import ComputedRows
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Download, Downloads, StagedArray, Upload
-from gpu_worker.execution.drafts.verification import Entries, accepted_tokens
+from gpu_worker.execution.drafts.drafting import Entries, accepted_tokens
 from gpu_worker.execution.pooling import PooledChunk, PooledRows, pool, pooled_chunks
 from gpu_worker.execution.sampling.grammar_mask import StagedGrammarMask
 from gpu_worker.execution.sampling.logprobs import PromptChunk, chunk_entries, prompt_chunks, score_chunk

@@ -33,10 +33,9 @@ from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.consumer.request_reader import RequestBudgets, RequestReader
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.roles import Roles
-from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
 from gpu_worker.engine.engine import EngineStats
-from gpu_worker.engine.engine_thread import EngineThread
+from gpu_worker.engine.engine_thread import EngineThread, StepRelay
 from gpu_worker.media.decoder import can_decode
 from gpu_worker.media.prepared_images import PreparedImages
 from gpu_worker.models.vision.processor import MediaProcessor

@@ -10,8 +10,7 @@ from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary, 
 from kernels.cpu_structures import AttentionStructure, address_of, strides_of
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.layer_cache import EVERY_TOKEN, can_transpose
-from kernels.paged_attention.partial import Partial
-from kernels.paged_attention.reference import paged_attention_reference
+from kernels.paged_attention.reference import Partial, paged_attention_reference
 
 MAX_HEAD_DIM = 576
 MAX_VALUE_DIM = 512

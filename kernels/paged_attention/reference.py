@@ -1,11 +1,43 @@
-"""Paged attention in plain torch: the oracle of the kernels, and what runs where there is no compiler."""
+"""Paged attention in plain torch: the oracle of the kernels, and what runs where there is no compiler; and how parts of it come to together."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from kernels.layer_cache import EVERY_TOKEN, CachedTokens, LayerCache, dequantize_heads
-from kernels.paged_attention.partial import Partial
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """That a cache has some of the tokens that a query attends to.
+
+    Attributes:
+        tokens: Those that the cache has, one after another in its blocks.
+        lse: `[num_tokens, num_heads]` float32, overwritten by the log of each row's sum of exponentials: -inf for a row
+            that sees none of these tokens.
+    """
+
+    tokens: CachedTokens
+    lse: torch.Tensor
+
+
+def merge_partials(values: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    """Return what attention to all tokens comes to, zeros for a row that sees none; `sinks` join the softmax.
+
+    Shapes:
+        values: `[num_parts, num_tokens, num_heads, value_dim]` float32
+        lse: `[num_parts, num_tokens, num_heads]` float32
+        sinks: `[num_heads]` float32
+        result: `[num_tokens, num_heads, value_dim]` float32
+    """
+    total = torch.logsumexp(lse, 0)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks)
+    weights = torch.exp(lse - total.clamp(min=torch.finfo(total.dtype).min))
+    return (values * weights[..., None]).sum(0)
+
 
 _MAX_GATHERED = 1 << 23
 """Numbers of keys that `block_attention` gathers at once, 32 MiB in float32."""

@@ -11,7 +11,7 @@ import triton
 from kernels.dependent_launch import dependent_launch
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.layer_cache import EVERY_TOKEN
-from kernels.paged_attention.partial import Partial
+from kernels.paged_attention.reference import Partial
 from kernels.paged_attention.triton_chunk import chunk_attention_kernel, reduce_chunk_splits_kernel
 from kernels.paged_attention.triton_config import (
     LATENT_CHUNK,

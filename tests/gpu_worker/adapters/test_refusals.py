@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.adapters.config import AdapterError
-from gpu_worker.adapters.names import parse_modules
+from gpu_worker.adapters.config import AdapterError, parse_modules
 from gpu_worker.adapters.reader import read_packed
 from gpu_worker.layers.adapters import AdapterTargets
 from shared.adapter_store import content_digest

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.core.device_time import DeviceTime
 from gpu_worker.core.sequence import MAX_PARTS, Sequence, SequenceRecord, SequenceStatus
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, StepResult
-from gpu_worker.core.step_time import StepTimeModel
+from gpu_worker.core.step_time import DeviceTime, StepTimeModel
 from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.core.harness import Harness, StepCost
 from tests.gpu_worker.core.sequences import make_sequence

@@ -1,6 +1,6 @@
 import pytest
 
-from gpu_worker.engine.rates import Rate, StepRates
+from gpu_worker.engine.engine import Rate, StepRates
 
 
 def _observe(
