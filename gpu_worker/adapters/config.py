@@ -1,4 +1,4 @@
-"""What `adapter_config.json` says of an adapter, as PEFT writes it; and names of adapters, such as those of `--lora-modules`."""
+"""What `adapter_config.json` says of an adapter, as PEFT writes it; and names, such as those of `--lora-modules`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: the oracle of the kernels, and what runs where there is no compiler; and how parts of it come to together."""
+"""Paged attention in plain torch, of all tokens or of parts: the oracle of the kernels, and what runs without them."""
 
 from __future__ import annotations
 

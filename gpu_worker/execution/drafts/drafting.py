@@ -1,4 +1,4 @@
-"""The drafts of a step: asked from a proposer, which is shown what steps computed before that, and made harmless; and what remains of them.
+"""The drafts of a step: asked from a proposer, which is shown what steps computed before, and what remains of them.
 
 A step leaves a recurrent state after the last token that is not a draft, because a wrong draft could not be undone.
 Layers keep a few numbers for each draft token, from which the state after the accepted drafts is computed.

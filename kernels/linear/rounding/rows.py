@@ -1,4 +1,4 @@
-"""Rows that are rounded to eight bits before a product, by whichever kernel has them in its registers last, or in a launch of their own."""
+"""Rows that are rounded to eight bits before a product, by the kernel that has them in registers, or on their own."""
 
 from __future__ import annotations
 
