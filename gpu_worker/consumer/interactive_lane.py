@@ -29,7 +29,7 @@ from gpu_worker.consumer.queued_message import (
     UnreadableRequestError,
     read_request,
 )
-from gpu_worker.consumer.receipts import ReceiptWriter
+from gpu_worker.consumer.request_observer import ReceiptWriter
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.disaggregation import KvReady

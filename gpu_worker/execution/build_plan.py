@@ -19,8 +19,8 @@ from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.ranks import layers_of_stage
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
+from gpu_worker.models.loader import weights_bytes
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.stored_weights import weights_bytes
 from gpu_worker.models.vision.registry import read_vision, tower_bytes
 from gpu_worker.models.vision.vision_config import VisionConfig
 from kernels.linear.dense import keeps_half

@@ -24,8 +24,7 @@ from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.step import CompletedStep, SampledTokens, StepResult
 from gpu_worker.core.step_interrupt import StepInterrupt
-from gpu_worker.execution.batch.assembled_step import AssembledStep
-from gpu_worker.execution.batch.attention_scores import StagedScores, is_asked
+from gpu_worker.execution.batch.assembled_step import AssembledStep, StagedScores, is_asked
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.key_turns import KeyTurns
@@ -42,9 +41,9 @@ from gpu_worker.execution.memory.kv_cache import KVCache, allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepHead, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
+from gpu_worker.layers.attention_context import ScoredTokens
 from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.ranks import ALONE, Ranks, is_last
-from gpu_worker.layers.scored_tokens import ScoredTokens
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from kernels.low_rank import AdapterRows

@@ -15,8 +15,7 @@ from msgspec import Struct
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
-from gpu_worker.execution.batch.assembled_step import AssembledStep
-from gpu_worker.execution.batch.attention_scores import attention_of
+from gpu_worker.execution.batch.assembled_step import AssembledStep, attention_of
 from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS
 from gpu_worker.execution.batch.graphs import ComputedRows
 from gpu_worker.execution.batch.rows import BatchRows

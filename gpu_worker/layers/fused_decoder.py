@@ -10,13 +10,12 @@ import torch
 
 from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import AdapterTargets
-from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.expert_loads import ExpertLoads
+from gpu_worker.layers.attention_context import AttentionContext, ScoredTokens
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
+from gpu_worker.layers.placed_experts import ExpertLoads
 from gpu_worker.layers.ranks import ALONE, Ranks
-from gpu_worker.layers.scored_tokens import ScoredTokens
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, ReadQueries, StackInputs, StackShape, StackStep
 from kernels.low_rank.cpu import CpuAdapterTable

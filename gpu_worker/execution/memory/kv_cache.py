@@ -12,8 +12,7 @@ import torch
 from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
-from gpu_worker.layers.layer_state import LayerState
+from gpu_worker.layers.cache_layout import CacheLayout, LayerState, ReadsLayer
 from gpu_worker.models.config import ModelConfig
 from kernels.layer_cache import EVERY_TOKEN, CachedTokens, CacheShape, LayerCache, StackedCaches, allocate_caches
 from shared.errors import ConfigError

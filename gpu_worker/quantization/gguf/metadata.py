@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.quantization.checked_fields import CheckedFields
+from gpu_worker.quantization.config_fields import CheckedFields
 from gpu_worker.quantization.gguf.byte_reader import ByteReader, GGUFError
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9

@@ -10,7 +10,7 @@ import pytest
 from gpu_worker.consumer.gpu_monitor import _power
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.queued_message import QueuedMessage
-from gpu_worker.consumer.receipts import ReceiptWriter
+from gpu_worker.consumer.request_observer import ReceiptWriter
 from shared.messages import Finish, Request, Usage
 from shared.receipt import Timing
 from shared.worker_metrics import GpuReading

@@ -12,7 +12,7 @@ from gpu_worker.execution.batch.placed_tokens import Frame, axis_positions, text
 from gpu_worker.execution.batch.step_table import FIELDS, copy_states, lay_out, no_step, padded
 from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.memory.kv_cache import StatePool
-from gpu_worker.layers.layer_state import LayerState
+from gpu_worker.layers.cache_layout import LayerState
 from shared.sampling import Sampling
 from tests.gpu_worker.plans import decodes_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_worker.models.loader import weights_bytes
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.stored_weights import weights_bytes
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from kernels.linear.dense import keeps_half
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
