@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from gpu_worker.core.virtual_counters import Clients
+from gpu_worker.core.clients import Clients
 from shared.services import MAX_AHEAD, MAX_TENANTS, TenantService
 
 SHARE = 0.875

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_worker.core.virtual_counters import Clients
+from gpu_worker.core.clients import Clients
 
 
 @dataclass(slots=True, eq=False)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from gpu_worker.core.clients import Clients
 from gpu_worker.core.media import PreparedImage
-from gpu_worker.core.virtual_counters import Clients
 from gpu_worker.media.decode_process import LIMITS
 from gpu_worker.media.decoder import Decoder, Pixels, SlowImageError
 from gpu_worker.media.fair_semaphore import FairSemaphore

@@ -16,14 +16,13 @@ from functools import cached_property, lru_cache
 from tokenizers import Tokenizer
 
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
-from gpu_worker.text.chat_template import ChatTemplate, load_chat_template, special_tokens
+from gpu_worker.text.chat_template import ChatTemplate, conversation_text, load_chat_template, special_tokens
 from gpu_worker.text.detokenizer import make_detokenizer
 from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.library import TokenizerError, library_errors, return_freed_memory
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.spelled_tokens import PartEncoder, SpelledTokens
-from gpu_worker.text.template_messages import conversation_text
 from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
 from gpu_worker.text.tokenizer_bounds import TextCutter, TokenizerBoundsError, check_steps, check_vocabulary_sizes
 from shared.conversation import ChatMessage, ChatOptions, Conversation

@@ -5,7 +5,8 @@ by; `experts_reference` is the plain formula of both.
 """
 
 from kernels.moe.dispatch import route
-from kernels.moe.layers import AdaptableExperts, Experts, ExpertWeights, ReplaceableExperts, make_experts
+from kernels.moe.expert_weights import ExpertWeights
+from kernels.moe.layers import AdaptableExperts, Experts, ReplaceableExperts, make_experts
 from kernels.moe.reference import RoutingRule, experts_reference, route_reference
 
 __all__ = [

@@ -17,7 +17,7 @@ from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
 from kernels.linear.panels import PanelMatrix, matrix_structure, pack_panels
 from kernels.low_rank import AdapterRows, AdapterTable
 from kernels.low_rank.cpu import CpuAdapterTable
-from kernels.moe.layers import ExpertWeights
+from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.reference import RoutingRule
 
 MAX_EXPERTS = 1024

@@ -17,7 +17,7 @@ from kernels.linear.product_launch import ProductLaunch, launch_for, read_launch
 from kernels.linear.rounding import InputRounding
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from kernels.low_rank import AdapterRows
-from kernels.moe.layers import ExpertWeights
+from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack, stack_experts
 from kernels.moe.triton_products import dense_experts_kernel, packed_experts_kernel, scaled_experts_kernel
 from kernels.moe.triton_route import combine

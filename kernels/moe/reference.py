@@ -9,7 +9,7 @@ import torch
 
 from kernels.activation.experts import ExpertActivation
 from kernels.linear.reference import form_linear_reference
-from kernels.moe.layers import ExpertWeights
+from kernels.moe.expert_weights import ExpertWeights
 
 Score = Literal["softmax", "sigmoid", "softmax_after_topk", "sparse_mixer"]
 GroupScore = Literal["max", "top2"]

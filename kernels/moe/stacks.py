@@ -10,7 +10,7 @@ import torch
 from kernels.linear.forms import FLOAT8, SCALE_BLOCK, CodedMatrix, DenseWeight, SplitWeight
 from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrices
 from kernels.linear.gpu_packed.group_numbers import GroupNumbers
-from kernels.moe.layers import ExpertWeights
+from kernels.moe.expert_weights import ExpertWeights
 
 WIDENED = torch.bfloat16
 

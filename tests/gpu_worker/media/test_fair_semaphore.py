@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from gpu_worker.core.virtual_counters import Clients
+from gpu_worker.core.clients import Clients
 from gpu_worker.media.fair_semaphore import FairSemaphore
 
 

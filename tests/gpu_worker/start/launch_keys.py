@@ -215,7 +215,7 @@ def quantize_all(monkeypatch: pytest.MonkeyPatch, form: Callable[[torch.Tensor],
 def quantize_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let experts have float8 in blocks."""
     from kernels.moe import layers
-    from kernels.moe.layers import ExpertWeights
+    from kernels.moe.expert_weights import ExpertWeights
 
     stack = layers.stack_experts
 

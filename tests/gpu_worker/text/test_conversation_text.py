@@ -9,9 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from gpu_worker.text.chat_template import ChatTemplate
+from gpu_worker.text.chat_template import ChatTemplate, conversation_text
 from gpu_worker.text.spelled_tokens import SpelledTokens
-from gpu_worker.text.template_messages import conversation_text
 from shared.conversation import ChatMessage, ChatOptions, Conversation, ToolCall
 from shared.errors import BadRequestError
 

@@ -21,9 +21,8 @@ from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 import ops
 from gateway.api.schemas.parsing import parse_chat
-from gpu_worker.text.chat_template import ChatTemplate
+from gpu_worker.text.chat_template import ChatTemplate, conversation_text
 from gpu_worker.text.spelled_tokens import SpelledTokens
-from gpu_worker.text.template_messages import conversation_text
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
 from tests.gpu_worker.text.test_content_parts import GEMMA4, GRANITE4, LLAVA, QWEN2_VL

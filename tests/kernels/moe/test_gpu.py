@@ -17,8 +17,9 @@ from kernels.linear import LinearFactory
 from kernels.linear.forms import FLOAT4, INT4, INT8, DenseWeight, GroupQuantizedWeight, ScaledWeight, SplitWeight
 from kernels.linear.product_launch import ProductLaunch
 from kernels.moe import RoutingRule, experts_reference, gpu, layers
+from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.gpu import GpuExperts, expert_launch, max_blocks
-from kernels.moe.layers import ExpertLayers, ExpertWeights, LinearExperts
+from kernels.moe.layers import ExpertLayers, LinearExperts
 from kernels.moe.reference import route_reference
 from kernels.moe.stacks import DenseStack, PackedStack, stack_experts
 from kernels.moe.triton_route import route_triton
