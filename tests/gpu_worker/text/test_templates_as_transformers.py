@@ -25,8 +25,16 @@ from gpu_worker.text.chat_template import ChatTemplate, conversation_text
 from gpu_worker.text.spelled_tokens import SpelledTokens
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
-from tests.gpu_worker.text.test_content_parts import GEMMA4, GRANITE4, LLAVA, QWEN2_VL
-from tests.gpu_worker.text.test_conversation_text import DEEPSEEK_R1, GEMMA, MINISTRAL, QWEN3
+from tests.gpu_worker.text.test_conversation_text import (
+    DEEPSEEK_R1,
+    GEMMA,
+    GEMMA4,
+    GRANITE4,
+    LLAVA,
+    MINISTRAL,
+    QWEN2_VL,
+    QWEN3,
+)
 
 DEMO = Path(ops.__file__).parent / "demo_model" / "model" / "tokenizer_config.json"
 CALLS = (
