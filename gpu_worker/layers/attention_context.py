@@ -15,7 +15,7 @@ from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.media_inputs import MediaInputs
 from kernels.layer_cache import LayerCache
 from kernels.low_rank import AdapterRows
-from kernels.paged_attention import block_attention
+from kernels.paged_attention import AttentionOptions, block_attention
 from kernels.state_rows import StateRows
 
 
@@ -46,13 +46,7 @@ class ScoredTokens(Struct, frozen=True):
     groups: Sequence[ScoredGroup]
 
     def add(
-        self,
-        query: torch.Tensor,
-        cache: LayerCache,
-        block_tables: torch.Tensor,
-        scale: float,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, cache: LayerCache, block_tables: torch.Tensor, options: AttentionOptions
     ) -> None:
         """Add what the tokens' rotated queries of a layer, `[num_scored, num_heads, head_dim]`, attend to."""
         for group in self.groups:
@@ -60,9 +54,7 @@ class ScoredTokens(Struct, frozen=True):
             own = query[group.first : group.first + num_seqs * num_queries]
             queries = own.view(num_seqs, num_queries, *query.shape[1:])
             tables = block_tables[group.sequences, :num_blocks].long()
-            group.attention.add_(
-                block_attention(queries, cache.keys, tables, group.contexts, scale, soft_cap, cache.scales, sinks)
-            )
+            group.attention.add_(block_attention(queries, cache, tables, group.contexts, options))
 
 
 class WindowContext(Struct, frozen=True):
