@@ -24,8 +24,8 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import FULL, SLIDING
 from gpu_worker.quantization.gguf.checkpoint import read_gguf_method
 from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.metadata import end_token_ids, token_id
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, ModelFacts, model_facts
-from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.quantization.gguf.tensor_names import ENCODER, tensors_by_name
 
 # Of ModernBERT: the first layer of each group of this size has no window.
