@@ -1,4 +1,4 @@
-"""What `adapter_config.json` says of an adapter, as PEFT writes it."""
+"""What `adapter_config.json` says of an adapter, as PEFT writes it; and names, such as those of `--lora-modules`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_worker.models.json_file import JsonFile
+from shared.adapter_calls import MAX_ADAPTERS, is_digest
 from shared.adapter_store import CONFIG_NAME
-from shared.errors import HeadraceError
+from shared.errors import ConfigError, HeadraceError
 
 Value = TypeVar("Value", int, float)
 
@@ -159,3 +160,33 @@ def _patterns(file: JsonFile, name: str) -> dict[NamePattern, float]:
         key = NamePattern(re.compile(own), length, bool(start) and not is_behind, is_behind)
         found.setdefault(key, value)
     return found
+
+
+VARIABLE = "HEADRACE_LORA_MODULES"
+_MAX_NAME = 128
+
+
+def parse_modules(text: str) -> dict[str, Path]:
+    """Read `name=directory`, several by commas or white space; `ConfigError` if malformed or a name is repeated."""
+    modules: dict[str, Path] = {}
+    for item in re.split(r"[,\s]+", text.strip(", \t\n")):
+        name, separator, directory = item.partition("=")
+        if not (name and separator and directory):
+            raise ConfigError(VARIABLE, f"has {item[:80]!r}; each adapter is name=directory")
+        try:
+            check_name(name)
+        except AdapterError as error:
+            raise ConfigError(VARIABLE, str(error)) from None
+        if name in modules:
+            raise ConfigError(VARIABLE, f"has {name!r} twice")
+        modules[name] = Path(directory)
+    if len(modules) > MAX_ADAPTERS:
+        raise ConfigError(VARIABLE, f"has {len(modules)} adapters; at most {MAX_ADAPTERS} are served")
+    return modules
+
+
+def check_name(name: str) -> None:
+    """Refuse names that are too long or read as a digest does, with `AdapterError`."""
+    if not 1 <= len(name) <= _MAX_NAME or is_digest(name):
+        problem = f"has 1 to {_MAX_NAME} characters and is not a digest"
+        raise AdapterError(f"an adapter cannot have the name {name[:80]!r}; one {problem}")

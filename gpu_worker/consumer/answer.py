@@ -12,7 +12,7 @@ import msgspec
 
 from gpu_worker.consumer.held_request import HeldRequest, Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
-from gpu_worker.consumer.receipts import ReceiptWriter
+from gpu_worker.consumer.request_observer import ReceiptWriter
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.tokenizer import ModelTokenizer

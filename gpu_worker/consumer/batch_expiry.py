@@ -19,8 +19,8 @@ from nats.js.api import RawStreamMsg
 from nats.js.errors import NotFoundError
 
 from gpu_worker.consumer.held_request import log_fields
+from gpu_worker.consumer.queued_message import UnreadableRequestError, read_request
 from gpu_worker.consumer.result_store import send_result
-from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from shared.batch_streams import MAX_WAIT_KEY, batch_stream
 from shared.errors import InvalidNameError
 from shared.kept_results import KeptResults

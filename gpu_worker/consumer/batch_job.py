@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpu_worker.consumer.queued_message import QueuedMessage
-from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
+from gpu_worker.consumer.queued_message import QueuedMessage, UnreadableRequestError, read_request
 from shared.bounds import MAX_JOB_PRIORITY, MAX_JOB_WEIGHT
 from shared.errors import InvalidNameError
 from shared.messages import Request

@@ -22,7 +22,7 @@ from gpu_worker.consumer.gateway_watch import Cancellations
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.queued_message import ACK, DISCARD, REDELIVER, QueuedMessage, send_ack
-from gpu_worker.consumer.receipts import ReceiptWriter
+from gpu_worker.consumer.request_observer import ReceiptWriter
 from gpu_worker.consumer.result_store import ResultMaker, ResultStore
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread

@@ -20,9 +20,16 @@ from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fiel
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
-from gpu_worker.consumer.queued_message import ACK, REDELIVER, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
-from gpu_worker.consumer.receipts import ReceiptWriter
-from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
+from gpu_worker.consumer.queued_message import (
+    ACK,
+    REDELIVER,
+    REDELIVER_LATER,
+    REDELIVER_SOON,
+    QueuedMessage,
+    UnreadableRequestError,
+    read_request,
+)
+from gpu_worker.consumer.request_observer import ReceiptWriter
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.disaggregation import KvReady

@@ -10,8 +10,7 @@ from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.request_images import check_images
-from gpu_worker.core.block_budget import BlockBudget, block_budget
-from gpu_worker.core.block_scores import BlockScores
+from gpu_worker.core.block_budget import BlockBudget, BlockScores, block_budget
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.infill import InfillPrompt

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.queued_message import ACK, IN_PROGRESS, QueuedMessage, send_ack
-from gpu_worker.consumer.receipts import ReceiptWriter
+from gpu_worker.consumer.request_observer import ReceiptWriter
 from shared.background_tasks import BackgroundTasks
 from shared.dead_letters import DeadLetter, publish_dead_letter
 from shared.direct_client import DirectClient

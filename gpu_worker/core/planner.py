@@ -21,8 +21,7 @@ from operator import attrgetter
 from msgspec import Struct
 
 from gpu_worker.core.admission import Admission, Room
-from gpu_worker.core.batch_allowance import BatchAllowance
-from gpu_worker.core.batch_throttle import BatchThrottle
+from gpu_worker.core.batch_throttle import BatchAllowance, BatchThrottle
 from gpu_worker.core.encoder_schedule import EncoderSchedule
 from gpu_worker.core.first_tokens import FirstTokenSteps
 from gpu_worker.core.live_sequences import LiveSequences

@@ -14,7 +14,6 @@ from itertools import count
 
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.constraint import SharedConstraints
-from gpu_worker.core.device_time import DeviceTime
 from gpu_worker.core.first_tokens import FirstTokenSteps
 from gpu_worker.core.fleet_service import HeardServices
 from gpu_worker.core.isolation import control_share, restarted_shares
@@ -28,7 +27,7 @@ from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
-from gpu_worker.core.step_time import StepTimeModel
+from gpu_worker.core.step_time import DeviceTime, StepTimeModel
 from gpu_worker.core.tiers import KvTiers
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.messages import Lane

@@ -10,8 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from gpu_worker.core.block_budget import BlockBudget
-from gpu_worker.core.block_scores import BlockScores
+from gpu_worker.core.block_budget import BlockBudget, BlockScores
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.group_tables import StateSlot, WindowTable
 from gpu_worker.core.media import MediaSpan, PreparedImage

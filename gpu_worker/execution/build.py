@@ -16,8 +16,18 @@ from gpu_worker.core.media import SharedImages
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.build_plan import BuildPlan, make_plan
 from gpu_worker.execution.encoder import ImageEncoder
-from gpu_worker.execution.memory import host, probe
-from gpu_worker.execution.memory.budget import MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
+from gpu_worker.execution.memory import probe
+from gpu_worker.execution.memory.budget import (
+    MemoryBudget,
+    MemoryUse,
+    ask_for_huge_pages,
+    check_host_cache_fits,
+    check_host_states_fit,
+    check_host_weights_fit,
+    check_weights_fit,
+    host_num_blocks,
+    shown_bytes,
+)
 from gpu_worker.execution.memory.kv_cache import allocate_groups
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig, choose_num_threads, num_usable_cores
@@ -201,24 +211,24 @@ def _free_bytes(plan: BuildPlan) -> int:
 
 def _check_host(plan: BuildPlan) -> None:
     free_bytes = _free_bytes(plan)
-    host.check_host_weights_fit(plan.weights_bytes, plan.matrix_dtype_name, free_bytes)
-    host.check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_bytes - plan.weights_bytes)
+    check_host_weights_fit(plan.weights_bytes, plan.matrix_dtype_name, free_bytes)
+    check_host_states_fit(plan.state_bytes, plan.config.max_num_seqs, free_bytes - plan.weights_bytes)
     if plan.fixed is not None:
-        host.check_host_cache_fits(*plan.fixed, plan.demand, free_bytes - plan.weights_bytes)
+        check_host_cache_fits(*plan.fixed, plan.demand, free_bytes - plan.weights_bytes)
 
 
 def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
     if plan.fixed is not None:
         return plan.fixed[1]
     room = max(0, free_bytes - plan.config.proposer_bytes - plan.state_bytes - plan.media_bytes)
-    return host.host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
+    return host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
 
 
 def _prepare_host(config: RunnerConfig) -> None:
     num_threads = choose_num_threads(config.num_threads, config.ranks_per_host)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
-    host.ask_for_huge_pages()
+    ask_for_huge_pages()
 
 
 def _device_num_blocks(plan: BuildPlan, budget: MemoryBudget) -> int:

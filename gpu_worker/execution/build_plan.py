@@ -10,8 +10,7 @@ import torch
 
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.memory.group_shares import GroupShares
-from gpu_worker.execution.memory.kv_cache import fixed_num_blocks
-from gpu_worker.execution.memory.state_pool import slot_bytes, state_pool_bytes
+from gpu_worker.execution.memory.kv_cache import fixed_num_blocks, slot_bytes, state_pool_bytes
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
 from gpu_worker.layers.cache_layout import ReadsLayer
@@ -20,8 +19,8 @@ from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.ranks import layers_of_stage
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
+from gpu_worker.models.loader import weights_bytes
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.stored_weights import weights_bytes
 from gpu_worker.models.vision.registry import read_vision, tower_bytes
 from gpu_worker.models.vision.vision_config import VisionConfig
 from kernels.linear.dense import keeps_half

@@ -24,8 +24,7 @@ from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.step import CompletedStep, SampledTokens, StepResult
 from gpu_worker.core.step_interrupt import StepInterrupt
-from gpu_worker.execution.batch.assembled_step import AssembledStep
-from gpu_worker.execution.batch.attention_scores import StagedScores, is_asked
+from gpu_worker.execution.batch.assembled_step import AssembledStep, StagedScores, is_asked
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.key_turns import KeyTurns
@@ -34,19 +33,17 @@ from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.step_table import DeviceStep, StagedStep, copy_states, lay_out, step_context
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
-from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
+from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts, replay_accepted
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.drafts.verification import replay_accepted
 from gpu_worker.execution.encoder import ImageEncoder
 from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, state_bytes
-from gpu_worker.execution.memory.kv_cache import KVCache
-from gpu_worker.execution.memory.state_pool import allocate_states
+from gpu_worker.execution.memory.kv_cache import KVCache, allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepHead, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
+from gpu_worker.layers.attention_context import ScoredTokens
 from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.ranks import ALONE, Ranks, is_last
-from gpu_worker.layers.scored_tokens import ScoredTokens
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from kernels.low_rank import AdapterRows

@@ -15,13 +15,12 @@ from msgspec import Struct
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
-from gpu_worker.execution.batch.assembled_step import AssembledStep
-from gpu_worker.execution.batch.attention_scores import attention_of
+from gpu_worker.execution.batch.assembled_step import AssembledStep, attention_of
 from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS
 from gpu_worker.execution.batch.graphs import ComputedRows
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Download, Downloads, StagedArray, Upload
-from gpu_worker.execution.drafts.verification import Entries, accepted_tokens
+from gpu_worker.execution.drafts.drafting import Entries, accepted_tokens
 from gpu_worker.execution.pooling import PooledChunk, PooledRows, pool, pooled_chunks
 from gpu_worker.execution.sampling.grammar_mask import StagedGrammarMask
 from gpu_worker.execution.sampling.logprobs import PromptChunk, chunk_entries, prompt_chunks, score_chunk

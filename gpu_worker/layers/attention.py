@@ -18,6 +18,7 @@ from gpu_worker.layers.rotations import GrowthTable, QueryGrowth, gated_rows, he
 from kernels.activation import times_sigmoid
 from kernels.layer_cache import CacheShape
 from kernels.linear.rounding import InputRounding, Rows
+from kernels.paged_attention import AttentionOptions
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 
 # Options that attention in both directions has too.
@@ -263,7 +264,10 @@ class Attention:
         self._cos_sin, self._norm, self._attend = cos_sin, parts.vector_norm(), parts.attention()
         growth = weights.shape.query_growth
         self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
-        self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
+        shape = weights.shape
+        scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
+        limits = shape.sliding_window, shape.soft_cap
+        self._options = AttentionOptions(scale, *limits, weights.sinks, shape.chunk_size)
 
     def rounding(self, context: AttentionContext) -> InputRounding | None:
         """Return how its input may be rounded."""
@@ -290,25 +294,21 @@ class Attention:
             None if reads_other else cache.scales,
             values,
         )
-        query, limits = self._scaled(query, positions), (self._scale, shape.sliding_window, shape.soft_cap)
+        query = self._scaled(query, positions)
         if (scored := context.scored) is not None:
-            scored.add(query[scored.tokens], cache, block_tables, self._scale, shape.soft_cap, weights.sinks)
+            scored.add(query[scored.tokens], cache, block_tables, self._options)
         attended = self._attend(
             query,
-            cache.keys,
-            cache.values,
+            cache,
             block_tables,
             context.query_starts,
             context.context_lens,
             context.max_query_len,
             context.max_context_len,
-            *limits,
-            kv_scales=cache.scales,
-            sinks=weights.sinks,
-            chunk_size=shape.chunk_size,
+            self._options,
         )
         if shape.joins_images:
-            attended = attend_bidirectional(context.media, attended, query, cache, block_tables, *limits)
+            attended = attend_bidirectional(context.media, attended, query, cache, block_tables, self._options)
         attended = attended.view(num_tokens, -1)
         return self._output(attended if gate is None else times_sigmoid(attended, gate), context)
 

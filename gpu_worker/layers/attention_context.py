@@ -1,4 +1,8 @@
-"""What attention needs to know about a step: where each token's KV goes, and which blocks each sequence reads."""
+"""What attention needs to know about a step: where each token's KV goes, and which blocks each sequence reads.
+
+`ScoredTokens` are asked how much they attend to each block of their sequence, over heads and layers: a further pass
+over the keys, for these tokens alone. Sequences of a group have as many of them each.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,50 @@ from collections.abc import Callable, Sequence
 import torch
 from msgspec import Struct
 
-from gpu_worker.layers.layer_state import LayerState
+from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.media_inputs import MediaInputs
-from gpu_worker.layers.scored_tokens import ScoredTokens
 from kernels.layer_cache import LayerCache
 from kernels.low_rank import AdapterRows
+from kernels.paged_attention import AttentionOptions, block_attention
 from kernels.state_rows import StateRows
+
+
+class ScoredGroup(Struct, frozen=True):
+    """Sequences that have as many of the tokens each.
+
+    Attributes:
+        first: How many tokens are in the groups before.
+        sequences: `[num_seqs]` int64, places in the step.
+        contexts: `[num_seqs, num_queries]` int64, tokens that each token sees, itself included.
+        attention: `[num_seqs, num_queries, num_blocks]` float32; adds up over layers, of each layer the head with most.
+    """
+
+    first: int
+    sequences: torch.Tensor
+    contexts: torch.Tensor
+    attention: torch.Tensor
+
+
+class ScoredTokens(Struct, frozen=True):
+    """All of them.
+
+    Attributes:
+        tokens: `[num_scored]` int64, places in the step, group by group.
+    """
+
+    tokens: torch.Tensor
+    groups: Sequence[ScoredGroup]
+
+    def add(
+        self, query: torch.Tensor, cache: LayerCache, block_tables: torch.Tensor, options: AttentionOptions
+    ) -> None:
+        """Add what the tokens' rotated queries of a layer, `[num_scored, num_heads, head_dim]`, attend to."""
+        for group in self.groups:
+            num_seqs, num_queries, num_blocks = group.attention.shape
+            own = query[group.first : group.first + num_seqs * num_queries]
+            queries = own.view(num_seqs, num_queries, *query.shape[1:])
+            tables = block_tables[group.sequences, :num_blocks].long()
+            group.attention.add_(block_attention(queries, cache, tables, group.contexts, options))
 
 
 class WindowContext(Struct, frozen=True):

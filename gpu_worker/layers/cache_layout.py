@@ -6,6 +6,8 @@ Layers that need the same tokens form a group, which has blocks and a block tabl
   count tokens;
 - one more group for each size of sliding window, which keeps the last tokens;
 - the state group: layers that keep a fixed number of bytes of a sequence, however long it is.
+
+`LayerState` is the state of a recurrent layer, with the drafts whose part in it is not decided yet.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from kernels.gated_delta import DeltaSizes
 from kernels.layer_cache import CacheShape
 from kernels.ssd import SsdSizes
+from kernels.state_rows import StateRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +181,44 @@ def _whole(memory: LayerMemory, min_window: int) -> LayerMemory:
 
 def _whole_tokens(memory: KeepsTokens, min_window: int) -> KeepsTokens:
     return KeepsTokens(memory.shape) if (memory.window or 0) >= min_window else memory
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """The memory of one layer. Kernels update it in place, so that its addresses never change.
+
+    Attributes:
+        parts: Tensors of the state, `[num_slots, ...]` float32 each.
+        drafts: `[num_slots, max_draft_tokens, num_inputs]` float32: what the layer computed of the draft tokens of a
+            sequence's last step, before it came to the state. None where no drafts are verified.
+    """
+
+    parts: tuple[torch.Tensor, ...]
+    drafts: torch.Tensor | None
+
+    def keep_drafts(self, rows: StateRows, inputs: torch.Tensor) -> None:
+        """Keep what the layer computed of tokens that the state is not to remember yet.
+
+        The shapes of what is done do not depend on how many drafts there are, so that it can be captured.
+
+        Shapes:
+            inputs: `[num_tokens, num_inputs]`
+        """
+        if self.drafts is None or rows.num_kept is None:
+            return
+        first = (rows.query_starts[:-1] + rows.num_kept).long()
+        tokens = first[:, None] + torch.arange(self.drafts.shape[1], device=inputs.device)
+        # Behind a sequence's drafts stands anything; it is never read.
+        tokens.clamp_(max=len(inputs) - 1)
+        kept = inputs.index_select(0, tokens.view(-1)).to(self.drafts.dtype)
+        self.drafts.index_copy_(0, rows.slots, kept.view(len(rows.slots), *self.drafts.shape[1:]))
+
+    def kept_drafts(self, places: torch.Tensor) -> torch.Tensor:
+        """Return what was kept of some drafts.
+
+        Shapes:
+            places: `[num_tokens]` int64, `slot * max_draft_tokens + number`
+            result: `[num_tokens, num_inputs]` float32
+        """
+        assert self.drafts is not None, "no drafts were kept"
+        return self.drafts.flatten(0, 1).index_select(0, places)

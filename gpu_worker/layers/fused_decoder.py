@@ -10,16 +10,16 @@ import torch
 
 from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import AdapterTargets
-from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.expert_loads import ExpertLoads
+from gpu_worker.layers.attention_context import AttentionContext, ScoredTokens
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
+from gpu_worker.layers.placed_experts import ExpertLoads
 from gpu_worker.layers.ranks import ALONE, Ranks
-from gpu_worker.layers.scored_tokens import ScoredTokens
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, ReadQueries, StackInputs, StackShape, StackStep
 from kernels.low_rank.cpu import CpuAdapterTable
+from kernels.paged_attention import AttentionOptions
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -57,7 +57,7 @@ class FusedDecoder:
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
         self._embedding, self._cos_sin = embedding, cos_sin
-        self._heads, self._scale = (shape.num_heads, shape.head_dim), shape.head_dim**-0.5
+        self._heads, self._options = (shape.num_heads, shape.head_dim), AttentionOptions(shape.head_dim**-0.5)
         self._num_layers, self._tapped_layers = len(packed), tuple(tapped_layers)
         inputs = StackInputs(embedding, dtype, exchange=ranks.exchange, vocab_size=vocab_size)
         if adapters is not None:
@@ -83,7 +83,7 @@ class FusedDecoder:
             hidden = self._compute_media(token_ids, positions, context, media, read)
         if read is not None and scored is not None:
             for query, cache in zip(read.queries, context.caches, strict=True):
-                scored.add(query, cache, context.block_tables, self._scale)
+                scored.add(query, cache, context.block_tables, self._options)
         return hidden
 
     def _read_queries(self, num_tokens: int, scored: ScoredTokens) -> ReadQueries:

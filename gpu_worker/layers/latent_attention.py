@@ -22,7 +22,7 @@ from gpu_worker.layers.rotations import GrowthTable, QueryGrowth
 from kernels.layer_cache import EVERY_TOKEN, CacheShape
 from kernels.linear.dense import make_head_linear
 from kernels.linear.rounding import InputRounding, Rows, common_rounding
-from kernels.paged_attention import expanded_attention, is_expansion_less
+from kernels.paged_attention import AttentionOptions, expanded_attention, is_expansion_less
 from kernels.rms_norm import rms_norm, rms_norm_rounded
 from kernels.rope_kv_write import rope_kv_write
 
@@ -162,7 +162,7 @@ class LatentAttention:
         self._eps = weights.eps
         self._query_norm = weights.query_norm
         self._latent_norm = weights.latent_norm
-        self._attend = parts.attention()
+        self._attend, self._options = parts.attention(), AttentionOptions(weights.shape.scale)
         # On a CPU a token's result does not depend on how its prompt was cut, so there is one form. Where ranks keep
         # some tokens each, every rank attends for the heads of others, of whose vectors it makes no keys.
         has_forms = weights.key_up.device.type != "cpu" and parts.ranks.tokens == EVERY_TOKEN
@@ -213,15 +213,13 @@ class LatentAttention:
         heads[:, :-1, shape.latent_dim :] = query[..., shape.plain_dim :]
         attended = self._attend(
             self._scaled(self._keep(heads, latent, positions, context), positions),
-            cache.keys,
-            cache.values,
+            cache,
             context.block_tables,
             context.query_starts,
             context.context_lens,
             context.max_query_len,
             context.max_context_len,
-            shape.scale,
-            kv_scales=cache.scales,
+            self._options,
         )
         return self._value_up(attended, attended.new_empty(len(query), shape.num_heads, shape.value_dim))
 
@@ -244,15 +242,14 @@ class LatentAttention:
         )
         return expanded_attention(
             self._scaled(turned, positions),
-            cache.keys,
+            cache,
             *self._expansion,
             context.block_tables,
             context.query_starts,
             context.context_lens,
             context.max_query_len,
             context.max_context_len,
-            shape.scale,
-            cache.scales,
+            self._options,
         )
 
     def _keep(

@@ -13,11 +13,10 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
-from gpu_worker.layers.cache_layout import LayerMemory
+from gpu_worker.layers.cache_layout import LayerMemory, LayerState
 from gpu_worker.layers.dense_and_mixture import DenseAndMixture, DenseAndMixtureShape
 from gpu_worker.layers.layer_inputs import LayerInputWeights
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.mixture import Mixture, MixtureShape
 from gpu_worker.layers.mlp import GatedShape, PlainShape

@@ -10,12 +10,12 @@ import torch
 from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.expert_loads import ExpertLoads
+from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.layer import DecoderLayer, LayerWeights
 from gpu_worker.layers.layer_inputs import LayerInputs
-from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts
 from gpu_worker.layers.norms import NormWeights, make_norm
+from gpu_worker.layers.placed_experts import ExpertLoads
 from gpu_worker.layers.ranks import ReceivedStream
 from gpu_worker.layers.vocabulary import Embedding, NormedEmbedding
 from kernels.state_rows import StateRows

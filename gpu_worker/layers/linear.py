@@ -27,7 +27,7 @@ from kernels.linear.forms import WeightForm
 from kernels.linear.rounding import InputRounding, RoundedRows, Rows
 from kernels.low_rank import AdapterTable
 from kernels.moe import AdaptableExperts, Experts, ExpertWeights, ReplaceableExperts, make_experts
-from kernels.paged_attention import Partial, merge_partials, paged_attention
+from kernels.paged_attention import AttentionOptions, Partial, merge_partials, paged_attention
 
 Attend = Callable[..., torch.Tensor]
 """Attention to cached tokens, which is called as `paged_attention` is."""
@@ -228,18 +228,17 @@ class ContextAttention:
 
     ranks: Ranks
 
-    def __call__(
-        self, query: torch.Tensor, *cached: Any, sinks: torch.Tensor | None = None, **options: Any
-    ) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, *cached: Any) -> torch.Tensor:
         """Do what `paged_attention` promises; the KV heads are those of all ranks that share the tokens."""
         tokens, (num_tokens, num_heads, _) = self.ranks.tokens, query.shape
         heads = self.ranks.swap(query.expand(tokens.step, *query.shape)).transpose(0, 1).flatten(1, 2)
         lse = torch.empty(heads.shape[:2], dtype=torch.float32, device=query.device)
         attend: Attend = paged_attention
-        values = attend(heads, *cached, **options, partial=Partial(tokens, lse))
+        values = attend(heads, *cached, Partial(tokens, lse))
         attended = torch.cat((values, lse[..., None]), 2).view(num_tokens, tokens.step, num_heads, -1)
         parts = self.ranks.swap(attended.transpose(0, 1))
-        return merge_partials(parts[..., :-1], parts[..., -1], sinks).to(query.dtype)
+        options: AttentionOptions = cached[-1]
+        return merge_partials(parts[..., :-1], parts[..., -1], options.sinks).to(query.dtype)
 
 
 @dataclass(frozen=True, slots=True)

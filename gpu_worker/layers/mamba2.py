@@ -10,9 +10,8 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
-from gpu_worker.layers.cache_layout import LayerMemory, matrix_memory
+from gpu_worker.layers.cache_layout import LayerMemory, LayerState, matrix_memory
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.ranks import VectorNorm
 from kernels.activation import Activation, activate

@@ -9,7 +9,7 @@ import torch
 from msgspec import Struct
 
 from kernels.layer_cache import LayerCache
-from kernels.paged_attention.reference import bidirectional_span_attention
+from kernels.paged_attention.reference import AttentionOptions, bidirectional_span_attention
 
 
 class BidirectionalSpan(Struct, frozen=True):
@@ -79,9 +79,7 @@ def attend_bidirectional(
     query: torch.Tensor,
     cache: LayerCache,
     block_tables: torch.Tensor,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """Replace what tokens of images attended to, where an image's tokens attend to one another in both directions.
 
@@ -90,6 +88,5 @@ def attend_bidirectional(
     """
     for span in () if media is None else media.bidirectional:
         part, table = slice(span.first, span.end), block_tables[span.sequence]
-        limits = scale, sliding_window, soft_cap
-        attended[part] = bidirectional_span_attention(query[part], cache, table, span.num_before, *limits)
+        attended[part] = bidirectional_span_attention(query[part], cache, table, span.num_before, options)
     return attended

@@ -8,9 +8,8 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
-from gpu_worker.layers.cache_layout import KeepsState, LayerMemory, StatePart
+from gpu_worker.layers.cache_layout import KeepsState, LayerMemory, LayerState, StatePart
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from kernels.causal_conv import causal_conv
 from kernels.state_rows import StateRows

@@ -14,7 +14,7 @@ from gpu_worker.layers.cache_layout import CacheLayout, KeepsBoth, KeepsState
 from gpu_worker.layers.layer import FeedForwardShape, LayerTraits, LayerWeights
 from gpu_worker.layers.layer_source import LayerSource, Projections, QuantizedLayers, WeightSource
 from gpu_worker.layers.mlp import GatedShape, PlainShape
-from gpu_worker.layers.rope_scaling import RopeParameters
+from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.draft_head import DraftHead
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
@@ -335,3 +335,21 @@ def read_dtype(file: JsonFile) -> torch.dtype:
 def _generation_config(directory: Path) -> JsonFile:
     path = directory / "generation_config.json"
     return JsonFile.read(path) if path.exists() else JsonFile(path, {})
+
+
+def eviction_problem(config: ModelConfig, max_model_len: int) -> str | None:
+    """Return what keeps a model from evicting tokens of sequences of up to `max_model_len`; None where nothing does."""
+    if config.is_bidirectional:
+        return "it attends in both directions"
+    layout = config.cache_layout.within(max_model_len)
+    if layout.state_layers:
+        return "some of its layers are recurrent"
+    if len(layout.groups) > 1:
+        return "some of its layers have sliding windows"
+    if any(layout.shape_of(layer).is_latent for layer in layout.groups[0].layers):
+        return "its attention is latent"
+    if config.block.positions is not None:
+        return "its positions are learned, and not rotations"
+    if any(rope.rope_type is RopeType.DYNAMIC for rope in config.ropes):
+        return "its rotations depend on the length of a text (dynamic scaling)"
+    return None

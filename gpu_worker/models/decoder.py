@@ -11,20 +11,19 @@ import torch
 from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import HEAD, AdapterTargets, EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.division import Division, divided_weights
 from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
-from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.fused_decoder import FusedDecoder, can_fuse, fusing_library
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_inputs import take_layer_inputs
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_source import LayerSource, Projections, QuantizedLayers, WeightSource
-from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Partition, Projection
 from gpu_worker.layers.mlp import GatedShape
 from gpu_worker.layers.norms import LayerNorm, make_norm
-from gpu_worker.layers.placed_experts import PlacedExperts
+from gpu_worker.layers.placed_experts import ExpertLoads, PlacedExperts
 from gpu_worker.layers.ranks import ALONE, Ranks, ReceivedStream, is_last, layers_of_stage
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import PartSource, has_input_order

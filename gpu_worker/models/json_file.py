@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.quantization.checked_fields import CheckedFields
+from gpu_worker.quantization.config_fields import CheckedFields
 
 MAX_BYTES = 64 << 20
 """Vocabularies take up to 35 MB."""

@@ -172,7 +172,7 @@ class EagleRecipe(Recipe):
 
     def recognizes(self, files: DraftFiles) -> bool:
         """Look at the configuration, and for the projection that only such a layer has."""
-        from gpu_worker.speculative.eagle.config import is_third
+        from gpu_worker.speculative.eagle.layer import is_third
 
         return files.config is not None and (is_third(files.config) or files.has_tensor("fc.weight"))
 
@@ -182,7 +182,7 @@ class EagleRecipe(Recipe):
         from gpu_worker.models.json_file import JsonFile
         from gpu_worker.models.registry import read_model_config
         from gpu_worker.speculative.draft_files import draft_dtype, weights_num_bytes
-        from gpu_worker.speculative.eagle.config import read_eagle_config
+        from gpu_worker.speculative.eagle.layer import read_eagle_config
 
         assert settings.draft_model is not None
         file = JsonFile.read(settings.draft_model / "config.json")
@@ -235,8 +235,8 @@ class DraftModelRecipe(Recipe):
         """Return the sizes of its weights and rows, and of its share of each block."""
         from gpu_worker.execution.memory.kv_cache import bytes_per_block
         from gpu_worker.execution.runner_config import choose_kv_cache_dtype
+        from gpu_worker.models.loader import weights_bytes
         from gpu_worker.models.registry import read_model_config
-        from gpu_worker.models.stored_weights import weights_bytes
         from gpu_worker.speculative.draft_files import rows_num_bytes
 
         assert settings.draft_model is not None

@@ -27,16 +27,14 @@ from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.prefixes.affinity import PeerConnection, PrefixAffinity
 from gpu_worker.consumer.pull_capacity import PullCapacity
-from gpu_worker.consumer.receipts import ReceiptWriter
 from gpu_worker.consumer.request_images import RequestImages
-from gpu_worker.consumer.request_observer import RequestObserver
+from gpu_worker.consumer.request_observer import ReceiptWriter, RequestObserver
 from gpu_worker.consumer.request_reader import RequestBudgets, RequestReader
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.roles import Roles
-from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
 from gpu_worker.engine.engine import EngineStats
-from gpu_worker.engine.engine_thread import EngineThread
+from gpu_worker.engine.engine_thread import EngineThread, StepRelay
 from gpu_worker.media.decoder import can_decode
 from gpu_worker.media.prepared_images import PreparedImages
 from gpu_worker.models.vision.processor import MediaProcessor

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_worker.adapters.names import parse_modules
+from gpu_worker.adapters.config import parse_modules
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.media import SharedImages
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
-    from gpu_worker.layers.expert_loads import ExpertLoads
+    from gpu_worker.layers.placed_experts import ExpertLoads
     from gpu_worker.models.config import ModelConfig
     from gpu_worker.models.vision.processor import MediaProcessor
     from gpu_worker.models.vision.vision_config import VisionConfig
@@ -167,7 +167,7 @@ def rank_settings(config: WorkerConfig) -> RunnerConfig:
 
 
 def _eviction_problem(config: WorkerConfig, model: ModelConfig, sizes: SchedulerConfig) -> str | None:
-    from gpu_worker.models.evictable import eviction_problem
+    from gpu_worker.models.config import eviction_problem
 
     if config.speculative not in ("off", "ngram", "draft"):
         return f"its drafts are made of what the KV cache holds (HEADRACE_SPECULATIVE is {config.speculative})"

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_worker.quantization.gguf.metadata import Metadata
-from gpu_worker.quantization.gguf.special_tokens import CONTROL, token_id
+from gpu_worker.quantization.gguf.metadata import CONTROL, Metadata, token_id
 
 _MARK, _GOES_ON = "▁", "##"
 _UNKNOWN = 2

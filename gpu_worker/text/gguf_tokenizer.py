@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_worker.quantization.gguf.metadata import Metadata
-from gpu_worker.quantization.gguf.special_tokens import CONTROL, TOKEN_TYPES, TOKENS, token_id
+from gpu_worker.quantization.gguf.metadata import CONTROL, TOKEN_TYPES, TOKENS, Metadata, token_id
 from gpu_worker.text.gguf_encoder_tokenizers import unigram_tokenizer, word_piece_tokenizer
 from gpu_worker.text.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 

@@ -14,9 +14,9 @@ import msgspec
 
 from gpu_worker.models.json_file import read_small_file
 from gpu_worker.quantization.gguf.file import GGUFFile
+from gpu_worker.quantization.gguf.metadata import end_token_ids, token_id
 from gpu_worker.quantization.gguf.model_facts import model_facts
 from gpu_worker.quantization.gguf.model_file import find_gguf
-from gpu_worker.quantization.gguf.special_tokens import end_token_ids, token_id
 from gpu_worker.quantization.gguf.tensor_names import ENCODERS
 from gpu_worker.text.gguf_tokenizer import tokenizer_config, tokenizer_json
 from shared.bounds import MAX_TOKEN_ID

@@ -16,8 +16,7 @@ from functools import cached_property, lru_cache
 from tokenizers import Tokenizer
 
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
-from gpu_worker.text.chat_template import ChatTemplate, load_chat_template, special_tokens
-from gpu_worker.text.conversation_text import conversation_text
+from gpu_worker.text.chat_template import ChatTemplate, conversation_text, load_chat_template, special_tokens
 from gpu_worker.text.detokenizer import make_detokenizer
 from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.library import TokenizerError, library_errors, return_freed_memory

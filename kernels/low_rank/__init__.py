@@ -2,7 +2,6 @@
 
 from kernels.low_rank.cpu import join
 from kernels.low_rank.dispatch import AdapterTable, make_adapter_table
-from kernels.low_rank.form import LowRank, LowRankPart, whole_pages
-from kernels.low_rank.rows import AdapterRows
+from kernels.low_rank.form import AdapterRows, LowRank, LowRankPart, whole_pages
 
 __all__ = ["AdapterRows", "AdapterTable", "LowRank", "LowRankPart", "join", "make_adapter_table", "whole_pages"]

@@ -10,8 +10,7 @@ import torch
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import has_kernels
 from kernels.low_rank.cpu import CpuAdapterTable
-from kernels.low_rank.form import LowRank
-from kernels.low_rank.rows import AdapterRows
+from kernels.low_rank.form import AdapterRows, LowRank
 
 
 def low_rank_reference(

@@ -11,8 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.low_rank.form import LowRank
-from kernels.low_rank.rows import TILE_ROWS, AdapterRows, DeviceTiles
+from kernels.low_rank.form import TILE_ROWS, AdapterRows, DeviceTiles, LowRank
 
 BLOCK_FEATURES = 64
 """Features whose ranks are told together."""

@@ -2,7 +2,14 @@
 
 from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.expanded import expanded_attention, is_expansion_less
-from kernels.paged_attention.partial import Partial, merge_partials
-from kernels.paged_attention.reference import block_attention
+from kernels.paged_attention.reference import AttentionOptions, Partial, block_attention, merge_partials
 
-__all__ = ["Partial", "block_attention", "expanded_attention", "is_expansion_less", "merge_partials", "paged_attention"]
+__all__ = [
+    "AttentionOptions",
+    "Partial",
+    "block_attention",
+    "expanded_attention",
+    "is_expansion_less",
+    "merge_partials",
+    "paged_attention",
+]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernels.layer_cache import dequantize_heads
+from kernels.layer_cache import LayerCache, dequantize_heads
 from kernels.paged_attention.dispatch import paged_attention
+from kernels.paged_attention.reference import AttentionOptions
 
 
 def is_expansion_less(
@@ -32,7 +33,7 @@ def is_expansion_less(
 
 def expanded_attention(
     query: torch.Tensor,
-    latent_cache: torch.Tensor,
+    cache: LayerCache,
     key_up: torch.Tensor,
     value_up: torch.Tensor,
     block_tables: torch.Tensor,
@@ -40,8 +41,7 @@ def expanded_attention(
     context_lens: torch.Tensor,
     max_query_len: int,
     max_context_len: int,
-    scale: float,
-    kv_scales: torch.Tensor | None = None,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
 
@@ -52,22 +52,22 @@ def expanded_attention(
 
     Shapes:
         query: `[num_tokens, num_heads, plain_dim + rotary_dim]`
-        latent_cache: `[num_blocks, block_size, 1, latent_dim + rotary_dim]`
+        cache: keys of `[num_blocks, block_size, 1, latent_dim + rotary_dim]`
         key_up: `[num_heads, plain_dim, latent_dim]`
         value_up: `[num_heads, latent_dim, value_dim]`
         result: `[num_tokens, num_heads, value_dim]`
     """
     num_tokens, num_heads, _ = query.shape
-    num_seqs, width = len(block_tables), -(-max_context_len // latent_cache.shape[1])
+    num_seqs, width = len(block_tables), -(-max_context_len // cache.keys.shape[1])
     blocks = block_tables[:, :width].flatten()
-    kept = latent_cache.index_select(0, blocks)
-    if kv_scales is not None:
-        kept = dequantize_heads(kept, kv_scales.index_select(0, blocks)[..., 0].transpose(1, 2))
+    kept = cache.keys.index_select(0, blocks)
+    if cache.scales is not None:
+        kept = dequantize_heads(kept, cache.scales.index_select(0, blocks)[..., 0].transpose(1, 2))
     latents, turning = (
         kept.to(query.dtype).flatten(0, 2).split_with_sizes((key_up.shape[2], query.shape[2] - key_up.shape[1]), dim=1)
     )
     tables = torch.arange(len(blocks), dtype=torch.int32, device=query.device).view(num_seqs, width)
-    shape = (len(blocks), latent_cache.shape[1])
+    shape = (len(blocks), cache.keys.shape[1])
     result = query.new_empty(num_tokens, num_heads, value_up.shape[2])
     at_once = max(1, num_heads * num_tokens // max(1, len(latents)))
     for first in range(0, num_heads, at_once):
@@ -77,13 +77,12 @@ def expanded_attention(
         values = torch.matmul(latents, value_up[heads]).transpose(0, 1)
         result[:, heads] = paged_attention(
             query[:, heads],
-            keys.view(shape + keys.shape[1:]),
-            values.view(shape + values.shape[1:]),
+            LayerCache(keys.view(shape + keys.shape[1:]), values.view(shape + values.shape[1:])),
             tables,
             query_starts,
             context_lens,
             max_query_len,
             max_context_len,
-            scale,
+            options,
         )
     return result

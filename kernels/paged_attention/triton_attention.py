@@ -10,8 +10,8 @@ import triton
 
 from kernels.dependent_launch import dependent_launch
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.layer_cache import EVERY_TOKEN
-from kernels.paged_attention.partial import Partial
+from kernels.layer_cache import EVERY_TOKEN, LayerCache
+from kernels.paged_attention.reference import AttentionOptions, Partial
 from kernels.paged_attention.triton_chunk import chunk_attention_kernel, reduce_chunk_splits_kernel
 from kernels.paged_attention.triton_config import (
     LATENT_CHUNK,
@@ -46,25 +46,23 @@ class PagedAttentionBatch:
     """The tensors of one call, as `kernels.paged_attention.paged_attention` describes them."""
 
     query: torch.Tensor
-    key_cache: torch.Tensor
-    value_cache: torch.Tensor
+    cache: LayerCache
     block_tables: torch.Tensor
     query_starts: torch.Tensor
     context_lens: torch.Tensor
-    kv_scales: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
+    options: AttentionOptions
     partial: Partial | None = None
 
     @property
     def is_latent(self) -> bool:
         """Return True where the values are the first numbers of the keys, which are read once then."""
-        keys, values = self.key_cache, self.value_cache
+        keys, values = self.cache.keys, self.cache.values
         return keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
 
     @property
     def num_parts(self) -> int:
         """Return in how many parts the query heads of a KV head are taken."""
-        num_heads = self.query.shape[1] // self.key_cache.shape[2]
+        num_heads = self.query.shape[1] // self.cache.keys.shape[2]
         most = _MAX_GROUP if self.block_v < _MAX_BLOCK_D else _MAX_GROUP_OF_LARGE
         return next(n for n in range(1, num_heads + 1) if num_heads % n == 0 and num_heads // n <= most)
 
@@ -76,24 +74,24 @@ class PagedAttentionBatch:
     @property
     def num_kv_heads(self) -> int:
         """Return how many KV heads there are, or parts of their query heads."""
-        return self.key_cache.shape[2] * self.num_parts
+        return self.cache.keys.shape[2] * self.num_parts
 
     @property
     def block_v(self) -> int:
         """Return the power of two that values are padded to."""
-        return _padded(self.value_cache.shape[3])
+        return _padded(self.cache.values.shape[3])
 
     @property
     def block_d(self) -> int:
         """Return the power of two that keys are padded to, or their first numbers."""
         if self.is_latent:
             return self.block_v
-        return min(_padded(self.key_cache.shape[3]), _MAX_BLOCK_D)
+        return min(_padded(self.cache.keys.shape[3]), _MAX_BLOCK_D)
 
     @property
     def scale_pairs(self) -> torch.Tensor | None:
         """Return both scales of a token as one int32: a GPU copies no fewer bytes at a time ahead of their use."""
-        return None if self.kv_scales is None else self.kv_scales.view(torch.int32)
+        return None if self.cache.scales is None else self.cache.scales.view(torch.int32)
 
 
 def _padded(size: int) -> int:
@@ -108,13 +106,9 @@ def can_run(query: torch.Tensor, value_cache: torch.Tensor) -> bool:
 def paged_attention_triton(
     batch: PagedAttentionBatch,
     max_query_len: int,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
     gpu: Gpu,
     split: SplitConfig | None = None,
     chunk: ChunkConfig | None = None,
-    chunk_size: int | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, and zeros for a query that sees no token.
 
@@ -128,12 +122,12 @@ def paged_attention_triton(
     query = batch.query if batch.query.stride()[1:] == (batch.query.shape[2], 1) else batch.query.contiguous()
     batch = replace(batch, query=query)
     padded_head_dim = max(batch.block_d, batch.block_v)
-    split = split or split_config(gpu.generation, padded_head_dim, query.dtype, batch.kv_scales is not None)
-    chunk = chunk or _chunk_config(batch, padded_head_dim, chunk_size, gpu)
-    shape = _shape_of(batch, sliding_window, soft_cap, chunk_size)
-    score_scale = scale / soft_cap if soft_cap else scale * math.log2(math.e)
+    split = split or split_config(gpu.generation, padded_head_dim, query.dtype, batch.cache.scales is not None)
+    chunk = chunk or _chunk_config(batch, padded_head_dim, gpu)
+    shape, options = _shape_of(batch), batch.options
+    score_scale = options.scale / options.soft_cap if options.soft_cap else options.scale * math.log2(math.e)
     dtype = query.dtype if batch.partial is None else torch.float32
-    result = torch.empty(*query.shape[:2], batch.value_cache.shape[3], dtype=dtype, device=query.device)
+    result = torch.empty(*query.shape[:2], batch.cache.values.shape[3], dtype=dtype, device=query.device)
     group = batch.group
     # Few lengths to compile for: a kernel must not be compiled while requests wait.
     rounded_query_len = triton.next_power_of_2(max_query_len)
@@ -150,29 +144,27 @@ def paged_attention_triton(
     return result
 
 
-def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, chunk_size: int | None, gpu: Gpu) -> ChunkConfig:
+def _chunk_config(batch: PagedAttentionBatch, padded_head_dim: int, gpu: Gpu) -> ChunkConfig:
     """Return the table's entry, with smaller tiles where registers would not be enough.
 
     That is where eight bits are converted, and before Hopper where chunks are masked.
     """
     config = chunk_config(gpu.generation, padded_head_dim, batch.query.dtype)
-    is_wide = batch.is_latent and batch.block_v == _MAX_BLOCK_D and batch.kv_scales is None
+    is_wide = batch.is_latent and batch.block_v == _MAX_BLOCK_D and batch.cache.scales is None
     if is_wide and gpu.generation.is_datacenter and batch.query.dtype is not torch.float32:
         return LATENT_CHUNK
-    if chunk_size is not None and not gpu.generation.is_datacenter:
+    if batch.options.chunk_size is not None and not gpu.generation.is_datacenter:
         config = replace(config, block_m=max(config.block_m // 2, _MIN_ROWS))
     is_datacenter, is_large = gpu.generation.is_datacenter, padded_head_dim >= 256
     most = _MAX_CONVERTED.get(gpu.generation, 0)
-    if batch.kv_scales is None or (config.block_n <= most and not is_large):
+    if batch.cache.scales is None or (config.block_n <= most and not is_large):
         return config
     block_m = config.block_m // 2 if is_datacenter and is_large else config.block_m
     return replace(config, block_m=block_m, block_n=max(config.block_n // 2, _MIN_ROWS))
 
 
-def _shape_of(
-    batch: PagedAttentionBatch, sliding_window: int | None, soft_cap: float | None, chunk_size: int | None
-) -> AttentionShape:
-    keys, values = batch.key_cache, batch.value_cache
+def _shape_of(batch: PagedAttentionBatch) -> AttentionShape:
+    options, keys, values = batch.options, batch.cache.keys, batch.cache.values
     assert keys.stride(3) == values.stride(3) == 1, "the numbers of a head must lie side by side"
     rest = keys.shape[3] - batch.block_d
     tokens = EVERY_TOKEN if batch.partial is None else batch.partial.tokens
@@ -191,9 +183,9 @@ def _shape_of(
         value_head=values.stride(2),
         is_latent=batch.is_latent,
         block_size=keys.shape[1],
-        sliding_window=sliding_window or 0,
-        chunk=chunk_size or 0,
-        soft_cap=soft_cap or 0.0,
+        sliding_window=options.sliding_window or 0,
+        chunk=options.chunk_size or 0,
+        soft_cap=options.soft_cap or 0.0,
         precision="ieee",
         block_d=batch.block_d,
         block_v=batch.block_v,
@@ -212,8 +204,8 @@ def _launch_split(
     config: SplitConfig,
     gpu: Gpu,
 ) -> None:
-    num_seqs, num_kv_heads, value_dim = len(batch.context_lens), batch.num_kv_heads, batch.value_cache.shape[3]
-    num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * batch.key_cache.shape[1]
+    num_seqs, num_kv_heads, value_dim = len(batch.context_lens), batch.num_kv_heads, batch.cache.values.shape[3]
+    num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * batch.cache.keys.shape[1]
     num_shares = choose_num_shares(config, num_kv_heads, gpu.num_multiprocessors)
     max_splits = most_splits(config, num_shares, capacity)
     num_rows = (num_seqs + num_shares) * num_heads * max_query_len if max_splits > 1 else 0
@@ -228,19 +220,19 @@ def _launch_split(
         "BLOCK_N": config.block_n,
         "SHAPE": shape,
     }
-    caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
+    caches = (batch.cache.keys, batch.cache.values, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
     lse = None if batch.partial is None else batch.partial.lse
     split_attention_kernel[(num_kv_heads, num_seqs + (num_shares if max_splits > 1 else 0))](
         *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
-        batch.sinks,
+        batch.options.sinks if batch.partial is None else None,
         score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
         num_seqs,
         num_shares,
         BLOCK_M=block_m,
-        num_warps=_split_warps(config, block_m, is_8bit=batch.kv_scales is not None, gpu=gpu),
+        num_warps=_split_warps(config, block_m, is_8bit=batch.cache.scales is not None, gpu=gpu),
         num_stages=config.num_stages,
         **constants,
         **dependent_launch(result.device),
@@ -272,11 +264,11 @@ def _launch_chunk(
     config: ChunkConfig,
     gpu: Gpu,
 ) -> None:
-    num_tokens, value_dim = batch.query.shape[0], batch.value_cache.shape[3]
+    num_tokens, value_dim = batch.query.shape[0], batch.cache.values.shape[3]
     num_seqs, num_kv_heads, group = len(batch.context_lens), batch.num_kv_heads, batch.group
     block_m = max(config.block_m, triton.next_power_of_2(group))
     num_blocks = num_tokens // (block_m // group) + num_seqs
-    capacity = batch.block_tables.shape[1] * batch.key_cache.shape[1]
+    capacity = batch.block_tables.shape[1] * batch.cache.keys.shape[1]
     num_splits = choose_num_chunk_splits(config, num_kv_heads * num_blocks, capacity, gpu.num_multiprocessors)
     num_rows = num_blocks * num_kv_heads * num_splits * block_m if num_splits > 1 else 0
     partial = torch.empty(num_rows, value_dim, dtype=torch.float32, device=result.device)
@@ -288,13 +280,13 @@ def _launch_chunk(
         "BLOCK_N": config.block_n,
         "SHAPE": shape,
     }
-    caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
+    caches = (batch.cache.keys, batch.cache.values, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
     lse = None if batch.partial is None else batch.partial.lse
     # Blocks on the first axis: the others end at 65,535.
     chunk_attention_kernel[(num_blocks, num_kv_heads, num_splits)](
         *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
-        batch.sinks,
+        batch.options.sinks if batch.partial is None else None,
         score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),

@@ -8,9 +8,8 @@ import triton.language as tl
 
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters
-from kernels.sampling.triton_draw import draw_kernel, tile_masses_kernel
+from kernels.sampling.triton_draw import draw_kernel, draw_marked, tile_masses_kernel
 from kernels.sampling.triton_threshold import threshold_kernel
-from kernels.sampling.triton_watermark import draw_marked
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpu_worker.core.block_budget import block_budget
-from gpu_worker.core.block_scores import BlockScores
+from gpu_worker.core.block_budget import BlockScores, block_budget
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig

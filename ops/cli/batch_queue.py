@@ -15,8 +15,8 @@ from nats.errors import Error as NatsError
 from nats.js.api import StreamState
 from nats.js.errors import APIError, NotFoundError
 
+from gpu_worker.consumer.queued_message import UnreadableRequestError, read_request
 from gpu_worker.consumer.result_store import send_result
-from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from ops.cli.running_system import delete_message
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream

@@ -96,8 +96,8 @@ def _device_and_memory(config: WorkerConfig, path: Path) -> Iterator[Finding]:
     import torch
 
     from gpu_worker.layers.free_memory import free_host_bytes
+    from gpu_worker.models.loader import weights_bytes
     from gpu_worker.models.registry import read_model_config
-    from gpu_worker.models.stored_weights import weights_bytes
 
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:

@@ -13,8 +13,7 @@ import torch
 from msgspec import structs
 
 from gpu_worker.execution.memory.budget import shown_bytes
-from gpu_worker.execution.memory.kv_cache import allocate_groups
-from gpu_worker.execution.memory.state_pool import allocate_states
+from gpu_worker.execution.memory.kv_cache import allocate_groups, allocate_states
 from gpu_worker.layers.adapters import ExpertModules
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer

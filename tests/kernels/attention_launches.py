@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.layer_cache import is_quantized, scales_shape
+from kernels.layer_cache import LayerCache, is_quantized, scales_shape
+from kernels.paged_attention import AttentionOptions
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
 from tests.kernels.elementwise_launches import launch_rope
 
@@ -36,18 +37,19 @@ def launch(
     keys = torch.empty(2, 16, num_kv_heads, head_dim, dtype=cache_dtype)
     is_latent = num_kv_heads == 1
     is_8bit = is_quantized(cache_dtype)
+    values = keys[..., :value_dim] if is_latent else torch.empty(2, 16, num_kv_heads, value_dim, dtype=cache_dtype)
+    sinks = torch.empty(num_heads) if has_sinks else None
     batch = PagedAttentionBatch(
         torch.empty(num_seqs * query_len, num_heads, head_dim, dtype=torch.bfloat16 if is_8bit else cache_dtype),
-        keys,
-        keys[..., :value_dim] if is_latent else torch.empty(2, 16, num_kv_heads, value_dim, dtype=cache_dtype),
+        LayerCache(
+            keys, values, torch.empty(scales_shape(2, 16, num_kv_heads), dtype=torch.float16) if is_8bit else None
+        ),
         torch.empty(num_seqs, 2048, dtype=torch.int32),
         torch.empty(num_seqs + 1, dtype=torch.int32),
         torch.empty(num_seqs, dtype=torch.int32),
-        torch.empty(scales_shape(2, 16, num_kv_heads), dtype=torch.float16) if is_8bit else None,
-        torch.empty(num_heads) if has_sinks else None,
+        AttentionOptions(head_dim**-0.5, sliding_window, soft_cap, sinks, chunk_size),
     )
-    scale = head_dim**-0.5
-    return paged_attention_triton(batch, query_len, scale, sliding_window, soft_cap, gpu, chunk_size=chunk_size)
+    return paged_attention_triton(batch, query_len, gpu)
 
 
 def plain(

@@ -26,6 +26,11 @@ class Options:
             return None
         return torch.randn(num_heads, generator=torch.Generator().manual_seed(num_heads)) * 2 + 1
 
+    def asked(self, num_heads: int) -> dict[str, Any]:
+        """Return the fields of `AttentionOptions`."""
+        limits = {"sliding_window": self.sliding_window, "soft_cap": self.soft_cap}
+        return {**limits, "sinks": self.sinks(num_heads), "chunk_size": self.chunk_size}
+
 
 OPTIONS = {
     "plain": Options(), "window": Options(sliding_window=20), "cap": Options(soft_cap=2.0),
@@ -59,14 +64,7 @@ def attend_by_definition(sequence: PagedSequence, position: int, scale: float, o
 
 def run_reference(batch: PagedBatch, options: Options) -> torch.Tensor:
     """Run the reference with these options."""
-    return paged_attention_reference(
-        *batch.arguments(),
-        options.sliding_window,
-        options.soft_cap,
-        batch.kv_scales,
-        options.sinks(batch.query.shape[1]),
-        options.chunk_size,
-    )
+    return paged_attention_reference(*batch.arguments(**options.asked(batch.query.shape[1])))
 
 
 def batch_of(shape: Shape, queries: str) -> PagedBatch:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels.layer_cache import is_quantized, quantize_heads, scales_shape
+from kernels.layer_cache import LayerCache, is_quantized, quantize_heads, scales_shape
+from kernels.paged_attention import AttentionOptions, Partial
+
+if TYPE_CHECKING:
+    from kernels.paged_attention.triton_attention import PagedAttentionBatch
 
 
 @dataclass(frozen=True)
@@ -28,19 +33,38 @@ class Shape:
 @dataclass
 class PagedBatch:
     query: torch.Tensor
-    key_cache: torch.Tensor
-    value_cache: torch.Tensor
+    cache: LayerCache
     block_tables: torch.Tensor
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     max_query_len: int
     max_context_len: int
     scale: float
-    kv_scales: torch.Tensor | None = None
 
-    def arguments(self) -> tuple:
-        """All but the scales of a cache in eight bits, in the order in which the ops take them."""
-        return tuple(vars(self).values())[:-1]
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Those that all implementations take, in their order."""
+        return self.query, self.cache, self.block_tables, self.query_starts, self.context_lens
+
+    def arguments(self, sliding_window: int | None = None, soft_cap: float | None = None, **others: Any) -> tuple:
+        """All that `paged_attention` takes, in its order."""
+        options = AttentionOptions(self.scale, sliding_window, soft_cap, **others)
+        return *self.tensors, self.max_query_len, self.max_context_len, options
+
+    def moved(self, device: torch.device, partial: Partial | None = None, **asked: Any) -> PagedAttentionBatch:
+        """Return what the Triton kernels take, with these fields of `AttentionOptions`."""
+        from kernels.paged_attention.triton_attention import PagedAttentionBatch
+
+        cache, scales, sinks = self.cache, self.cache.scales, asked.pop("sinks", None)
+        keys = cache.keys.to(device)
+        values = keys[..., : cache.values.shape[3]] if cache.is_latent else cache.values.to(device)
+        return PagedAttentionBatch(
+            self.query.to(device),
+            LayerCache(keys, values, None if scales is None else scales.to(device), cache.is_latent),
+            *(tensor.to(device) for tensor in (self.block_tables, self.query_starts, self.context_lens)),
+            AttentionOptions(self.scale, sinks=None if sinks is None else sinks.to(device), **asked),
+            None if partial is None else replace(partial, lse=partial.lse.to(device)),
+        )
 
 
 @dataclass
@@ -89,14 +113,13 @@ def make_batch(sequences: list[PagedSequence], query_lens: list[int], shape: Sha
     query = torch.cat([s.query[-count:] for s, count in zip(sequences, query_lens, strict=True)])
     return PagedBatch(
         query.to(shape.dtype),
-        *caches,
+        LayerCache(*caches, scales if is_quantized(cache_dtype) else None, shape.is_latent),
         tables,
         torch.tensor([0, *query_lens]).cumsum(0).int(),
         torch.tensor(lengths, dtype=torch.int32),
         max(query_lens),
         max(lengths),
         shape.head_dim**-0.5,
-        scales if is_quantized(cache_dtype) else None,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.cpu_library import cpu_library
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import AttentionOptions, paged_attention
 from kernels.paged_attention.dispatch import can_run, paged_attention_cpu
 from tests.kernels.attention_variants import OPTIONS, QUERIES, Options, attend_by_definition, batch_of, run_reference
 from tests.kernels.paged_batch import Shape, make_batch, make_sequence
@@ -61,11 +61,8 @@ def mostly_slow(fast: set[tuple[str, str]]) -> list[Any]:
 
 def check_dispatched(shape: Shape, options: Options) -> None:
     batch = batch_of(shape, "mixed")
-    variant = (options.sinks(shape.num_heads), options.chunk_size)
     with poisoned_memory():
-        actual = paged_attention(
-            *batch.arguments(), options.sliding_window, options.soft_cap, batch.kv_scales, *variant
-        )
+        actual = paged_attention(*batch.arguments(**options.asked(shape.num_heads)))
     tolerance = TOLERANCE[shape.dtype]
     torch.testing.assert_close(actual, run_reference(batch, options), atol=tolerance, rtol=tolerance)
 
@@ -88,11 +85,9 @@ def test_row_of_a_variant_does_not_depend_on_its_chunk(shape: Shape, options: Op
 
     def run(query_len: int) -> torch.Tensor:
         batch = make_batch([make_sequence(60, shape, seed=60)], [query_len], shape)
-        assert can_run(batch.query, batch.key_cache, batch.value_cache)
-        tensors = (batch.query, batch.key_cache, batch.value_cache)
-        integers = (batch.block_tables, batch.query_starts, batch.context_lens)
-        variant = (options.soft_cap, options.sinks(shape.num_heads), options.chunk_size)
-        return paged_attention_cpu(library, *tensors, *integers, batch.scale, options.sliding_window, None, *variant)
+        assert can_run(batch.query, batch.cache)
+        asked = AttentionOptions(batch.scale, **options.asked(shape.num_heads))
+        return paged_attention_cpu(library, *batch.tensors, asked)
 
     together = run(60)
     for query_len in (1, 2, 7):
@@ -102,4 +97,4 @@ def test_row_of_a_variant_does_not_depend_on_its_chunk(shape: Shape, options: Op
 def test_sink_of_no_weight_changes_nothing() -> None:
     batch = make_batch([make_sequence(40, FORMS["same"], seed=40)], [20], FORMS["same"])
     none = torch.full((4,), float("-inf"))
-    torch.testing.assert_close(paged_attention(*batch.arguments(), sinks=none), paged_attention(*batch.arguments()))
+    torch.testing.assert_close(paged_attention(*batch.arguments(sinks=none)), paged_attention(*batch.arguments()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+from kernels.paged_attention.triton_attention import paged_attention_triton
 from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
 from tests.kernels.attention_variants import Options, batch_of, mostly_slow, run_reference
 from tests.kernels.paged_batch import PagedBatch, Shape
@@ -41,16 +39,9 @@ FAST = {
 
 
 def run(batch: PagedBatch, options: Options, device: torch.device) -> torch.Tensor:
-    tensors = (batch.query, batch.key_cache, batch.value_cache, batch.block_tables, batch.query_starts)
-    more = (batch.context_lens, batch.kv_scales, options.sinks(batch.query.shape[1]))
-    moved = PagedAttentionBatch(*(None if part is None else part.to(device) for part in (*tensors, *more)))
-    if batch.key_cache.data_ptr() == batch.value_cache.data_ptr():
-        moved = replace(moved, value_cache=moved.key_cache[..., : batch.value_cache.shape[3]])
-    window_and_cap = (options.sliding_window, options.soft_cap)
+    moved = batch.moved(device, **options.asked(batch.query.shape[1]))
     with poisoned_memory():
-        return paged_attention_triton(
-            moved, batch.max_query_len, batch.scale, *window_and_cap, SPLITS, SPLIT, CHUNK, options.chunk_size
-        )
+        return paged_attention_triton(moved, batch.max_query_len, SPLITS, SPLIT, CHUNK)
 
 
 @pytest.mark.parametrize(("shape", "options", "queries"), mostly_slow(FORMS, FAST))
@@ -60,7 +51,6 @@ def test_variant_equals_reference(shape: Shape, options: Options, queries: str, 
 
 
 def test_heads_that_share_a_kv_head_are_taken_in_parts() -> None:
-    batch = batch_of(FORMS["latent of DeepSeek"], "decodes")
-    parts = PagedAttentionBatch(*batch.arguments()[:6])
+    parts = batch_of(FORMS["latent of DeepSeek"], "decodes").moved(torch.device("cpu"))
     assert (parts.num_parts, parts.group, parts.num_kv_heads) == (2, 16, 2)
     assert (parts.block_d, parts.block_v, parts.is_latent) == (512, 512, True)

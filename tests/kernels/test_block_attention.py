@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.layer_cache import dequantize_heads, quantize_heads
-from kernels.paged_attention import block_attention, reference
+from kernels.layer_cache import LayerCache, dequantize_heads, quantize_heads
+from kernels.paged_attention import AttentionOptions, block_attention, reference
 
 HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 8, 4
 
@@ -63,7 +63,9 @@ def test_sums_by_block_are_those_of_all_probabilities(
         cache, scale = quantize_heads(cache, torch.int8)
         exact = dequantize_heads(cache, scale)
         scales = torch.stack((scale, scale), -1).transpose(1, 2)
-    found = block_attention(query, cache, tables, contexts, 0.3, soft_cap, scales, sinks)
+    found = block_attention(
+        query, LayerCache(cache, cache, scales), tables, contexts, AttentionOptions(0.3, None, soft_cap, sinks)
+    )
     expected = in_one_piece(query, exact[tables].flatten(1, 2), contexts, soft_cap, sinks)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
@@ -72,6 +74,7 @@ def test_a_long_sequence_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(reference, "_MAX_GATHERED", 1 << 12)
     cache, query = torch.randn(2000, BLOCK, KV_HEADS, SIZE), torch.randn(1, 2, HEADS, SIZE)
     with LargestTensor() as largest:  # type: ignore[no-untyped-call]
-        block_attention(query, cache, torch.arange(2000)[None], torch.tensor([[7999, 8000]]), 0.3)
+        contexts = torch.tensor([[7999, 8000]])
+        block_attention(query, LayerCache(cache, cache), torch.arange(2000)[None], contexts, AttentionOptions(0.3))
     # One number for each block, head and query is left of all keys.
     assert largest.num_numbers <= 2000 * HEADS * 2 < cache.numel() / 5

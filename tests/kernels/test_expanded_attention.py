@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.layer_cache import quantize_heads
-from kernels.paged_attention import expanded, expanded_attention, is_expansion_less, paged_attention
+from kernels.layer_cache import LayerCache, quantize_heads
+from kernels.paged_attention import AttentionOptions, expanded, expanded_attention, is_expansion_less, paged_attention
 from tests.kernels.poisoned_memory import poisoned_memory
 
 BLOCK, PLAIN, ROTARY, VALUE = 4, 12, 8, 20
@@ -42,17 +42,20 @@ def batch(lengths: list[tuple[int, int]], num_heads: int, latent_dim: int) -> di
     }  # fmt: skip
 
 
-def in_latent_form(query: Any, cache: Any, key_up: Any, value_up: Any, where: Any, **options: Any) -> torch.Tensor:
+def in_latent_form(query: Any, cache: Any, key_up: Any, value_up: Any, where: Any) -> torch.Tensor:
     plain, turning = query.split_with_sizes((PLAIN, ROTARY), dim=2)
     latent = torch.cat((torch.einsum("nhp,hpl->nhl", plain, key_up), turning), dim=2)
     values = cache[..., : key_up.shape[2]]
-    attended = paged_attention(latent, cache, values, *where, SCALE, **options)
+    attended = paged_attention(latent, LayerCache(cache, values), *where, AttentionOptions(SCALE))
     return torch.einsum("nhl,hlv->nhv", attended, value_up)
 
 
-def in_expanded_form(query: Any, cache: Any, key_up: Any, value_up: Any, where: Any, **options: Any) -> torch.Tensor:
+def in_expanded_form(
+    query: Any, cache: Any, key_up: Any, value_up: Any, where: Any, scales: torch.Tensor | None = None
+) -> torch.Tensor:
+    kept = LayerCache(cache, cache[..., : key_up.shape[2]], scales)
     with poisoned_memory():
-        return expanded_attention(query, cache, key_up, value_up, *where, SCALE, **options)
+        return expanded_attention(query, kept, key_up, value_up, *where, AttentionOptions(SCALE))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
@@ -64,10 +67,9 @@ def test_both_forms_are_equal(lengths: list[tuple[int, int]], backend: str, monk
         from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
 
         def attend(*args: Any) -> torch.Tensor:
-            tensors, (most, _, scale) = args[:6], args[6:]
-            return paged_attention_triton(
-                PagedAttentionBatch(*tensors), most, scale, None, None, Gpu(GpuGeneration.HOPPER, 132)
-            )
+            tensors, (most, _, options) = args[:5], args[5:]
+            batch = PagedAttentionBatch(*tensors, options)
+            return paged_attention_triton(batch, most, Gpu(GpuGeneration.HOPPER, 132))
 
         monkeypatch.setattr(expanded, "paged_attention", attend)
     given = batch(lengths, num_heads=4, latent_dim=24)
@@ -82,16 +84,16 @@ def test_eight_bits_are_read_as_the_latent_form_reads_them() -> None:
     wide = heads.float() * scales.float()[..., None]
     kv_scales = scales.transpose(1, 2)[..., None].expand(-1, -1, -1, 2).contiguous()
     expected = in_latent_form(**(given | {"cache": wide}))
-    actual = in_expanded_form(**(given | {"cache": heads}), kv_scales=kv_scales)
+    actual = in_expanded_form(**(given | {"cache": heads}), scales=kv_scales)
     assert (actual - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
 def test_keys_and_values_take_the_memory_of_the_steps_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def attend(query: Any, keys: Any, *args: Any, **options: Any) -> torch.Tensor:
-        sizes.append((keys.shape[0] * keys.shape[1], keys.shape[2]))
-        return paged_attention(query, keys, *args, **options)
+    def attend(query: Any, cache: LayerCache, *args: Any) -> torch.Tensor:
+        sizes.append((cache.keys.shape[0] * cache.keys.shape[1], cache.keys.shape[2]))
+        return paged_attention(query, cache, *args)
 
     monkeypatch.setattr(expanded, "paged_attention", attend)
     given = batch([(16, 64)], num_heads=8, latent_dim=24)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration, generation_of
+from kernels.layer_cache import LayerCache
+from kernels.paged_attention import AttentionOptions
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, _chunk_config
 from kernels.paged_attention.triton_config import LATENT_CHUNK, ChunkConfig, chunk_config, split_config
 
@@ -52,13 +54,14 @@ def test_latent_rows_have_a_launch_of_their_own_where_registers_hold_it(generati
     def launch(size: int = 512, dtype: torch.dtype = torch.bfloat16, **others: torch.Tensor) -> ChunkConfig:
         keys = others.pop("keys", rows)
         query = torch.empty(1, 16, keys.shape[3], dtype=dtype)
-        batch = PagedAttentionBatch(query, keys, rows[..., :size], numbers, numbers, numbers, **others)
-        return _chunk_config(batch, 512, None, Gpu(generation, 132))
+        cache = LayerCache(keys, rows[..., :size], **others)
+        batch = PagedAttentionBatch(query, cache, numbers, numbers, numbers, AttentionOptions(1.0))
+        return _chunk_config(batch, 512, Gpu(generation, 132))
 
     others = [
         launch(256),
         launch(dtype=torch.float32),
-        launch(kv_scales=torch.empty(4, 16, 1, 2, dtype=torch.float16)),
+        launch(scales=torch.empty(4, 16, 1, 2, dtype=torch.float16)),
         launch(keys=rows.clone()),
     ]
     assert (launch() == LATENT_CHUNK) == (generation in (GpuGeneration.HOPPER, GpuGeneration.BLACKWELL))

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.cpu_library import cpu_library
+from kernels.layer_cache import LayerCache
+from kernels.paged_attention import AttentionOptions
 from kernels.paged_attention.dispatch import can_run, paged_attention, paged_attention_cpu
 from kernels.paged_attention.reference import paged_attention_reference
 from tests.kernels.layer_caches import transposed
@@ -26,10 +30,8 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 def run_kernel(batch: PagedBatch, sliding_window: int | None = None) -> torch.Tensor:
     library = cpu_library()
     assert library is not None, "the tests need g++"
-    query, key_cache, value_cache, tables, starts, lengths, _, _, scale = batch.arguments()
-    assert can_run(query, key_cache, value_cache)
-    tensors = (query, key_cache, value_cache, tables, starts, lengths)
-    return paged_attention_cpu(library, *tensors, scale, sliding_window, batch.kv_scales)
+    assert can_run(batch.query, batch.cache)
+    return paged_attention_cpu(library, *batch.tensors, AttentionOptions(batch.scale, sliding_window))
 
 
 def mixed_batch(shape: Shape) -> PagedBatch:
@@ -41,7 +43,7 @@ def mixed_batch(shape: Shape) -> PagedBatch:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_mixed_batch_equals_reference(shape: Shape, sliding_window: int | None) -> None:
     batch = mixed_batch(shape)
-    expected = paged_attention_reference(*batch.arguments(), sliding_window, kv_scales=batch.kv_scales)
+    expected = paged_attention_reference(*batch.arguments(sliding_window))
     assert not expected.isnan().any()
     actual = run_kernel(batch, sliding_window)
     torch.testing.assert_close(actual, expected, atol=TOLERANCE[shape.dtype], rtol=TOLERANCE[shape.dtype])
@@ -65,7 +67,7 @@ def test_soft_cap_bounds_the_scores_on_a_cpu() -> None:
     scores = soft_cap * torch.tanh(query @ key.transpose(1, 2) * batch.scale / soft_cap)
     hidden = torch.ones(23, 23, dtype=torch.bool).triu(1)
     expected = (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ value).transpose(0, 1)
-    torch.testing.assert_close(paged_attention(*batch.arguments(), soft_cap=soft_cap), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(paged_attention(*batch.arguments(soft_cap=soft_cap)), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_large_scores_stay_finite() -> None:
@@ -98,15 +100,15 @@ def test_transposed_keys_change_no_bit(shape: Shape, sliding_window: int | None)
     for query_lens in ([1, 33, 20, 1, 2, 130], [1] * 6):
         batch = make_batch(sequences, query_lens, shape)
         expected = run_kernel(batch, sliding_window)
-        batch.key_cache = transposed(batch.key_cache)
-        assert batch.key_cache.stride(1) == 1
+        batch.cache = replace(batch.cache, keys=transposed(batch.cache.keys))
+        assert batch.cache.keys.stride(1) == 1
         assert torch.equal(run_kernel(batch, sliding_window), expected)
 
 
 def test_reference_reads_transposed_keys() -> None:
     batch = mixed_batch(SHAPES[0])
     expected = paged_attention_reference(*batch.arguments())
-    batch.key_cache = transposed(batch.key_cache)
+    batch.cache = replace(batch.cache, keys=transposed(batch.cache.keys))
     torch.testing.assert_close(paged_attention_reference(*batch.arguments()), expected)
 
 
@@ -139,21 +141,21 @@ def test_strided_query_equals_contiguous_query() -> None:
 
 def test_unsupported_head_dim_is_refused() -> None:
     keys, values = torch.empty(1, 16, 1, 576), torch.empty(1, 16, 1, 512)
-    assert can_run(torch.empty(1, 1, 576), keys, values)
-    assert not can_run(torch.empty(1, 1, 584), torch.empty(1, 16, 1, 584), values)
-    assert not can_run(torch.empty(1, 1, 576), keys, torch.empty(1, 16, 1, 520))
-    assert not can_run(torch.empty(1, 1, 576, dtype=torch.float64), keys, values)
-    assert not can_run(torch.empty(1, 1, 576), keys.to(torch.uint8), values)
-    assert not can_run(torch.empty(1, 1, 576, device="meta"), keys, values)
+    assert can_run(torch.empty(1, 1, 576), LayerCache(keys, values))
+    assert not can_run(torch.empty(1, 1, 584), LayerCache(torch.empty(1, 16, 1, 584), values))
+    assert not can_run(torch.empty(1, 1, 576), LayerCache(keys, torch.empty(1, 16, 1, 520)))
+    assert not can_run(torch.empty(1, 1, 576, dtype=torch.float64), LayerCache(keys, values))
+    assert not can_run(torch.empty(1, 1, 576), LayerCache(keys.to(torch.uint8), values))
+    assert not can_run(torch.empty(1, 1, 576, device="meta"), LayerCache(keys, values))
 
 
 def test_layouts_that_the_kernel_does_not_read_are_refused() -> None:
     query, values = torch.empty(1, 2, 6), torch.empty(3, 16, 2, 6)
-    assert can_run(query, transposed(values), values)
-    assert not can_run(query, values, transposed(values))
-    assert not can_run(query, values.transpose(2, 3).contiguous().transpose(2, 3), values)
-    assert not can_run(query, transposed(values[:, :8]), values[:, :8])
-    assert not can_run(query[..., :5], transposed(values[..., :5]), values[..., :5])
+    assert can_run(query, LayerCache(transposed(values), values))
+    assert not can_run(query, LayerCache(values, transposed(values)))
+    assert not can_run(query, LayerCache(values.transpose(2, 3).contiguous().transpose(2, 3), values))
+    assert not can_run(query, LayerCache(transposed(values[:, :8]), values[:, :8]))
+    assert not can_run(query[..., :5], LayerCache(transposed(values[..., :5]), values[..., :5]))
 
 
 @pytest.mark.parametrize("sliding_window", [None, 3])
@@ -161,6 +163,6 @@ def test_padding_rows_yield_zeros(sliding_window: int | None) -> None:
     batch = make_batch([make_sequence(n, SHAPES[0], seed=n) for n in (40, 5, 9)], [1, 1, 1], SHAPES[0])
     batch.context_lens[1:] = 0
     actual = run_kernel(batch, sliding_window)
-    torch.testing.assert_close(actual, paged_attention_reference(*batch.arguments(), sliding_window))
+    torch.testing.assert_close(actual, paged_attention_reference(*batch.arguments(sliding_window)))
     assert actual[0].any()
     assert not actual[1:].any()

@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 
 from kernels.gpu_config import Gpu, GpuGeneration, gpu_of
+from kernels.layer_cache import LayerCache
 from kernels.paged_attention import paged_attention
 from kernels.paged_attention.reference import paged_attention_reference
-from kernels.paged_attention.triton_attention import PagedAttentionBatch, can_run, paged_attention_triton
+from kernels.paged_attention.triton_attention import can_run, paged_attention_triton
 from kernels.paged_attention.triton_config import (
     MAX_CHUNK_SPLITS,
     MAX_SPLITS,
@@ -72,13 +73,6 @@ def mostly_slow(*fast: int) -> list[Any]:
 TREE_SHAPES = mostly_slow(0, 10)
 
 
-def on_device(batch: PagedBatch, device: torch.device) -> PagedAttentionBatch:
-    tensors = (batch.query, batch.key_cache, batch.value_cache)
-    integers = (batch.block_tables, batch.query_starts, batch.context_lens)
-    scales = None if batch.kv_scales is None else batch.kv_scales.to(device)
-    return PagedAttentionBatch(*(tensor.to(device) for tensor in (*tensors, *integers)), scales)
-
-
 def check(
     batch: PagedBatch,
     device: torch.device,
@@ -87,12 +81,10 @@ def check(
     gpu: Gpu = SPLITS,
 ) -> None:
     """Compare with small tiles, so that short contexts have many."""
-    options = (sliding_window, soft_cap)
+    moved = batch.moved(device, sliding_window=sliding_window, soft_cap=soft_cap)
     with poisoned_memory():
-        actual = paged_attention_triton(
-            on_device(batch, device), batch.max_query_len, batch.scale, *options, gpu, SPLIT, CHUNK
-        )
-    assert_close(actual, paged_attention_reference(*batch.arguments(), *options, batch.kv_scales))
+        actual = paged_attention_triton(moved, batch.max_query_len, gpu, SPLIT, CHUNK)
+    assert_close(actual, paged_attention_reference(*batch.arguments(sliding_window, soft_cap)))
 
 
 def batch_of(shape: Shape, lengths: list[int], query_lens: list[int]) -> PagedBatch:
@@ -186,9 +178,8 @@ def test_values_of_any_float16_magnitude_equal_reference(
     sequence.value[0] = 0
     sequence.key[0] = sequence.query[-1].mean(0) * 3
     batch = make_batch([sequence], [1], shape)
-    expected = paged_attention_reference(*batch.arguments(), kv_scales=batch.kv_scales).float()
-    moved = on_device(batch, device)
-    actual = paged_attention_triton(moved, 1, batch.scale, None, None, SPLITS, SPLIT, CHUNK).float().cpu()
+    expected = paged_attention_reference(*batch.arguments()).float()
+    actual = paged_attention_triton(batch.moved(device), 1, SPLITS, SPLIT, CHUNK).float().cpu()
     torch.testing.assert_close(actual, expected, atol=1e-2 * expected.abs().max().item(), rtol=0)
 
 
@@ -196,8 +187,9 @@ def test_large_scores_stay_finite(device: torch.device) -> None:
     batch = batch_of(ONE_GROUP, [50, 40], [1, 40])
     batch.scale = 20.0
     check(batch, device, soft_cap=30.0)
+    batch.scale = 1e3
     with poisoned_memory():
-        attended = paged_attention_triton(on_device(batch, device), 40, 1e3, None, None, SPLITS, SPLIT, CHUNK)
+        attended = paged_attention_triton(batch.moved(device), 40, SPLITS, SPLIT, CHUNK)
     assert attended.isfinite().all()
 
 
@@ -230,17 +222,17 @@ def test_strided_query_equals_contiguous_query(device: torch.device) -> None:
 def test_reference_caps_scores() -> None:
     batch = batch_of(Shape(1, 1, 8, 4), [3], [1])
     keys, values = (
-        cache[batch.block_tables[0].long()].flatten(0, 1)[:3, 0] for cache in (batch.key_cache, batch.value_cache)
+        cache[batch.block_tables[0].long()].flatten(0, 1)[:3, 0] for cache in (batch.cache.keys, batch.cache.values)
     )
     scores = 0.5 * torch.tanh(keys @ batch.query[0, 0] * batch.scale / 0.5)
     expected = torch.softmax(scores, dim=0) @ values
-    torch.testing.assert_close(paged_attention_reference(*batch.arguments(), None, 0.5)[0, 0], expected)
+    torch.testing.assert_close(paged_attention_reference(*batch.arguments(soft_cap=0.5))[0, 0], expected)
 
 
 def test_cpu_tensors_with_cap_equal_reference() -> None:
     batch = batch_of(SMALL, [40, 5], [1, 5])
-    expected = paged_attention_reference(*batch.arguments(), None, 2.0)
-    assert_close(paged_attention(*batch.arguments(), None, 2.0), expected)
+    expected = paged_attention_reference(*batch.arguments(soft_cap=2.0))
+    assert_close(paged_attention(*batch.arguments(soft_cap=2.0)), expected)
 
 
 def test_splits_fill_the_gpu_but_stay_long() -> None:
@@ -308,21 +300,11 @@ def check_dispatched(
     batch: PagedBatch, device: torch.device, sliding_window: int | None, soft_cap: float | None
 ) -> None:
     """Compare with the tiles of the launch tables."""
-    moved = on_device(batch, device)
-    arguments = (batch.max_query_len, batch.max_context_len, batch.scale, sliding_window, soft_cap)
+    moved = batch.moved(device, sliding_window=sliding_window, soft_cap=soft_cap)
+    where = (moved.block_tables, moved.query_starts, moved.context_lens, batch.max_query_len, batch.max_context_len)
     with poisoned_memory():
-        actual = paged_attention(
-            moved.query,
-            moved.key_cache,
-            moved.value_cache,
-            moved.block_tables,
-            moved.query_starts,
-            moved.context_lens,
-            *arguments,
-            moved.kv_scales,
-        )
-    expected = paged_attention_reference(*batch.arguments(), sliding_window, soft_cap, batch.kv_scales)
-    assert_close(actual, expected)
+        actual = paged_attention(moved.query, moved.cache, *where, moved.options)
+    assert_close(actual, paged_attention_reference(*batch.arguments(sliding_window, soft_cap)))
 
 
 @pytest.mark.gpu
@@ -346,13 +328,13 @@ def test_odd_large_batch_equals_reference(device: torch.device) -> None:
 @pytest.mark.gpu
 def test_blocks_beyond_32_bits_equal_reference(device: torch.device) -> None:
     batch = batch_of(GPU_SHAPES[7], [100, 50], [1, 50])
-    num_blocks = 2**31 // batch.key_cache[0].numel() + len(batch.key_cache)
-    moved = on_device(batch, device)
-    caches = torch.empty(2, num_blocks, *batch.key_cache.shape[1:], dtype=torch.bfloat16, device=device)
-    shift = num_blocks - len(batch.key_cache)
-    caches[0, shift:], caches[1, shift:] = moved.key_cache, moved.value_cache
-    moved = replace(moved, key_cache=caches[0], value_cache=caches[1], block_tables=moved.block_tables + shift)
-    actual = paged_attention_triton(moved, 50, batch.scale, None, None, gpu_of(moved.query.device))
+    keys, moved = batch.cache.keys, batch.moved(device)
+    num_blocks = 2**31 // keys[0].numel() + len(keys)
+    caches = torch.empty(2, num_blocks, *keys.shape[1:], dtype=torch.bfloat16, device=device)
+    shift = num_blocks - len(keys)
+    caches[0, shift:], caches[1, shift:] = moved.cache.keys, moved.cache.values
+    moved = replace(moved, cache=LayerCache(*caches), block_tables=moved.block_tables + shift)
+    actual = paged_attention_triton(moved, 50, gpu_of(moved.query.device))
     assert_close(actual, paged_attention_reference(*batch.arguments()))
 
 
@@ -360,25 +342,23 @@ def test_blocks_beyond_32_bits_equal_reference(device: torch.device) -> None:
 def test_captured_decode_follows_changed_lengths(device: torch.device) -> None:
     batches = [batch_of(GPU_SHAPES[7], lengths, [1] * 4) for lengths in ([900, 3, 40, 1], [5, 900, 77, 2])]
     batches[1].context_lens[3] = 0
+    size = (80, *batches[0].cache.keys.shape[1:])
     # As wide as the longest context that may come, whatever the contexts were at capture.
     static = replace(
-        on_device(batches[0], device),
-        key_cache=torch.full((80, *batches[0].key_cache.shape[1:]), float("nan"), dtype=torch.bfloat16, device=device),
-        value_cache=torch.full(
-            (80, *batches[0].key_cache.shape[1:]), float("nan"), dtype=torch.bfloat16, device=device
-        ),
+        batches[0].moved(device),
+        cache=LayerCache(*(torch.full(size, float("nan"), dtype=torch.bfloat16, device=device) for _ in range(2))),
         block_tables=torch.zeros(4, 256, dtype=torch.int32, device=device),
         context_lens=torch.zeros(4, dtype=torch.int32, device=device),
     )
-    gpu, scale = gpu_of(static.query.device), batches[0].scale
-    paged_attention_triton(static, 1, scale, None, None, gpu)
+    gpu = gpu_of(static.query.device)
+    paged_attention_triton(static, 1, gpu)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = paged_attention_triton(static, 1, scale, None, None, gpu)
+        result = paged_attention_triton(static, 1, gpu)
     for batch in batches:
         static.query.copy_(batch.query)
-        static.key_cache[: len(batch.key_cache)] = batch.key_cache.to(device)
-        static.value_cache[: len(batch.value_cache)] = batch.value_cache.to(device)
+        for own, cached in zip(static.cache.tensors, batch.cache.tensors, strict=True):
+            own[: len(cached)] = cached.to(device)
         static.block_tables[:, : batch.block_tables.shape[1]] = batch.block_tables.to(device)
         static.context_lens.copy_(batch.context_lens)
         graph.replay()

@@ -11,7 +11,7 @@ import torch
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import is_triton_installed
 from kernels.layer_cache import CachedTokens
-from kernels.paged_attention import Partial, merge_partials
+from kernels.paged_attention import AttentionOptions, Partial, merge_partials
 from kernels.paged_attention.dispatch import paged_attention_cpu
 from kernels.paged_attention.reference import paged_attention_reference
 from tests.kernels.attention_variants import OPTIONS, QUERIES, Options, batch_of, mostly_slow, run_reference
@@ -31,30 +31,22 @@ Attend = Callable[[PagedBatch, Options, Partial], torch.Tensor]
 
 
 def reference(batch: PagedBatch, options: Options, partial: Partial) -> torch.Tensor:
-    limits = (options.sliding_window, options.soft_cap)
-    return paged_attention_reference(
-        *batch.arguments(), *limits, batch.kv_scales, None, options.chunk_size, partial=partial
-    )
+    return paged_attention_reference(*batch.arguments(**options.asked(batch.query.shape[1])), partial)
 
 
 def compiled(batch: PagedBatch, options: Options, partial: Partial) -> torch.Tensor:
     library = cpu_library()
     assert library is not None, "the tests need g++"
-    variant = (batch.kv_scales, options.soft_cap, None, options.chunk_size, partial)
-    return paged_attention_cpu(library, *batch.arguments()[:6], batch.scale, options.sliding_window, *variant)
+    asked = AttentionOptions(batch.scale, **options.asked(batch.query.shape[1]))
+    return paged_attention_cpu(library, *batch.tensors, asked, partial)
 
 
 def triton(batch: PagedBatch, options: Options, partial: Partial, device: torch.device) -> torch.Tensor:
-    from tests.kernels.test_attention_variants_triton import CHUNK, SPLIT, SPLITS, PagedAttentionBatch
-    from tests.kernels.test_attention_variants_triton import paged_attention_triton as attend
+    from tests.kernels.test_attention_variants_triton import CHUNK, SPLIT, SPLITS, paged_attention_triton
 
-    tensors = (*batch.arguments()[:6], batch.kv_scales, None)
-    on_device = [None if tensor is None else tensor.to(device) for tensor in tensors]
-    moved = PagedAttentionBatch(*on_device, replace(partial, lse=partial.lse.to(device)))
-    if batch.key_cache.data_ptr() == batch.value_cache.data_ptr():
-        moved = replace(moved, value_cache=moved.key_cache[..., : batch.value_cache.shape[3]])
-    limits = (options.sliding_window, options.soft_cap)
-    result = attend(moved, batch.max_query_len, batch.scale, *limits, SPLITS, SPLIT, CHUNK, options.chunk_size)
+    moved = batch.moved(device, partial, **options.asked(batch.query.shape[1]))
+    result = paged_attention_triton(moved, batch.max_query_len, SPLITS, SPLIT, CHUNK)
+    assert moved.partial is not None
     partial.lse.copy_(moved.partial.lse)
     return result.cpu()
 

@@ -14,7 +14,7 @@ import torch
 
 from gateway.api.schemas.parsing import parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from gateway.errors import ApiError
-from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
+from gpu_worker.consumer.queued_message import UnreadableRequestError, read_request
 from gpu_worker.models.loader import load_model
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer

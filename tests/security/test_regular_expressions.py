@@ -47,7 +47,7 @@ PATTERNS = list(written())
 
 def test_patterns_are_found() -> None:
     files = {found.where.rsplit(":", 1)[0] for found in PATTERNS}
-    assert {"shared/bounds.py", "gateway/api/schemas/decoding.py", "gpu_worker/consumer/unreadable.py"} <= files
+    assert {"shared/bounds.py", "gateway/api/schemas/decoding.py", "gpu_worker/consumer/queued_message.py"} <= files
 
 
 @pytest.mark.parametrize("found", PATTERNS, ids=lambda found: found.where)

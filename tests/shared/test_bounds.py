@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from gateway.api.schemas.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
-from gpu_worker.consumer.unreadable import RequestEnvelope, UnreadableRequestError, read_request
+from gpu_worker.consumer.queued_message import RequestEnvelope, UnreadableRequestError, read_request
 from shared.messages import GatewayHeartbeat, Heartbeat, Request, decode_request
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 from tests.bounded_types import Collection, Leaf, Number, illegal_numbers, leaves, legal_numbers

@@ -23,11 +23,9 @@ from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.placed_tokens import Frame, Placed
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
-from gpu_worker.execution.memory.kv_cache import KVCache
-from gpu_worker.execution.memory.state_pool import StatePool
-from gpu_worker.layers.attention_context import AttentionContext, WindowContext
+from gpu_worker.execution.memory.kv_cache import KVCache, StatePool
+from gpu_worker.layers.attention_context import AttentionContext, ScoredTokens, WindowContext
 from gpu_worker.layers.media_inputs import MediaInputs
-from gpu_worker.layers.scored_tokens import ScoredTokens
 from kernels.low_rank import AdapterRows
 from kernels.state_rows import StateRows, StateSaves
 

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.execution.memory.kv_cache import KVCache
-from gpu_worker.execution.memory.state_pool import StatePool
+from gpu_worker.execution.memory.kv_cache import KVCache, StatePool
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file: parsing of every value type, and typed access to the fields.
+"""The metadata of a GGUF file: parsing of every value type, typed access to the fields, and special tokens.
 
 The file is untrusted: each field is checked for its type and range where it is used.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.quantization.checked_fields import CheckedFields
+from gpu_worker.quantization.config_fields import CheckedFields
 from gpu_worker.quantization.gguf.byte_reader import ByteReader, GGUFError
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -128,3 +128,45 @@ class _ValueReader:
             raise reader.error(field, f"has value type {kind}, which GGUF does not define")
         dtype = np.dtype(_NUMBERS[kind])
         return np.frombuffer(reader.take(count * dtype.itemsize, field), dtype)
+
+
+TOKENS = "tokenizer.ggml.tokens"
+TOKEN_TYPES = "tokenizer.ggml.token_type"
+CONTROL = 3
+"""The type of special tokens."""
+
+_END_IDS = ("eos", "eot", "eom")
+# Models end a turn with one token and a text with another, whereas most files name only one of the two as their end.
+_ENDS = frozenset(
+    {
+        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>"),
+        # Llama 4; Gemma 4, which waits for the results of tools; Solar Open; MiniMax M2.
+        *("<|eot|>", "<|eom|>", "<turn|>", "<|tool_response>", "<|flush|>", "<|calls|>", "[e~["),
+    }
+)
+# GLM ends a turn with the token that begins the next, of a user or of a tool.
+_GLM_MARK, _GLM_ENDS = "[gMASK]", frozenset({"<|user|>", "<|observation|>"})
+# gpt-oss ends each message of an answer with the token that ends Phi's turns, and the answer with others.
+_PHI_ENDS, _HARMONY_ENDS = frozenset({"<|end|>"}), frozenset({"<|return|>", "<|call|>"})
+
+
+def token_id(metadata: Metadata, name: str) -> int | None:
+    """Return the id of the token with a role such as `bos`, or None; `GGUFError` if it is not a token's."""
+    field = f"tokenizer.ggml.{name}_token_id"
+    if field not in metadata:
+        return None
+    return metadata.integer(field, minimum=0, maximum=len(metadata.texts(TOKENS)) - 1)
+
+
+def end_token_ids(metadata: Metadata) -> frozenset[int]:
+    """Return the tokens that end a sequence: those that the file names, and special ones known by their spelling."""
+    tokens = metadata.texts(TOKENS)
+    named = {token_id(metadata, name) for name in _END_IDS} - {None}
+    spelled: set[int] = set()
+    if TOKEN_TYPES in metadata:
+        types = metadata.numbers(TOKEN_TYPES, len(tokens))
+        ends = _ENDS | (_HARMONY_ENDS if "<|return|>" in tokens else _PHI_ENDS)
+        if _GLM_MARK in tokens:
+            ends |= _GLM_ENDS
+        spelled = {index for index, token in enumerate(tokens) if token in ends and types[index] == CONTROL}
+    return frozenset(index for index in named | spelled if index is not None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
-from gpu_worker.quantization.gguf.special_tokens import TOKENS
+from gpu_worker.quantization.gguf.metadata import TOKENS
 from gpu_worker.quantization.gguf.tensor_names import ENCODER
 
 ARCHITECTURES: Mapping[str, str] = {

@@ -26,8 +26,7 @@ from gpu_worker.layers.vocabulary import Embedding
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.draft_head import DraftHead, draft_layer
-from gpu_worker.models.loader import CACHE_SCALES
-from gpu_worker.models.stored_weights import StoredWeights, open_weights
+from gpu_worker.models.loader import CACHE_SCALES, StoredWeights, open_weights
 from gpu_worker.speculative.hidden_vectors.layer import DraftLayer, DraftLayerWeights, LayerHead, NormedJoin
 from kernels.linear.dense import keeps_half
 

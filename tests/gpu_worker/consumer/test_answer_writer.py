@@ -16,8 +16,7 @@ from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import RequestReader
-from gpu_worker.core.block_budget import BlockBudget
-from gpu_worker.core.block_scores import BlockScores
+from gpu_worker.core.block_budget import BlockBudget, BlockScores
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpu_worker.consumer.heartbeat import REFRESH_S, MetricsSource, Readings
-from gpu_worker.layers.expert_loads import ExpertLoad
+from gpu_worker.layers.placed_experts import ExpertLoad
 from shared.messages import Heartbeat
 from shared.sampling import Sampling
 from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
+from gpu_worker.consumer.queued_message import UnreadableRequestError, read_request
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.messages import encode

@@ -27,7 +27,7 @@ from itertools import chain
 import msgspec
 
 from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences, Share
-from gpu_worker.core.block_scores import BlockScores
+from gpu_worker.core.block_budget import BlockScores
 from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.plan import Eviction, StepPlan
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, ScheduledStep, StepResult

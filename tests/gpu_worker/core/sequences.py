@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from itertools import chain, count
 
-from gpu_worker.core.block_budget import BlockBudget
-from gpu_worker.core.block_scores import BlockScores
+from gpu_worker.core.block_budget import BlockBudget, BlockScores
 from gpu_worker.core.sequence import Sequence
 from shared.cache_hints import CacheHints
 from shared.messages import Lane

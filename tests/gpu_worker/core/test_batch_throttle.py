@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from gpu_worker.core.batch_allowance import MIN_CHUNK_TOKENS, BatchAllowance
-from gpu_worker.core.batch_throttle import BatchThrottle
+from gpu_worker.core.batch_throttle import MIN_CHUNK_TOKENS, BatchAllowance, BatchThrottle
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep
 from gpu_worker.core.step_time import StepTimeModel
 from shared.messages import Lane

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.core.block_budget import BlockBudget, block_budget
+from gpu_worker.core.block_budget import BlockBudget, BlockScores, block_budget
 from gpu_worker.core.block_pool import BlockPool
-from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.evictions import Evictions
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig

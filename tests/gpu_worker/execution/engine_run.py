@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
+from shared.grammar import Grammar
 from shared.sampling import Sampling
+from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of
 
 BLOCK = 4
 VOCAB = 97
@@ -155,3 +158,32 @@ def run(
     outcome.num_steps = scheduler.step
     outcome.speculation = scheduler.speculation
     return outcome
+
+
+LETTERS = Grammar(kind="regex", source="[a-f]+;")
+FORCING = Grammar(kind="regex", source="(yes, yes, yes|no, no, no)!")
+SAMPLINGS = [
+    Sampling(temperature=0.0, logprobs=3),
+    Sampling(seed=3, temperature=0.9, grammar=LETTERS),
+    Sampling(seed=4, temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=6, logprobs=2),
+    Sampling(temperature=0.0, grammar=FORCING),
+    Sampling(seed=6, temperature=1.1, top_p=0.9, logit_bias={5: 2.0}, prompt_logprobs=1),
+    Sampling(seed=7, temperature=0.8, grammar=FORCING, logprobs=0),
+    Sampling(seed=8, temperature=0.9, top_k=20, min_p=0.02, bad_words=("x",)),
+]
+
+
+def mixed_sequences(count: int) -> Iterator[Sequence]:
+    for number in range(count):
+        sampling = SAMPLINGS[number % len(SAMPLINGS)]
+        # Every other prompt repeats itself, which n-grams draft from.
+        own = random_prompt(3 + 5 * (number % 4), seed=number)
+        prompt = own * 3 if number % 2 else [*random_prompt(10, seed=99), *own]
+        sequence = Sequence(
+            f"s{number}", prompt, len(prompt), sampling, max_tokens=18, eos_token_ids=frozenset({EOS}), arrival=number
+        )
+        if sampling.grammar is not None:
+            sequence.constraint = constraint_of(sampling)
+        if sampling.bad_words:
+            sequence.bad_words = ((prompt[0], prompt[1]), (prompt[2],))
+        yield sequence

@@ -18,8 +18,15 @@ from shared.sampling import Sampling
 from tests.gpu_worker.core.sequences import kept_tokens, limit
 from tests.gpu_worker.execution.device_runs import load, make_device_runner
 from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
-from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, make_runner, make_sequence, random_prompt, run
-from tests.gpu_worker.execution.mixed_sequences import mixed_sequences
+from tests.gpu_worker.execution.engine_run import (
+    BLOCK,
+    MAX_LEN,
+    make_runner,
+    make_sequence,
+    mixed_sequences,
+    random_prompt,
+    run,
+)
 
 BUDGET = block_budget(KvBudget(40), BLOCK, 40)
 DENSE = (40, BLOCK, BUDGET.num_evicted * BLOCK)

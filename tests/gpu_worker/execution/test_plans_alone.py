@@ -27,8 +27,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
-from tests.gpu_worker.execution.mixed_sequences import mixed_sequences
+from tests.gpu_worker.execution.engine_run import mixed_sequences, random_prompt, save_tiny_model
 from tests.gpu_worker.models.recurrent_models import save_case
 from tests.gpu_worker.structured_output.tiny_tokenizer import VOCAB, constraint_of
 

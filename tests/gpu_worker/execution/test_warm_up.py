@@ -13,6 +13,8 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, warm_up_plans, warm_up_proposer
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.layer_cache import LayerCache
+from kernels.paged_attention import AttentionOptions
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import make_sequence, run
@@ -119,13 +121,13 @@ def test_no_step_needs_an_attention_kernel_that_the_warm_up_does_not_compile(
             cache = torch.empty(9, 16, num_kv_heads, 128, dtype=dtype, device="meta")
             batch = module.PagedAttentionBatch(
                 torch.empty(num_tokens, num_heads, 128, dtype=dtype, device="meta"),
-                cache,
-                cache,
+                LayerCache(cache, cache),
                 torch.empty(num_seqs, 38, dtype=torch.int32, device="meta"),
                 torch.empty(num_seqs + 1, dtype=torch.int32, device="meta"),
                 torch.empty(num_seqs, dtype=torch.int32, device="meta"),
+                AttentionOptions(1.0),
             )
-            module.paged_attention_triton(batch, max_query_len, 1.0, None, None, Gpu(GpuGeneration.HOPPER, 132))
+            module.paged_attention_triton(batch, max_query_len, Gpu(GpuGeneration.HOPPER, 132))
         return {name: kernel.variants for name, kernel in kernels.items()}
 
     plans = shares_of(warm_up_plans(limits))

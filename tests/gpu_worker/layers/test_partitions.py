@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.execution.memory.kv_cache import allocate_groups
-from gpu_worker.execution.memory.state_pool import allocate_states
+from gpu_worker.execution.memory.kv_cache import allocate_groups, allocate_states
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import BlockTraits, NormKind

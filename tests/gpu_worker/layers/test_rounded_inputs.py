@@ -79,9 +79,8 @@ def kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every operation take its Triton kernels, on the CPU."""
 
     def attend(*args: Any) -> torch.Tensor:
-        query, keys, values, tables, starts, lens, most, _, scale = args[:9]
-        batch = PagedAttentionBatch(query, keys, values, tables, starts, lens)
-        return paged_attention_triton(batch, most, scale, None, None, GPU)
+        *tensors, most, _, options, _ = args
+        return paged_attention_triton(PagedAttentionBatch(*tensors, options), most, GPU)
 
     operations: dict[str, Callable[..., Any]] = {
         "rms_norm.dispatch.rms_norm_reference": rms_norm_triton,

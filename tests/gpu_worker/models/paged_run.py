@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from gpu_worker.execution.memory.state_pool import allocate_states
+from gpu_worker.execution.memory.kv_cache import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import ReadsLayer
 from gpu_worker.models.decoder import CausalLM

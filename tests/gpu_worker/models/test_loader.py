@@ -17,8 +17,7 @@ from gpu_worker.models import decoder
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.loader import load_model
-from gpu_worker.models.stored_weights import weights_bytes
+from gpu_worker.models.loader import load_model, weights_bytes
 from kernels.linear.dense import cpu as dense_cpu
 from tests.gpu_worker.models.families.composed_cases import CASES
 from tests.gpu_worker.models.families.dense_cases import longrope

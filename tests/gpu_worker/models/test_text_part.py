@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.loader import load_model
+from gpu_worker.models.loader import load_model, open_weights, weights_bytes
 from gpu_worker.models.registry import FAMILIES, read_model_config
-from gpu_worker.models.stored_weights import open_weights, weights_bytes
 from gpu_worker.models.text_kinds import TEXT_KINDS
 from gpu_worker.models.text_part import WRAPPERS, Wrapper, text_part
 from tests.gpu_worker.models.families.oracle_checks import assert_logits_equal

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.models.loader import load_model
-from gpu_worker.models.stored_weights import weights_bytes
+from gpu_worker.models.loader import load_model, weights_bytes
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.random_models import Case, save_case

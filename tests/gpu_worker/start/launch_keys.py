@@ -122,12 +122,11 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernels.sampling.config import sampling_config
 
     def attend(
-        query: Any, keys: Any, values: Any, tables: Any, starts: Any, lens: Any, most: int, _: int, scale: float,
-        window: Any, soft_cap: Any, scales: Any, sinks: Any, chunk_size: Any, partial: Any,
-    ) -> torch.Tensor:  # fmt: skip
-        assert (sinks, chunk_size, partial) == (None, None, None)
-        batch = attention.PagedAttentionBatch(query, keys, values, tables, starts, lens, scales)
-        return attention.paged_attention_triton(batch, most, scale, window, soft_cap, GPU).zero_()
+        query: Any, cache: Any, tables: Any, starts: Any, lens: Any, most: int, _: int, options: Any, partial: Any
+    ) -> torch.Tensor:
+        assert (options.sinks, options.chunk_size, partial) == (None, None, None)
+        batch = attention.PagedAttentionBatch(query, cache, tables, starts, lens, options)
+        return attention.paged_attention_triton(batch, most, GPU).zero_()
 
     # The parts of an allocation for each tile of each row begin anywhere.
     one_tile = replace(sampling_config(GPU.generation), tile=4096)

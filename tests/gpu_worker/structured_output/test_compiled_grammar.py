@@ -2,19 +2,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gpu_worker.structured_output import compiled_grammar, grammar_constraint
 from gpu_worker.structured_output.compiled_grammar import GrammarCache, compile_grammar
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
-from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError
+from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, check_grammar, grammar_text
 from shared.sampling import Sampling
 from tests.gpu_worker.structured_output.tiny_tokenizer import compiled, tiny_tokenizer, tokens_of
+from tests.shared.grammar.schemas import schemas, written_document
 
 
 def schema(content: Any) -> Grammar:
@@ -203,3 +208,29 @@ def test_token_that_a_mask_should_have_kept_away_is_no_fault_of_the_grammar() ->
     assert not constraint.advance(tokens_of("c")[0])
     assert constraint.error is not None
     assert not constraint.is_at_fault
+
+
+def compiles_and_matches(schema: Any, seed: int) -> None:
+    grammar = Grammar(kind="json_schema", source=json.dumps(schema), strict=True)
+    try:
+        check_grammar(grammar)
+    except GrammarError:
+        return
+    compile_grammar(grammar, tiny_tokenizer())
+    text = written_document(grammar_text(grammar), random.Random(seed))
+    if text is not None:
+        validator = jsonschema.Draft202012Validator(schema)
+        assert validator.is_valid(json.loads(text)), text
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(schema=schemas, seed=st.integers(0, 2**32))
+def test_admitted_schema_compiles_and_its_documents_match(schema: Any, seed: int) -> None:
+    compiles_and_matches(schema, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=4_000, suppress_health_check=list(HealthCheck))
+@given(schema=schemas, seed=st.integers(0, 2**32))
+def test_many_admitted_schemas_compile_and_their_documents_match(schema: Any, seed: int) -> None:
+    compiles_and_matches(schema, seed)

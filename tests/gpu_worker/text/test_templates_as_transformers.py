@@ -21,13 +21,20 @@ from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 import ops
 from gateway.api.schemas.parsing import parse_chat
-from gpu_worker.text.chat_template import ChatTemplate
-from gpu_worker.text.conversation_text import conversation_text
+from gpu_worker.text.chat_template import ChatTemplate, conversation_text
 from gpu_worker.text.spelled_tokens import SpelledTokens
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
-from tests.gpu_worker.text.test_content_parts import GEMMA4, GRANITE4, LLAVA, QWEN2_VL
-from tests.gpu_worker.text.test_conversation_text import DEEPSEEK_R1, GEMMA, MINISTRAL, QWEN3
+from tests.gpu_worker.text.test_conversation_text import (
+    DEEPSEEK_R1,
+    GEMMA,
+    GEMMA4,
+    GRANITE4,
+    LLAVA,
+    MINISTRAL,
+    QWEN2_VL,
+    QWEN3,
+)
 
 DEMO = Path(ops.__file__).parent / "demo_model" / "model" / "tokenizer_config.json"
 CALLS = (

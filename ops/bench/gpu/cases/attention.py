@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.paged_attention import expanded_attention
+from kernels.layer_cache import LayerCache
+from kernels.paged_attention import AttentionOptions, expanded_attention
 from kernels.paged_attention.reference import paged_attention_reference
 from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, relative_error, sets_for
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE, AttentionShape, Batch, Lengths, make_batch
@@ -105,9 +106,8 @@ def _expanded(device: torch.device, shape: AttentionShape, lengths: Lengths) -> 
     key_up, value_up = torch.randn(2, shape.num_heads, made, latent_dim, device=device).bfloat16()
     query = batch.query[..., : made + kept].contiguous()
     where = (batch.block_tables, batch.query_starts, batch.context_lens, batch.max_query_len, batch.max_context_len)
-    return lambda index: expanded_attention(
-        query, batch.key_cache, key_up, value_up.transpose(1, 2), *where, batch.scale
-    )
+    cache, options = LayerCache(batch.key_cache, batch.value_cache), AttentionOptions(batch.scale)
+    return lambda index: expanded_attention(query, cache, key_up, value_up.transpose(1, 2), *where, options)
 
 
 def _contiguous(

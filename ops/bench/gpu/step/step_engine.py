@@ -17,8 +17,7 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
-from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache
-from gpu_worker.execution.memory.state_pool import allocate_states
+from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache, allocate_states
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.layers.attention_context import AttentionContext

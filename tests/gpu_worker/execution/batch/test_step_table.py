@@ -11,8 +11,8 @@ from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.placed_tokens import Frame, axis_positions, text_positions
 from gpu_worker.execution.batch.step_table import FIELDS, copy_states, lay_out, no_step, padded
 from gpu_worker.execution.batch.transfers import Upload
-from gpu_worker.execution.memory.state_pool import StatePool
-from gpu_worker.layers.layer_state import LayerState
+from gpu_worker.execution.memory.kv_cache import StatePool
+from gpu_worker.layers.cache_layout import LayerState
 from shared.sampling import Sampling
 from tests.gpu_worker.plans import decodes_of
 

@@ -17,10 +17,11 @@ from gpu_worker.execution.memory.budget import (
     CacheDemand,
     MemoryBudget,
     MemoryUse,
+    check_host_weights_fit,
     check_weights_fit,
+    host_num_blocks,
     shown_bytes,
 )
-from gpu_worker.execution.memory.host import check_host_weights_fit, host_num_blocks
 from shared.errors import ConfigError
 
 GB, GIB = 10**9, 1 << 30
@@ -208,7 +209,7 @@ def test_sizes_are_written_for_people(size: int, text: str) -> None:
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MAKE_A_TENSOR = """
 import torch
-from gpu_worker.execution.memory.host import ask_for_huge_pages
+from gpu_worker.execution.memory.budget import ask_for_huge_pages
 ask_for_huge_pages()
 tensor = torch.ones(16 << 20)
 print(open("/proc/self/smaps").read())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.memory.kv_cache import (
     allocate_groups,
@@ -14,6 +15,7 @@ from gpu_worker.execution.memory.kv_cache import (
     fixed_num_blocks,
     group_block_bytes,
 )
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
     choose_draft_dtype,
@@ -26,6 +28,8 @@ from gpu_worker.layers.cache_layout import CacheLayout, KeepsTokens, ReadsLayer
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import CacheShape
 from shared.errors import ConfigError
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 
 CPU = torch.device("cpu")
 DEMO_MODEL = Path(__file__).parents[4] / "ops" / "demo_model" / "model"
@@ -146,3 +150,54 @@ def test_groups_have_blocks_of_their_own_and_shapes_by_layer() -> None:
     assert block_bytes == [4 * 4 * (64 + 24 + 48), 4 * 4 * 2 * 48]
     by_group = [sum(own[place].block_bytes for place in places) for places in ((1, 3, 4), (0, 2))]
     assert by_group == block_bytes
+
+
+GREEDY = Sampling(temperature=0.0, max_tokens=30)
+PROMPTS = [random_prompt(length, seed=length) for length in (1, 3, 4, 5, 17, 40, 64, 90, 33, 8)]
+PROMPTS += [random_prompt(24, seed=99) + random_prompt(length, seed=length + 1000) for length in (1, 7, 20)]
+
+
+def sequences(prompts: list[list[int]]) -> list[Sequence]:
+    return [make_sequence(str(index), prompt, GREEDY) for index, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module", params=["int8", "fp8"])
+def runner(request: pytest.FixtureRequest, directory: Path) -> TorchModelRunner:
+    return make_runner(directory, kv_cache_dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(runner: TorchModelRunner) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    for sequence in sequences(PROMPTS):
+        tokens |= run(runner, [sequence]).tokens
+    assert len({tuple(found) for found in tokens.values()}) == len(PROMPTS)
+    return tokens
+
+
+def test_batch_says_what_each_says_alone(runner: TorchModelRunner, alone: dict[str, list[int]]) -> None:
+    assert run(runner, sequences(PROMPTS)).tokens == alone
+
+
+def test_logprobs_are_nearly_those_of_the_models_dtype(runner: TorchModelRunner, directory: Path) -> None:
+    sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    prompt = random_prompt(150, seed=3)
+    found = []
+    for some in (runner, make_runner(directory)):
+        entries = run(some, [make_sequence("0", prompt, sampling)]).prompt_logprobs["0"]
+        found.append(torch.tensor([entry.logprob for entry in entries]))
+    difference = (found[0] - found[1]).abs().mean()
+    # This random model's logits are sharp. fp8 has three bits of fraction, int8 seven below the largest.
+    assert 0 < difference < (0.04 if runner.cache.layers[0].keys.dtype == torch.int8 else 0.2)
+
+
+def test_plain_torch_says_the_same(
+    monkeypatch: pytest.MonkeyPatch, runner: TorchModelRunner, directory: Path, alone: dict[str, list[int]]
+) -> None:
+    for module in ("paged_attention", "rope_kv_write"):
+        monkeypatch.setattr(f"kernels.{module}.dispatch.cpu_library", lambda: None)
+    monkeypatch.setattr("gpu_worker.layers.fused_decoder.cpu_library", lambda: None)
+    dtype = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}[runner.cache.layers[0].keys.dtype]
+    plain = run(make_runner(directory, kv_cache_dtype=dtype), sequences(PROMPTS), token_budget=20)
+    agreeing = sum(plain.tokens[name][:8] == tokens[:8] for name, tokens in alone.items())
+    assert agreeing >= len(PROMPTS) - 2

@@ -37,8 +37,7 @@ from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.core.sequences import limit
-from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, random_prompt
-from tests.gpu_worker.execution.mixed_sequences import mixed_sequences
+from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, mixed_sequences, random_prompt
 from tests.gpu_worker.execution.ranks.group_run import Run, started
 from tests.gpu_worker.models.recurrent_models import save_case
 from tests.gpu_worker.models.variants import save_variant

@@ -6,6 +6,7 @@ batches: with room, with preemptions, and with drafts. Answers that one process 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,11 @@ import pytest
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.ranks import group as group_module
 from gpu_worker.speculative.ngram.proposer import NgramProposer
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.demo_model.corpus import held_out_documents
+from ops.stack.config import DEMO_MODEL
+from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import Outcome
 from tests.gpu_worker.execution.ranks.group_run import started
 from tests.gpu_worker.execution.ranks.test_divided_models import FORMS
@@ -145,3 +151,38 @@ def test_every_topology_gives_the_tokens_of_one_process(
         num_tokens += sum(len(tokens) for outcome in expected for tokens in outcome.tokens.values())
     # Of all topologies together ten thousand.
     assert num_tokens > 10_000 / len(TOPOLOGIES)
+
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "max_model_len": 600,
+    "block_size": 16,
+    "num_blocks": 120,
+    "max_draft_tokens": 0,
+}
+
+
+def prompts() -> list[list[int]]:
+    tokenizer = ModelTokenizer(read_model_directory(DEMO_MODEL))
+    token_ids = tokenizer.encode_text("".join(held_out_documents()))
+    return [token_ids[first : first + 500] for first in range(0, 4000, 500)]
+
+
+def perplexity(size: int, **settings: Any) -> float:
+    logprobs: list[float] = []
+    with started(DEMO_MODEL, size, **SETTINGS, **settings) as (run, _):
+        sampling = Sampling(temperature=0.0, prompt_logprobs=0)
+        sequences = [
+            Sequence(str(number), prompt, len(prompt), sampling, max_tokens=1, arrival=number)
+            for number, prompt in enumerate(prompts())
+        ]
+        for entries in run.answer(sequences).prompt_logprobs.values():
+            logprobs += [entry.logprob for entry in entries]
+    assert len(logprobs) > 3500
+    return math.exp(-math.fsum(logprobs) / len(logprobs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2)])
+def test_perplexity_is_that_of_one_process(size: int, num_stages: int) -> None:
+    assert perplexity(size, pipeline_parallel_size=num_stages) == pytest.approx(perplexity(1), rel=1e-3)

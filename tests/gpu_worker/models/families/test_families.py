@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.layers.expert_loads import ExpertLoad
+from gpu_worker.layers.placed_experts import ExpertLoad
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from tests.gpu_worker.models.families import composed_cases, dense_cases, latent_cases, mixture_cases

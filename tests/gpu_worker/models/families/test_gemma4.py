@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.layers.cache_layout import KeepsTokens, ReadsLayer
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.loader import load_model
+from gpu_worker.models.loader import load_model, weights_bytes
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.stored_weights import weights_bytes
 from kernels.layer_cache import CacheShape
 from tests.gpu_worker.models.families.dense_cases import CASES
 from tests.gpu_worker.models.families.oracle_checks import assert_logits_equal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_worker.models.loader import load_model, weights_bytes
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.stored_weights import weights_bytes
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from kernels.linear.dense import keeps_half
+from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.variants import oracle_logits
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
-from tests.gpu_worker.quantization.gguf.gguf_models import write_model
+from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, write_model
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary
+from tests.gpu_worker.quantization.gguf.written_file import VOCAB_SIZE
 from tests.gpu_worker.quantization.test_generation import assert_answers_equal, oracle_tokens
 from tests.integration.system import running_system
 
@@ -67,3 +71,23 @@ def test_headrace_up_serves_a_gguf_file(tmp_path: Path, is_directory: bool) -> N
     assert answer.choices[0].text == vocabulary.tokenizer.decode(expected)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 8
+
+
+LENGTHS = (70, 23)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_transformers(gguf_pair: Callable[[str], GGUFPair], name: str) -> None:
+    pair = gguf_pair(name)
+    sequences = [torch.randint(VOCAB_SIZE, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
+    model = load_model(pair.path, torch.float32, CPU)
+    run = PagedRun(model, sequences)
+    # A prompt in two chunks beside another, then decodes.
+    computed = run.steps([{0: 50, 1: 20}, {0: 17}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 1}])
+    exact_oracle = copy.deepcopy(pair.oracle).double()
+    for logits, sequence in zip(computed, sequences, strict=True):
+        exact = oracle_logits(exact_oracle, sequence).double()
+        assert exact.std() > 0.5
+        rounding = (oracle_logits(pair.oracle, sequence) - exact).abs().max()
+        assert rounding < 1e-3
+        assert (logits - exact).abs().max() < 4 * rounding

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.quantization.gguf.byte_reader import GGUFError
-from gpu_worker.quantization.gguf.metadata import Metadata
-from gpu_worker.quantization.gguf.special_tokens import CONTROL, end_token_ids
+from gpu_worker.quantization.gguf.metadata import CONTROL, Metadata, end_token_ids
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage

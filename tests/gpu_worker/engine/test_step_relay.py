@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_worker.consumer.step_relay import MAX_FIRST_EVENTS, MAX_WAITING_OUTCOMES, StepRelay
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
-from gpu_worker.engine.engine_thread import StepOutcome
+from gpu_worker.engine.engine_thread import MAX_FIRST_EVENTS, MAX_WAITING_OUTCOMES, StepOutcome, StepRelay
 from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import wait_until
 
