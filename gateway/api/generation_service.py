@@ -280,7 +280,7 @@ class GenerationService:
         if answer.first_token_at is not None:
             ttft_s = answer.first_token_at - head.started
             record.first_token_at = record.began_at + ttft_s
-            metrics.by_model.model(generation.model).ttft_s.observe(ttft_s)
+            metrics.by_model.models[generation.model].ttft_s.observe(ttft_s)
             if membership.prediction is not None:
                 self._shedder.observe(membership.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
         # The log has only counts by workers: an answer that was broken off has no count of cached tokens.

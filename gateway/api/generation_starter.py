@@ -164,7 +164,8 @@ class GenerationStarter:
         model = generation.served_model
         await shedder.recall(dispatcher.fleet.reported_load(model), generation, caller)
         load = dispatcher.fleet.load(model)
-        share, num_own = dispatcher.share(load, caller.tenant), dispatcher.num_of(model, caller.tenant)
+        share = None if load is None else dispatcher.flights.share(load, caller.tenant)
+        num_own = dispatcher.flights.num_of(model, caller.tenant)
         try:
             prediction = shedder.admit(load, generation, caller, share, num_own)
         except ApiError as error:

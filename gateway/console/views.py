@@ -138,7 +138,7 @@ def own_counts(gateway: str, dispatcher: Dispatcher, metrics: GatewayMetrics) ->
         streams=metrics.active_streams,
         completion_tokens=metrics.completion_tokens,
         prompt_tokens=metrics.prompt_tokens,
-        unclaimed=dispatcher.num_unclaimed(),
+        unclaimed=dispatcher.flights.num_unclaimed(),
         shed=dict(metrics.shed),
         limited=dict(metrics.limited),
         moves=dict(metrics.redispatches),
