@@ -40,11 +40,6 @@ class HoldTimes:
         self._mean_s = held_s if self._mean_s is None else self._mean_s + _SMOOTHING * (held_s - self._mean_s)
         return num_places
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no place is held."""
-        return not self._holders
-
     def mean_s(self, now: float) -> float:
         """Return how long places are usually held; until one is given back, twice as long as the oldest was held."""
         if self._mean_s is not None:
@@ -81,11 +76,6 @@ class AnswerPlaces:
         self._all = HoldTimes()
         self._keys: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
 
-    @property
-    def num_used(self) -> int:
-        """Places that are taken."""
-        return self._shares.used
-
     def take(self, key_id: str) -> object:
         """Give a key a place, and return its token; `ApiError` 503 if all are taken, 429 beyond the key's share."""
         refusal = self._shares.take(key_id)
@@ -102,7 +92,7 @@ class AnswerPlaces:
         holds, now = self._keys[key_id], self._clock()
         self._all.end(place, now)
         holds.end(place, now)
-        if holds.is_empty:
+        if not holds.num_held:
             del self._keys[key_id]
 
     def _refused(self, refusal: Refusal, key_id: str) -> ApiError:

@@ -123,7 +123,8 @@ class GenerationStarter:
         """
         check_task(generation, load)
         check_length(generation, load)
-        check_budget(generation, load)
+        if generation.kv_budget is not None:
+            check_budget(generation.kv_budget, load)
         return await self._grammars.checked(generation, tenant)
 
     async def _start_at_once(
@@ -162,8 +163,10 @@ class GenerationStarter:
         """
         dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
         model = generation.served_model
-        await shedder.recall(dispatcher.fleet.reported_load(model), generation, caller)
         load = dispatcher.fleet.load(model)
+        if await shedder.recall(load, generation, caller):
+            # More may wait by now.
+            load = dispatcher.fleet.load(model)
         share = None if load is None else dispatcher.flights.share(load, caller.tenant)
         num_own = dispatcher.flights.num_of(model, caller.tenant)
         try:

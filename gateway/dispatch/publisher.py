@@ -97,21 +97,18 @@ class Publisher:
             raise queue_unavailable() from error
 
     def _queue(self, flight: Flight) -> Queue:
-        if flight.ready is not None and self._fleet.takes(flight.request.model, "ready"):
-            return "ready"
-        return "resumed" if self._goes_first(flight) else "interactive"
-
-    def _goes_first(self, flight: Flight) -> bool:
-        """Return whether a flight goes to the queue `resumed`, which every worker of its model must know of.
+        """Return the queue that a flight goes to; of `resumed` every worker of its model must know.
 
         What had its turn does not wait again behind those who came later, and what others give way to not behind these.
         Workers with a suspect take nothing new.
         """
+        if flight.ready is not None and self._fleet.takes(flight.request.model, "ready"):
+            return "ready"
         has_turn = flight.has_begun or flight.num_unclaimed > 0 or flight.probation > 0
         if not (has_turn or self._is_within_share(flight)):
-            return False
+            return "interactive"
         takers, workers = self._fleet.takers_of_resumed(flight.request.model)
-        return takers == workers
+        return "resumed" if takers == workers else "interactive"
 
     def _subject(self, flight: Flight) -> str:
         request = flight.request
