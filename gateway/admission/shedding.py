@@ -118,7 +118,7 @@ class Shedder:
             _check_timeout(generation.timeout_s, expected)
         if share is not None and share.free_slots >= generation.num_at_once:
             of_share = forecast(share, generation, experience, self._config)
-            # Other tenants give way to it, so it takes no promised place.
+            # Within the tenant's share nothing is waited for: other tenants give way, so no promised place is taken.
             if not of_share.wait_s:
                 return _prediction(load, generation, of_share)
         size, most = _size(generation), self._config.max_queued_requests
@@ -129,9 +129,11 @@ class Shedder:
         return _prediction(load, generation, expected)
 
     def _admit_coming(self, load: FleetLoad, coming: HostedModel, generation: Generation, num_own: int) -> Prediction:
-        """Let a request wait for a model that a host loads, unless its deadline is sooner, or the queue is full.
+        """Let a request wait for a model that a host loads.
 
-        The wait is the measured time of the model's last start; Retry-After is a little longer.
+        The host predicts the wait from the measured time of the model's last start. A request is refused if the model
+        cannot be started, if its deadline is sooner, or if the queue or its tenant's part of it is full. Refused
+        clients return a little after the predicted time, each at another moment.
         """
         later_s = coming.ready_in_s * (1 + JITTER * self._uniform())
         if coming.state == "failed":
