@@ -32,7 +32,7 @@ from gateway.api.endpoint import (
     idempotency_key,
 )
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.model_abilities import ModelReading, check_sees, with_adapter, with_watermark
+from gateway.api.model_fit import ModelReading, check_sees, with_adapter, with_watermark
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer

@@ -16,7 +16,7 @@ from msgspec import Struct
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
 from gateway.aliases.book import LogprobTap
-from gateway.api.model_abilities import check_budget, check_length, check_task
+from gateway.api.model_fit import check_budget, check_length, check_task
 from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.api.sequences import SequenceWindow, wire_requests
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key

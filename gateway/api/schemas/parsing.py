@@ -26,7 +26,8 @@ from gateway.api.schemas.parameters import (
 )
 from gateway.api.schemas.shared_fields import is_deterministic, left_out, openai_hints
 from gateway.api.schemas.structured_output import asked_output, constrained
-from gateway.api.schemas.thinking import chat_options, chat_thinking, may_reason, template_variables
+from gateway.api.schemas.template_options import chat_options, may_reason, template_variables
+from gateway.api.schemas.thinking import chat_thinking
 from gateway.api.schemas.tools import OfferedTools, offered_functions, offered_tools
 from gateway.api.schemas.unserved_names import OpenAi
 from gateway.generation import Details, Generation, ImageSource, Kind, Prompt, StructuredOutput

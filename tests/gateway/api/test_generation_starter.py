@@ -17,7 +17,7 @@ from gateway.admission.shedding import Shedder
 from gateway.aliases.book import ArmProbe
 from gateway.aliases.comparison import ArmCounts
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.model_abilities import ModelReading
+from gateway.api.model_fit import ModelReading
 from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache
 from gateway.config import GatewayConfig
