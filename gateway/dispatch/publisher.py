@@ -152,15 +152,14 @@ class Publisher:
             self._on_no_stream(flight, epoch)
             return
         _logger.warning("request %s was refused: %s", flight.id, ack.error.description, extra=flight.log_fields)
-        is_full = "exceeded" in ack.error.description
-        self._on_refused(flight, epoch, _queue_full() if is_full else queue_unavailable())
+        refusal = queue_unavailable()
+        if "exceeded" in ack.error.description:
+            message = "The request queue is full. Try again later."
+            refusal = ApiError(503, message, code="queue_full", retry_after_s=RETRY_AFTER_S)
+        self._on_refused(flight, epoch, refusal)
 
 
 def queue_unavailable() -> ApiError:
     """Return the error of a request that cannot be queued because NATS or its stream is away."""
     message = "The request queue cannot be reached. Try again shortly."
     return ApiError(503, message, code="queue_unavailable", retry_after_s=RETRY_AFTER_S)
-
-
-def _queue_full() -> ApiError:
-    return ApiError(503, "The request queue is full. Try again later.", code="queue_full", retry_after_s=RETRY_AFTER_S)
