@@ -40,6 +40,11 @@ class HoldTimes:
         self._mean_s = held_s if self._mean_s is None else self._mean_s + _SMOOTHING * (held_s - self._mean_s)
         return num_places
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no holder; one may hold no place."""
+        return not self._holders
+
     def mean_s(self, now: float) -> float:
         """Return how long places are usually held; until one is given back, twice as long as the oldest was held."""
         if self._mean_s is not None:
@@ -92,7 +97,7 @@ class AnswerPlaces:
         holds, now = self._keys[key_id], self._clock()
         self._all.end(place, now)
         holds.end(place, now)
-        if not holds.num_held:
+        if holds.is_empty:
             del self._keys[key_id]
 
     def _refused(self, refusal: Refusal, key_id: str) -> ApiError:

@@ -167,7 +167,7 @@ class KeyAccount:
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost with the account."""
-        is_busy = self.num_calls or self.holds.num_held or self.usage.batches
+        is_busy = self.num_calls or not self.holds.is_empty or self.usage.batches
         return not (is_busy or self.is_dirty or self._corrections or self._sent)
 
     @property

@@ -123,8 +123,7 @@ class GenerationStarter:
         """
         check_task(generation, load)
         check_length(generation, load)
-        if generation.kv_budget is not None:
-            check_budget(generation.kv_budget, load)
+        check_budget(generation, load)
         return await self._grammars.checked(generation, tenant)
 
     async def _start_at_once(

@@ -29,7 +29,6 @@ from shared.features import (
     TEXT_PARTS,
     WATERMARK,
 )
-from shared.kv_budget import KvBudget
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults, check_markable, with_advice
 from shared.watermark import derived_key
@@ -145,9 +144,10 @@ def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad
     raise ApiError(400, message, param=where, code="unsupported_image")
 
 
-def check_budget(budget: KvBudget, load: FleetLoad) -> None:
+def check_budget(generation: Generation, load: FleetLoad) -> None:
     """Refuse a budget of KV cache for a model that cannot evict, or some of whose workers do not know budgets yet."""
-    if load.num_workers == 0:
+    budget = generation.kv_budget
+    if budget is None or load.num_workers == 0:
         return
     field, feature = ("kv_budget", KV_BUDGET) if budget.is_repeatable else ("kv_budget.policy", KV_SCORES)
     if feature in load.features:

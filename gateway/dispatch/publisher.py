@@ -154,8 +154,8 @@ class Publisher:
         _logger.warning("request %s was refused: %s", flight.id, ack.error.description, extra=flight.log_fields)
         refusal = queue_unavailable()
         if "exceeded" in ack.error.description:
-            message = "The request queue is full. Try again later."
-            refusal = ApiError(503, message, code="queue_full", retry_after_s=RETRY_AFTER_S)
+            text = "The request queue is full. Try again later."
+            refusal = ApiError(503, text, code="queue_full", retry_after_s=RETRY_AFTER_S)
         self._on_refused(flight, epoch, refusal)
 
 

@@ -135,8 +135,8 @@ def kept_item(item: ItemBody) -> ItemBody:
     if item.type == "reasoning" and item.content:
         # Its summary is another form of the same.
         values["summary"] = []
-    kept = {name: [*map(_kept_part, value)] if isinstance(value, list) else value for name, value in values.items()}
-    return ItemBody(**kept)
+    values |= {name: [*map(_kept_part, value)] for name, value in values.items() if isinstance(value, list)}
+    return ItemBody(**values)
 
 
 def listed_item(item: ItemBody) -> dict[str, Any]:

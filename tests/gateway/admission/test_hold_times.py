@@ -51,8 +51,8 @@ def test_place_is_expected_when_enough_have_ended(holds: HoldTimes, missing: int
 def test_all_places_of_a_holder_come_back_together(holds: HoldTimes) -> None:
     holds.begin("a", 0.0, 3)
     holds.begin("b", 0.0)
-    assert (holds.end("a", 1.0), holds.num_held) == (3, 1)
-    assert (holds.end("b", 1.0), holds.num_held) == (1, 0)
+    assert (holds.end("a", 1.0), holds.num_held, holds.is_empty) == (3, 1, False)
+    assert (holds.end("b", 1.0), holds.num_held, holds.is_empty) == (1, 0, True)
 
 
 def test_no_client_is_told_to_come_back_at_once(holds: HoldTimes) -> None:
