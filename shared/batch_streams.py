@@ -27,11 +27,14 @@ TENANT_QUEUES: tuple[Queue, ...] = ("batch", "background")
 # Key in a stream's metadata: seconds after which a job that no worker has taken is given the result `expired`.
 MAX_WAIT_KEY = "headrace_max_wait_s"
 # NATS leaves calls that a user may not make unanswered, as it does calls without a responder.
-_ADMIN = "(`headrace setup` and `headrace dead` need the admin user)."
-_NO_ANSWER = f"NATS does not answer JetStream calls: check HEADRACE_NATS_USER {_ADMIN}"
+_NO_ANSWER = (
+    "NATS does not answer JetStream calls: check HEADRACE_NATS_USER "
+    "(`headrace setup` and `headrace dead` need the admin user)."
+)
 _NO_LEADER = (
     "NATS does not answer JetStream calls: its cluster elects a leader, which takes some seconds after the loss of a "
-    f"server and is impossible while most servers are away; or HEADRACE_NATS_USER may not make these calls {_ADMIN}"
+    "server and is impossible while most servers are away; or HEADRACE_NATS_USER may not make these calls "
+    "(`headrace setup` and `headrace dead` need the admin user)."
 )
 _NO_CONNECTION = "the connection to NATS is lost; it is tried again until NATS is back."
 _NO_JETSTREAM = "NATS runs without JetStream: start it with JetStream enabled, as `nats-server -js` or ops/nats does."

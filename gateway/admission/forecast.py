@@ -55,11 +55,6 @@ class Experience:
     learned_at: float = 0.0
 
     @property
-    def is_mature(self) -> bool:
-        """Whether a prediction that turns out wrong now is the fault of the fleet's rates."""
-        return self.num_answers >= _MATURE_ANSWERS
-
-    @property
     def correction(self) -> float:
         """By how much longer requests wait than the fleet's rates say: 1 where these are true."""
         ratio = (_TRUSTED_WAIT_S + self.waited_s) / (_TRUSTED_WAIT_S + self.predicted_s)
@@ -152,7 +147,7 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
         requests = _requests(load, generation.num_at_once, departure_s, config.max_queued_requests)
         excess = _worst(requests, _tokens(load, own_tokens, config.max_queued_tokens), excess)
     decode_s = generation.num_sequences * departure_s if generation.pooling is None else 0.0
-    uncorrected_s = first_wait_s / correction if experience.is_mature else 0.0
+    uncorrected_s = first_wait_s / correction if experience.num_answers >= _MATURE_ANSWERS else 0.0
     return Forecast(wait_s, first_wait_s, uncorrected_s, own_s, max(own_s, decode_s), excess)
 
 

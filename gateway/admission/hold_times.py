@@ -42,7 +42,7 @@ class HoldTimes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no place is held."""
+        """Whether there is no holder; one may hold no place."""
         return not self._holders
 
     def mean_s(self, now: float) -> float:
@@ -80,11 +80,6 @@ class AnswerPlaces:
         self._clock = clock
         self._all = HoldTimes()
         self._keys: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
-
-    @property
-    def num_used(self) -> int:
-        """Places that are taken."""
-        return self._shares.used
 
     def take(self, key_id: str) -> object:
         """Give a key a place, and return its token; `ApiError` 503 if all are taken, 429 beyond the key's share."""

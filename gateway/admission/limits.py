@@ -54,16 +54,11 @@ class Output(NamedTuple):
 NO_OUTPUT = Output()
 
 
-def reserved_output(generation: Generation) -> Output:
-    """All the output that a request allows itself."""
-    max_tokens = generation.sampling.max_tokens
-    return Output(generation.num_sequences, UNBOUNDED_OUTPUT_TOKENS if max_tokens is None else max_tokens)
-
-
-def reserved_tokens(generation: Generation) -> int:
-    """Tokens to reserve for a request: its prompts as estimated, and all the output it allows itself."""
-    num_answers, max_tokens = reserved_output(generation)
-    return generation.estimated_prompt_tokens + num_answers * max_tokens
+def reserved_tokens(generation: Generation) -> tuple[int, Output]:
+    """Tokens to reserve for a request, its prompts as estimated and all output it allows itself; and that output."""
+    num, limit = generation.num_sequences, generation.sampling.max_tokens
+    limit = UNBOUNDED_OUTPUT_TOKENS if limit is None else limit
+    return generation.estimated_prompt_tokens + num * limit, Output(num, limit)
 
 
 class Lease:

@@ -71,15 +71,20 @@ class Shedder:
         self._experience: dict[str, Experience] = {}
         self._books: dict[str, ReservationBook] = {}
 
-    async def recall(self, load: FleetLoad | None, generation: Generation, caller: Caller) -> None:
-        """Look whether another gateway has promised this caller a place; costs nothing while no request is refused."""
+    async def recall(self, load: FleetLoad | None, generation: Generation, caller: Caller) -> bool:
+        """Look whether another gateway has promised this caller a place; return whether that took time.
+
+        It costs nothing while no request is refused.
+        """
         book = None if load is None or load.num_gateways == 1 else self._books.get(load.model)
         if not book or load is None or self._places is None or caller.is_retry is False:
-            return
-        if book.find(caller, _size(generation), self._clock()) is None:
-            reservation = await self._places.take(load.model, caller)
-            if reservation is not None:
-                book.adopt(reservation)
+            return False
+        if book.find(caller, _size(generation), self._clock()) is not None:
+            return False
+        reservation = await self._places.take(load.model, caller)
+        if reservation is not None:
+            book.adopt(reservation)
+        return True
 
     def admit(
         self,
@@ -109,23 +114,26 @@ class Shedder:
         if experience is None:
             experience = self._experience[load.model] = Experience()
         expected = forecast(load, generation, experience, self._config)
-        _check_timeout(generation.timeout_s, expected)
+        if generation.timeout_s is not None:
+            _check_timeout(generation.timeout_s, expected)
         if share is not None and share.free_slots >= generation.num_at_once:
             of_share = forecast(share, generation, experience, self._config)
-            # Other tenants give way to it, so it takes no promised place.
+            # Within the tenant's share nothing is waited for: other tenants give way, so no promised place is taken.
             if not of_share.wait_s:
                 return _prediction(load, generation, of_share)
-        most, cost_s = self._config.max_queued_requests, expected.cost_s
-        own_excess = tenant_excess(load, generation.num_at_once, num_own, cost_s, most)
+        size, most = _size(generation), self._config.max_queued_requests
+        own_excess = tenant_excess(load, size[0], num_own, expected.cost_s, most)
         if own_excess is not None and not expected.excess.is_exceeded:
             expected = replace(expected, excess=own_excess)
-        self._check_turn(load, _size(generation), caller, expected)
+        self._check_turn(load, size, caller, expected)
         return _prediction(load, generation, expected)
 
     def _admit_coming(self, load: FleetLoad, coming: HostedModel, generation: Generation, num_own: int) -> Prediction:
-        """Let a request wait for a model that a host loads, unless its deadline is sooner, or the queue is full.
+        """Let a request wait for a model that a host loads.
 
-        The wait is the measured time of the model's last start; Retry-After is a little longer.
+        The host predicts the wait from the measured time of the model's last start. A request is refused if the model
+        cannot be started, if its deadline is sooner, or if the queue or its tenant's part of it is full. Refused
+        clients return a little after the predicted time, each at another moment.
         """
         later_s = coming.ready_in_s * (1 + JITTER * self._uniform())
         if coming.state == "failed":
@@ -279,7 +287,7 @@ def _tolerance_s(promise: Reservation, excess: Excess, slo_s: float) -> float:
     return PROMISE_TOLERANCE * slo_s + promise.promised_wait_s
 
 
-def _check_timeout(timeout_s: float | None, expected: Forecast) -> None:
-    if timeout_s is not None and expected.own_s > timeout_s and expected.wait_s == 0:
+def _check_timeout(timeout_s: float, expected: Forecast) -> None:
+    if expected.own_s > timeout_s and expected.wait_s == 0:
         message = f"The prompt alone takes about {expected.own_s:.1f} s here; 'timeout' is {timeout_s:g} s."
         raise ApiError(400, message, param="timeout", code="timeout_too_short")

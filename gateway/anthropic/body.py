@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.names import described
 from gateway.api.schemas.shared_fields import AgentHints, CacheControlBody, StopText
-from gateway.api.schemas.thinking import OwnVariables
+from gateway.api.schemas.template_options import OwnVariables
 from gateway.api.schemas.tools import Parameters
 from shared.bounds import (
     MAX_MESSAGES,

@@ -16,7 +16,8 @@ from gateway.api.schemas.images import Images
 from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.api.schemas.shared_fields import cache_hints, left_out, seed_of, ttl_s
 from gateway.api.schemas.structured_output import constrained, schema_output
-from gateway.api.schemas.thinking import Thinking, agreed, may_reason, named_switches, template_variables
+from gateway.api.schemas.template_options import may_reason, template_variables
+from gateway.api.schemas.thinking import Thinking, agreed, named_switches
 from gateway.generation import Generation, ImageSource, Prompt, StructuredOutput
 from shared.conversation import ChatOptions
 from shared.sampling import Sampling

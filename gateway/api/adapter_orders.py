@@ -2,11 +2,13 @@
 
 Content goes into the store once, one worker of the model checks it, and then the name is changed in NATS. The call
 returns when all gateways have told that they have read it: every request that comes after that gets the new content.
+Contents that no name means any more leave the store. Every gateway sweeps; it makes no difference.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -23,7 +25,6 @@ from gateway.api.schemas.decoding import decode_typed
 from gateway.dispatch.dispatcher import HEARTBEAT_INTERVAL_S, Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.adapter_names import LEASE_S, REVIEW_S, AdapterNameFollower
-from gateway.fleet.adapter_sweep import sweep_forever
 from gateway.fleet.fleet import Fleet
 from shared.adapter_calls import ADAPTER_UNAVAILABLE, AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
 from shared.adapter_names import AdapterNames, NamedAdapter
@@ -42,6 +43,10 @@ from shared.task_supervisor import TaskSupervisor
 TIMEOUT_S = 120.0
 """For a worker to read an adapter of some gigabytes."""
 _LOOK_S = 0.02
+SWEEP_INTERVAL_S = 3600.0
+_STORE_ERRORS: tuple[type[Exception], ...] = (AdapterStoreError, *SEND_ERRORS)
+
+_logger = logging.getLogger(__name__)
 
 
 class LoadBody(Struct, forbid_unknown_fields=True):
@@ -254,6 +259,31 @@ async def adapter_orders(
     stack.push_async_callback(opened.close)
     stack.push_async_callback(tasks.stop, tasks.start(sweep_forever(opened, fleet, names.read), "sweep of adapters"))
     return AdapterOrders(nats, fleet, opened, names.read)
+
+
+async def sweep_forever(store: AdapterStore, fleet: Fleet, read_names: Callable[[], Awaitable[None]]) -> None:
+    """Sweep once an interval. The first one is over before the first sweep: workers have told their names by then."""
+    while True:
+        await asyncio.sleep(SWEEP_INTERVAL_S)
+        try:
+            await sweep(store, fleet, read_names)
+        except _STORE_ERRORS as error:
+            _logger.warning("adapters without a name were not deleted: %r", error)
+
+
+async def sweep(store: AdapterStore, fleet: Fleet, read_names: Callable[[], Awaitable[None]]) -> None:
+    """Delete contents that have long meant nothing to operators and workers; `AdapterStoreError`, or NATS's errors."""
+
+    async def read_named() -> set[str]:
+        await read_names()
+        named = fleet.named_adapters
+        if named.read is None:
+            raise AdapterStoreError("NATS has no names of adapters: run `headrace setup`")
+        told = {beat.digest for heartbeat in fleet.workers() for beat in heartbeat.adapters}
+        return told | {each.content.digest for each in named.all() if each.content is not None}
+
+    for digest in await store.sweep(read_named):
+        _logger.info("adapter %s: deleted from %s; no name has meant it for long", digest[:12], store.place)
 
 
 def _shown(named: NamedAdapter, content: AdapterContent, beats: list[Heartbeat]) -> ShownAdapter:

@@ -212,8 +212,7 @@ class Answer(ABC):
 
     def note_output(self) -> None:
         """Note that the first output has come."""
-        if self.first_token_at is None:
-            self.first_token_at = time.perf_counter()
+        self.first_token_at = self.first_token_at or time.perf_counter()
 
     def end(self, outcome: Outcome) -> None:
         """Decide the outcome, once."""
@@ -241,7 +240,8 @@ class EventAnswer(Answer):
     def __init__(self, asked: Asked, parts: StreamParts) -> None:
         super().__init__(asked)
         cut, head = partial(self.end, Outcome.SLOW_READER), asked.head
-        stream = (asked.exchange, parts.flusher, parts.limits, self._headers, parts.now, head.dialect, cut)
+        headers = partial(head.headers, EVENT_STREAM_HEADERS)
+        stream = (asked.exchange, parts.flusher, parts.limits, headers, parts.now, head.dialect, cut)
         self._numbered: NumberedEventStream | None = None
         if head.first_event is None:
             self._stream = EventStream(*stream)
@@ -268,9 +268,6 @@ class EventAnswer(Answer):
         """Let the stream react to silence and slowness. `now` is loop time."""
         if not self.done.done():
             self._stream.tick(now)
-
-    def _headers(self) -> Headers:
-        return self._head.headers(EVENT_STREAM_HEADERS)
 
     def _report(self, error: ApiError) -> None:
         numbered = self._numbered

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.door import Application, CrossOrigin, KnownPaths, Port, UnservedPaths, exchange_of, head_of
+from gateway.api.door import CrossOrigin, Door, KnownPaths, Port, UnservedPaths, application, exchange_of, head_of
 from gateway.api.endpoint import Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.request_observer import RequestObserver
@@ -50,7 +50,7 @@ def create_app(
     more: Iterable[KeyRoute] = (),
     open_routes: Iterable[Route] = (),
     observer: RequestObserver | None = None,
-) -> Application:
+) -> Door:
     """Return the application of everything on the public port; `open_routes` alone ask for no key.
 
     Raises:
@@ -70,4 +70,4 @@ def create_app(
         cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,
         observer=observer,
     )
-    return Application([*routes, *cold], port)
+    return application([*routes, *cold], port)

@@ -308,11 +308,6 @@ def is_context_full(finish: Finish, max_tokens: int | None) -> bool:
     return max_tokens is None or finish.usage.completion_tokens < max_tokens
 
 
-def stop_reason(finish: Finish, max_tokens: int | None) -> StopReason | UnsetType:
-    """Return the reason of a full context, which few choices have."""
-    return CONTEXT_FULL if is_context_full(finish, max_tokens) else UNSET
-
-
 # JSON has no infinity; OpenAI's API uses this number for "never".
 _LEAST = -9999.0
 

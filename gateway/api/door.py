@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.answer import ResponseHead
@@ -233,17 +232,9 @@ class Port:
     observer: RequestObserver | None = None
 
 
-class Application(Starlette):
-    """All routes of a port, behind its door, which takes the place of Starlette's own handlers of errors."""
-
-    def __init__(self, routes: list[BaseRoute], port: Port) -> None:
-        super().__init__(routes=routes)
-        self.router.redirect_slashes = False
-        self._port = port
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """Return the door, behind which the routes stand."""
-        return Door(self.router.app, self._port, self.routes)
+def application(routes: Sequence[BaseRoute], port: Port) -> Door:
+    """Return all routes of a port, behind its door."""
+    return Door(Router(routes, redirect_slashes=False).app, port, routes)
 
 
 class Door:
@@ -251,7 +242,7 @@ class Door:
 
     def __init__(self, app: ASGIApp, port: Port, routes: Sequence[BaseRoute] = ()) -> None:
         self._app = app
-        self._routes = routes
+        self.routes = routes
         self._port = port
         self._dialects = port.dialects
         self._others = {each.client_header: each for each in port.dialects.values() if each.client_header is not None}
@@ -260,6 +251,8 @@ class Door:
         """Serve one request."""
         exchange = exchange_of(scope)
         head = scope["state"]["head"] = self._enter(exchange, scope)
+        # Routes that do not serve a request raise then, and do not answer it themselves.
+        scope["app"] = self
         try:
             origins = self._port.cross_origin
             if origins is None or not origins.answer_preflight(exchange):
@@ -321,7 +314,7 @@ class Door:
         if status == 405:
             # The router names those of the first route alone.
             served = [
-                each for each in self._routes if isinstance(each, Route) and each.matches(scope)[0] is not Match.NONE
+                each for each in self.routes if isinstance(each, Route) and each.matches(scope)[0] is not Match.NONE
             ]
             allowed = {method for route in served for method in route.methods or ()}
             headers["Allow"] = ", ".join(sorted(allowed)) or headers.get("Allow", "")

@@ -16,7 +16,7 @@ from msgspec import Struct
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.admission.hold_times import AnswerPlaces
-from gateway.admission.limits import Lease, reserved_output, reserved_tokens
+from gateway.admission.limits import Lease, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.aliases.book import ArmProbe, conversation_of
 from gateway.aliases.table import no_such_model
@@ -32,7 +32,7 @@ from gateway.api.endpoint import (
     idempotency_key,
 )
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.model_abilities import ModelReading, check_sees, with_adapter, with_watermark
+from gateway.api.model_fit import ModelReading, check_sees, with_adapter, with_watermark
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer
@@ -131,12 +131,13 @@ class GenerationService:
         # The body is the visit's alone, which lets go of it: a stream may last for minutes.
         del body
         place = self._places.take(principal.key_id)
-        self._metrics.active_streams = self._places.num_used
+        self._metrics.active_streams += 1
         try:
             rules = services.body_rules(principal, head.model)
-            generation = await self._resolved(visit, await endpoint.generation(visit.body, principal, rules))
+            generation = await endpoint.generation(visit.body, principal, rules)
+            if services.aliases.table.aliases:
+                generation = await self._resolved(visit, generation)
             visit.record.tenant, visit.record.generation = principal.tenant, generation
-            self._observer.parsed(visit.record)
             principal.check_model(generation.name)
             principal.check_priority(generation.priority)
             head.status = await self._answer(visit, generation)
@@ -146,11 +147,9 @@ class GenerationService:
             raise
         finally:
             self._places.give_back(principal.key_id, place)
-            self._metrics.active_streams = self._places.num_used
+            self._metrics.active_streams -= 1
 
     async def _resolved(self, visit: _Visit, generation: Generation) -> Generation:
-        if not self._services.aliases.table.aliases:
-            return generation
         services, tenant, fleet = self._services, visit.principal.tenant, self._dispatcher.fleet
         conversation = b""
         if services.aliases.has_canary(generation, tenant, fleet):
@@ -189,7 +188,7 @@ class GenerationService:
         generation = with_watermark(generation, visit.principal.watermark)
         load = self._dispatcher.fleet.reported_load(generation.served_model)
         tokens_used: int | None = 0
-        output, tokens = reserved_output(generation), reserved_tokens(generation)
+        tokens, output = reserved_tokens(generation)
         lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)
         is_lent = False
         try:
@@ -280,7 +279,7 @@ class GenerationService:
         if answer.first_token_at is not None:
             ttft_s = answer.first_token_at - head.started
             record.first_token_at = record.began_at + ttft_s
-            metrics.by_model.model(generation.model).ttft_s.observe(ttft_s)
+            metrics.by_model.models[generation.model].ttft_s.observe(ttft_s)
             if membership.prediction is not None:
                 self._shedder.observe(membership.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)
         # The log has only counts by workers: an answer that was broken off has no count of cached tokens.

@@ -16,7 +16,7 @@ from msgspec import Struct
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
 from gateway.aliases.book import LogprobTap
-from gateway.api.model_abilities import check_budget, check_length, check_task
+from gateway.api.model_fit import check_budget, check_length, check_task
 from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.api.sequences import SequenceWindow, wire_requests
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
@@ -162,9 +162,12 @@ class GenerationStarter:
         """
         dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
         model = generation.served_model
-        await shedder.recall(dispatcher.fleet.reported_load(model), generation, caller)
         load = dispatcher.fleet.load(model)
-        share, num_own = dispatcher.share(load, caller.tenant), dispatcher.num_of(model, caller.tenant)
+        if await shedder.recall(load, generation, caller):
+            # More may wait by now.
+            load = dispatcher.fleet.load(model)
+        share = None if load is None else dispatcher.flights.share(load, caller.tenant)
+        num_own = dispatcher.flights.num_of(model, caller.tenant)
         try:
             prediction = shedder.admit(load, generation, caller, share, num_own)
         except ApiError as error:

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 
 from gateway.admission.auth import bearer_token, may_be_web_page, unauthorized
 from gateway.api.adapter_orders import AdapterList, AdapterOrders
-from gateway.api.door import Application, Port
+from gateway.api.door import Port, application
 from gateway.api.routes import PlainRoute, json_response
 from gateway.api.schemas.checks import unknown_parameter
 from gateway.api.schemas.decoding import decode_typed
@@ -155,7 +155,7 @@ def create_operator_app(services: OperatorServices) -> ASGIApp:
     routes = OperatorRoutes(services).routes()
     served = ", ".join(route.path for route in routes)
     advice = f"The operator's port has {served}; the API is at the public port."
-    return Application([*routes], Port(services.metrics, lambda path: advice))
+    return application(routes, Port(services.metrics, lambda path: advice))
 
 
 class OperatorRoutes:

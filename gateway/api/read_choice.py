@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gateway.api.answer import Answer
 from gateway.api.chat_answers import first_token_name
 from gateway.errors import ApiError
-from gateway.generation import OutputReading
+from gateway.generation import PLAIN_READING, OutputReading
 from shared.formats.events import (
     ContentText,
     OutputEvent,
@@ -49,7 +49,6 @@ class ReadChoice(ABC):
         self._reading = reading
         self._reader: OutputReader | None = None
         self._starts_in_reasoning = False
-        self._reasoning_tokens = ReasoningTokens()
         self._logprobs: list[TokenLogprob | None] = []
         self.num_calls = 0
         self.first_token = ""
@@ -80,23 +79,17 @@ class ReadChoice(ABC):
         self._starts_in_reasoning |= delta.in_reasoning
         if answer.done.done() or not (delta.token_ids or delta.text or delta.finish):
             return
-        reader = self._reader
-        if reader is None:
-            # The first delta says where the text begins.
-            reader = self._reader = self._reading.new_reader(self._starts_in_reasoning)
-        events = reader.feed(delta.text) if delta.text else []
-        self._reasoning_tokens.note(len(delta.token_ids), events)
         if delta.prompt_logprobs:
             self._logprobs += delta.prompt_logprobs
             self.first_token = first_token_name(delta)
         if delta.logprobs:
             self._logprobs += delta.logprobs
-        if delta.finish is not None:
-            events = [*events, *reader.finish()]
-            self._reasoning_tokens.end()
-            answer.usage.reasoning_tokens += self._reasoning_tokens.count
-        self._tell(events)
-        answer.note_output()
+        if self._reading is not PLAIN_READING:
+            self._tell(self._read(delta))
+        elif delta.text:
+            self.content(delta.text)
+        if answer.first_token_at is None:
+            answer.note_output()
         self.delivered(delta.finish)
         if delta.finish is not None:
             answer.finish_choice(self._index, delta.finish)
@@ -112,6 +105,20 @@ class ReadChoice(ABC):
         """
         logprobs, self._logprobs = self._logprobs, []
         return logprobs
+
+    def _read(self, delta: Delta) -> list[OutputEvent]:
+        reader = self._reader
+        if reader is None:
+            # The first delta says where the text begins.
+            reader = self._reader = self._reading.new_reader(self._starts_in_reasoning)
+            self._reasoning_tokens = ReasoningTokens()
+        events = reader.feed(delta.text) if delta.text else []
+        self._reasoning_tokens.note(len(delta.token_ids), events)
+        if delta.finish is not None:
+            events = [*events, *reader.finish()]
+            self._reasoning_tokens.end()
+            self._answer.usage.reasoning_tokens += self._reasoning_tokens.count
+        return events
 
     def _tell(self, events: Sequence[OutputEvent]) -> None:
         reading = self._reading

@@ -188,31 +188,29 @@ class RequestObserver:
         self._logs_prompts = logs_prompts
 
     def begin(self, route: str, request_id: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestRecord:
-        """Begin the record of a request."""
+        """Begin the record of a request, and its timeline."""
         record = RequestRecord(route, request_id)
         if self._tracing is not None:
             parents = [value.decode("latin-1") for name, value in headers if name == _TRACEPARENT]
             record.span = self._tracing.begin(route, parents[0] if len(parents) == 1 else None)
             record.traceparent = traceparent(record.span)
-        return record
-
-    def parsed(self, record: RequestRecord) -> None:
-        """Take note that it is known who asks for what."""
         if self._timelines is not None:
             self._timelines.request_began(record.key, record)
+        return record
 
     def end(self, record: RequestRecord, status: int) -> None:
         """Tell of a request that has ended with an HTTP status; 499 where its client left."""
         ttft_s, total_s = record.since_beginning(record.first_token_at), time.monotonic() - record.began_at
         is_problem = status >= 400 or record.error_code is not None or is_slow(ttft_s, total_s)
-        self._log.write("request", partial(self._fields, record, status), "problem" if is_problem else "request")
+        fields = partial(self._fields, record, status, ttft_s, total_s)
+        self._log.write("request", fields, "problem" if is_problem else "request")
         if self._tracing is not None and record.span is not None:
             self._end_span(self._tracing, record, record.span, status)
         if self._timelines is not None:
             record.end(status, keeps_texts=self._timelines.shows_prompts)
             self._timelines.request_ended(record.key, record)
 
-    def _fields(self, record: RequestRecord, status: int) -> dict[str, object]:
+    def _fields(self, record: RequestRecord, status: int, ttft_s: float | None, total_s: float) -> dict[str, object]:
         generation, usage = record.generation, record.usage
         fields: dict[str, object] = {
             "request_id": record.request_id,
@@ -224,7 +222,7 @@ class RequestObserver:
         }
         if generation is not None:
             fields |= {"model": generation.model, "n": generation.num_sequences, "stream": generation.stream}
-            if num_images := sum(len(prompt.images) for prompt in generation.prompts):
+            if num_images := sum([len(prompt.images) for prompt in generation.prompts]):
                 fields["images"] = num_images
             if self._logs_prompts:
                 fields["prompt"] = _excerpt(generation.prompts[0])
@@ -233,8 +231,7 @@ class RequestObserver:
             fields["cached_tokens"] = usage.cached_tokens
             fields["completion_tokens"] = usage.completion_tokens
         fields["admission_s"] = record.since_beginning(record.dispatched_at)
-        fields["ttft_s"] = record.since_beginning(record.first_token_at)
-        fields["total_s"] = time.monotonic() - record.began_at
+        fields |= {"ttft_s": ttft_s, "total_s": total_s}
         return fields
 
     def _end_span(self, tracing: Tracing, record: RequestRecord, span: Span, status: int) -> None:

@@ -23,7 +23,7 @@ from gateway.aliases.book import AliasBook
 from gateway.aliases.table import no_such_model
 from gateway.api.door import head_of
 from gateway.api.large_bodies import LargeBodies
-from gateway.api.model_abilities import check_sees
+from gateway.api.model_fit import check_sees
 from gateway.api.operation import Operation
 from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.checks import missing_parameter

@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.answer import Answer, Asked, EventAnswer, StreamParts
 from gateway.api.chat_answers import (
+    CONTEXT_FULL,
     AnswerIdentity,
     CallFunctionDelta,
     ChatChunkChoice,
@@ -26,7 +27,7 @@ from gateway.api.chat_answers import (
     chat_logprobs,
     completion_logprobs,
     finish_reason,
-    stop_reason,
+    is_context_full,
     usage_answer,
 )
 from gateway.api.details import ChoiceDetails, DetailedSink
@@ -208,12 +209,21 @@ class _StreamedChoice(ReadChoice):
 
     def delivered(self, finish: Finish | None) -> None:
         """Send the chunks, and the last one when the choice has ended."""
+        chunks = self.chunks
         if self._reading is PLAIN_READING:
-            self._deliver_plain(finish)
+            # Tokens without text are reported too, since all of them are content, and go the short way from now on.
+            if self._logprobs:
+                self.content("")
+            if not self._has_begun:
+                self._add(b"")
+            if not chunks.prefix:
+                chunks.prepare()
+            self._prefix, self._suffix = chunks.prefix, chunks.suffix
+            self._is_plain = finish is None and chunks.details is None
         if finish is not None:
             reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
-            stop = stop_reason(finish, self._answer.max_tokens)
-            self._add(self.chunks.finish(reason, stop, self.take_logprobs()))
+            stop = CONTEXT_FULL if is_context_full(finish, self._answer.max_tokens) else UNSET
+            self._add(chunks.finish(reason, stop, self.take_logprobs()))
         data = b"".join(self._events)
         self._events.clear()
         if not data:
@@ -223,18 +233,6 @@ class _StreamedChoice(ReadChoice):
         else:
             self._has_written = True
             self._stream.send_now(data)
-
-    def _deliver_plain(self, finish: Finish | None) -> None:
-        """Report tokens without text too, since all of them are content, and take the short way from now on."""
-        if self._logprobs:
-            self.content("")
-        if not self._has_begun:
-            self._add(b"")
-        chunks = self.chunks
-        if not chunks.prefix:
-            chunks.prepare()
-        self._prefix, self._suffix = chunks.prefix, chunks.suffix
-        self._is_plain = finish is None and chunks.details is None
 
     def _add(self, chunk: bytes, content: str | None = "") -> None:
         """Send a chunk with this delivery, after the one that opens the choice; its content is null before a call."""
@@ -252,7 +250,7 @@ class StreamedAnswer(EventAnswer):
         self._choices: list[_StreamedChoice] = []
         self._identity = identity
         self._include_usage = asked.generation.include_usage
-        self.sinks = [self._sink(asked.generation, index) for index in range(asked.generation.num_sequences)]
+        self.sinks = [self._sink(asked.generation, index) for index in range(self._num_unfinished)]
 
     def make_ready(self) -> None:
         """Encode the templates of all choices."""

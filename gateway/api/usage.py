@@ -87,7 +87,7 @@ def count_answer(
         cached_tokens=cached_tokens,
         completion_tokens=completion_tokens,
     )
-    measures = metrics.by_model.model(generation.model)
+    measures = metrics.by_model.models[generation.model]
     measures.choices.observe(generation.num_choices)
     if generation.sampling.max_tokens is not None:
         measures.max_tokens.observe(generation.sampling.max_tokens)

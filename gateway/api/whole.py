@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from gateway.api.answer import Answer, Asked
 from gateway.api.chat_answers import (
+    CONTEXT_FULL,
     AnswerIdentity,
     AssistantMessage,
     CalledFunction,
@@ -17,7 +19,7 @@ from gateway.api.chat_answers import (
     chat_logprobs,
     completion_logprobs,
     finish_reason,
-    stop_reason,
+    is_context_full,
     usage_answer,
 )
 from gateway.api.details import ChoiceDetails, DetailedSink, RankedSink, likeliest
@@ -69,7 +71,7 @@ class _WholeChoice(ReadChoice):
         finish = self._finish
         assert finish is not None, "the choice has ended"
         reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
-        stop = stop_reason(finish, self._answer.max_tokens)
+        stop = CONTEXT_FULL if is_context_full(finish, self._answer.max_tokens) else UNSET
         entries = self.take_logprobs() if self._has_logprobs else None
         if identity.kind == "chat":
             logprobs = None if entries is None else chat_logprobs(entries)

@@ -16,7 +16,7 @@ import msgspec
 from nats.errors import MaxPayloadError
 
 from gateway.api.large_bodies import LargeBodies
-from gateway.api.model_abilities import with_adapter
+from gateway.api.model_fit import with_adapter
 from gateway.batches.input_lines import InputLine, input_lines, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
 from gateway.batches.line import BatchLine, checked_id, output_line, read_openai_line, with_images

@@ -27,7 +27,7 @@ from gateway.api.chat_answers import (
     usage_answer,
 )
 from gateway.api.details import likeliest
-from gateway.api.model_abilities import check_watermark, with_watermark
+from gateway.api.model_fit import check_watermark, with_watermark
 from gateway.api.output_reading import NO_TOOLS, image_places, naming_field, naming_image, reading_of
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.sequences import wire_requests

@@ -116,15 +116,8 @@ FRESH_S = 1.0
 MAX_WORKERS = 256
 _LOAD = ("model", "num_workers", "running", "queued_requests", "queued_tokens", "prefill_rate", "decode_rate")
 _BEAT = (
-    "worker",
-    "pid",
-    "model",
-    "running",
-    "waiting",
-    "waiting_tokens",
-    "free_blocks",
-    "total_blocks",
-    "max_num_seqs",
+    *("worker", "pid", "model", "running", "waiting", "waiting_tokens", "free_blocks", "total_blocks"),
+    *("max_num_seqs", "draining", "started"),
 )
 _COUNTS = ("prompt_tokens", "prefix_hits", "prefill_tokens", "generation_tokens", "preemptions", "failed_steps")
 _BATCH = ("running_batch", "waiting_batch", "batch_pending", "batch_oldest_s", "resident_bytes", "dead_letters")
@@ -138,7 +131,7 @@ def own_counts(gateway: str, dispatcher: Dispatcher, metrics: GatewayMetrics) ->
         streams=metrics.active_streams,
         completion_tokens=metrics.completion_tokens,
         prompt_tokens=metrics.prompt_tokens,
-        unclaimed=dispatcher.num_unclaimed(),
+        unclaimed=dispatcher.flights.num_unclaimed(),
         shed=dict(metrics.shed),
         limited=dict(metrics.limited),
         moves=dict(metrics.redispatches),
@@ -194,9 +187,6 @@ def _worker(beat: Heartbeat) -> dict[str, Any]:
     told |= {name: getattr(metrics, name) for name in (*_COUNTS, *_BATCH)}
     steps = metrics.step_seconds
     told["busy_s"] = 0.0 if steps is None else steps.total
-    told["max_num_seqs"] = beat.max_num_seqs
-    told["draining"] = beat.draining
-    told["started"] = beat.started
     told["golden"] = None if metrics.golden is None else asdict(metrics.golden)
     told["gpus"] = [asdict(gpu) for gpu in metrics.gpus]
     return told

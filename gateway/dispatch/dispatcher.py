@@ -32,7 +32,7 @@ from gateway.errors import ApiError, shutting_down
 from gateway.fleet.adapter_names import NOTHING_READ
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.fleet_load import FleetLoad, OwnRequests
+from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import GatewayMetrics, MoveReason
@@ -69,7 +69,7 @@ class DispatchCounts:
         reason = _FINISHED_REASONS.get(ending) or ("stop" if finish is None else finish.reason)
         usage, timing = (None, None) if finish is None else (finish.usage, finish.timing)
         total_s = self._loop.time() - flight.submitted_at
-        self.metrics.by_model.model(flight.request.model).sequence_ended(reason, total_s, usage, timing)
+        self.metrics.by_model.models[flight.request.model].sequence_ended(reason, total_s, usage, timing)
 
     def answered(self, flight: Flight, delta: Delta, revision: str) -> None:
         """Count what an answer is like, if one worker of this revision has computed all of it; `delta` is the last."""
@@ -107,19 +107,19 @@ class Dispatcher:
         self._nats = nats
         self.name = gateway
         self.clock = ServerClock()
-        self._flights = FlightTable()
+        self.flights = FlightTable()
         self._revoker = Revoker(nats, js)
-        own = OwnRequests(self._flights.unshown, self._flights.awaited)
+        own = OwnRequests(self.flights.unshown, self.flights.awaited)
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own, self._lose_worker, self._worker_reconnected)
         answers = (self._stored, self._refused, self._miss_stream)
         self._publisher = Publisher(nats, self.fleet, self._is_within_share, *answers)
-        self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
+        self._heartbeats = HeartbeatReceiver(self.fleet, self.flights.note_heartbeat)
         self.nats_watch = NatsWatch(nats)
         self._prober = Prober(nats, self.fleet.liveness)
         metrics = self.counts.metrics
         self._quarantine = Quarantine(nats, gateway, metrics.dead_letters)
         self._recovery = Recovery(
-            self._flights,
+            self.flights,
             self.fleet,
             self._publisher,
             self._revoker,
@@ -129,10 +129,10 @@ class Dispatcher:
             self.clock,
             metrics.redispatches,
         )
-        timelines = self.counts.timelines
-        timelines.watch(lambda: self._flights, self.fleet.num_devices)
+        timelines, models = self.counts.timelines, metrics.by_model.models
+        timelines.watch(lambda: self.flights, self.fleet.num_devices)
         self._frames = FrameReceiver(
-            self._flights, self._revoker, self, self.fleet.serves_another, metrics.by_model.gap, timelines.receipt_came
+            self.flights, self._revoker, self, self.fleet.serves_another, models, timelines.receipt_came
         )
         self._loop = asyncio.get_running_loop()
         self._streams = QueueStreams(nats, js, stream_limits or StreamLimits(), self._recovery.requeue)
@@ -162,14 +162,6 @@ class Dispatcher:
         await self._tasks.stop(*self._running, *self._streams.tasks)
         await self._recovery.close()
         await self._revoker.close()
-
-    def share(self, load: FleetLoad | None, tenant: str) -> FleetLoad | None:
-        """Return the rest of a tenant's share of a busy fleet; None if no other tenant has requests."""
-        return None if load is None else self._flights.share(load, tenant)
-
-    def num_of(self, model: str, tenant: str) -> int:
-        """Return how many requests of a model a tenant has here."""
-        return self._flights.num_of(model, tenant)
 
     def submit(self, request: Request, sink: Sink, estimated_tokens: int, expires_at: float | None = None) -> Flight:
         """Publish a request; its tokens go to `sink`.
@@ -228,7 +220,7 @@ class Dispatcher:
 
     def _submit(self, flight: Flight) -> Flight:
         is_suspect = self._recovery.is_suspect(flight)
-        self._flights.add(flight)
+        self.flights.add(flight)
         if is_suspect:
             self._recovery.publish_suspect(flight)
             return flight
@@ -238,7 +230,7 @@ class Dispatcher:
         try:
             self._publisher.publish(flight)
         except BaseException:
-            self._flights.remove(flight)
+            self.flights.remove(flight)
             raise
         return flight
 
@@ -251,14 +243,14 @@ class Dispatcher:
     def let_go(self, flights: Iterable[Flight]) -> None:
         """Leave requests to another gateway: only the attempts that this one has made are stopped."""
         for flight in flights:
-            if self._flights.remove(flight):
+            if self.flights.remove(flight):
                 self._revoker.cancel(flight.request.model, flight.id, flight.epoch)
                 if flight.worker is None and flight.stream_seq is not None:
                     self._revoker.delete(flight.stream_seq)
 
     def complete(self, flight: Flight, delta: Delta) -> None:
         """Deliver a flight's last delta."""
-        if self._flights.remove(flight):
+        if self.flights.remove(flight):
             self._recovery.note_answer(flight)
             self.counts.ended(flight, "completed", delta.finish)
             self.counts.answered(flight, delta, self.fleet.revision(flight.worker))
@@ -272,7 +264,7 @@ class Dispatcher:
 
     def fail_all(self, error: ApiError) -> None:
         """End all flights with an error."""
-        for flight in self._flights:
+        for flight in self.flights:
             self.fail(flight, error)
 
     def lose(self, flight: Flight, reason: MoveReason, why: str) -> None:
@@ -295,11 +287,7 @@ class Dispatcher:
 
     def oldest_unclaimed_s(self) -> dict[str, float]:
         """Return, by model, for how long the request has waited longest that no worker has claimed."""
-        return self._flights.oldest_unclaimed_s(self._loop.time())
-
-    def num_unclaimed(self) -> dict[str, int]:
-        """Return how many requests of each model no worker has claimed."""
-        return self._flights.num_unclaimed()
+        return self.flights.oldest_unclaimed_s(self._loop.time())
 
     def wake_soon(self, model: str) -> None:
         """Have the hosts of a model load it although nothing waits in its queue."""
@@ -316,11 +304,12 @@ class Dispatcher:
         await self._streams.restore()
 
     def _is_within_share(self, flight: Flight) -> bool:
-        share = self.share(self.fleet.load(flight.request.model), flight.request.tenant)
+        load = self.fleet.load(flight.request.model)
+        share = None if load is None else self.flights.share(load, flight.request.tenant)
         return share is not None and share.free_slots >= 0 and share.free_blocks >= 0
 
     def _take_back(self, flight: Flight) -> bool:
-        if not self._flights.remove(flight):
+        if not self.flights.remove(flight):
             return False
         self._revoker.cancel(flight.request.model, flight.id, None)
         if flight.worker is None and flight.stream_seq is not None:
@@ -328,7 +317,7 @@ class Dispatcher:
         return True
 
     def _is_current(self, flight: Flight, epoch: int) -> bool:
-        return flight.epoch == epoch and self._flights.by_id.get(flight.request.id) is flight
+        return flight.epoch == epoch and self.flights.by_id.get(flight.request.id) is flight
 
     def _stored(self, flight: Flight, epoch: int, stream_seq: int) -> None:
         if self._is_current(flight, epoch):
@@ -350,21 +339,20 @@ class Dispatcher:
 
     def _lose_worker(self, death: Death) -> None:
         self._recovery.lose_worker(death)
-        self._flights.forget_worker(death.worker)
+        self.flights.forget_worker(death.worker)
 
     def _worker_reconnected(self, worker: str) -> None:
         self._recovery.worker_reconnected(worker)
 
     async def send_heartbeat(self) -> None:
         """Tell other gateways and workers of this one's state."""
-        unclaimed, tokens = self._flights.unclaimed()
-        unclaimed_of, now = self._flights.unclaimed_of(), asyncio.get_running_loop().time()
+        unclaimed_of, now = self.flights.unclaimed_of(), asyncio.get_running_loop().time()
         heartbeat = GatewayHeartbeat(
             gateway=self.name,
-            unclaimed=unclaimed,
-            unclaimed_tokens=tokens,
+            unclaimed=sum(requests for requests, _ in unclaimed_of.values()),
+            unclaimed_tokens=sum(tokens for _, tokens in unclaimed_of.values()),
             started=self.fleet.started,
-            awaited=self._flights.awaited(),
+            awaited=self.flights.awaited(),
             unclaimed_of=unclaimed_of,
             features=GATEWAY_FEATURES,
             services=self.fleet.services.of_silent(now, unclaimed_of, self.fleet.models()),

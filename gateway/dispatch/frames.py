@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from gateway.dispatch.recovery import timeout_error
 from gateway.dispatch.revoker import Revoker
 from gateway.errors import ApiError
 from gateway.metrics import MoveReason
+from gateway.telemetry.model_metrics import ModelMetrics
 from shared.adapter_calls import ADAPTER_UNAVAILABLE
 from shared.disaggregation import KvReady
 from shared.log_limit import LogLimit
@@ -66,14 +67,14 @@ class FrameReceiver:
         revoker: Revoker,
         endings: Endings,
         serves_another: Callable[[str, str], bool],
-        on_gap: Callable[[str, float, int], None] = lambda model, seconds, num_streams: None,
+        models: Mapping[str, ModelMetrics],
         on_receipt: Callable[[str, Delta, Flight | None], None] = lambda worker, delta, flight: None,
     ) -> None:
         """Deliver to the sinks of `flights`; report ends and losses to `endings`.
 
-        `serves_another` says of a worker and a model whether its heartbeats are those of another model. `on_gap` is
-        called with a model, seconds between two deltas of a stream, and of how many streams; `on_receipt` with each
-        end: its worker, and its flight if that has not ended.
+        `serves_another` says of a worker and a model whether its heartbeats are those of another model. In `models`
+        the times between deltas are counted. `on_receipt` is called with each end: its worker, and its flight if that
+        has not ended.
         """
         self._by_id = flights.by_id
         self._flights = flights
@@ -84,7 +85,7 @@ class FrameReceiver:
         self._decode = msgspec.msgpack.Decoder(Frame).decode
         self._strays: dict[tuple[str, int], float] = {}
         self._log_limit = LogLimit(_logger)
-        self._on_gap = on_gap
+        self._models = models
         self._on_receipt = on_receipt
 
     def receive(self, message: Msg) -> None:
@@ -123,7 +124,7 @@ class FrameReceiver:
                     if delta.seq:
                         if flight.progressed_at != since:
                             if num_streams:
-                                self._on_gap(model, now - since, num_streams)
+                                self._models[model].gap_s.observe(now - since, num_streams)
                             model, since, num_streams = flight.request.model, flight.progressed_at, 0
                         num_streams += 1
                     flight.progressed_at = now
@@ -137,7 +138,7 @@ class FrameReceiver:
                 _logger.exception("delta of request %s could not be delivered", delta.id, extra=flight.log_fields)
                 self._endings.fail(flight, ApiError(500, "The answer could not be delivered.", code="internal_error"))
         if num_streams:
-            self._on_gap(model, now - since, num_streams)
+            self._models[model].gap_s.observe(now - since, num_streams)
 
     def _accept_unusual(self, worker: str, flight: Flight, delta: Delta, now: float) -> None:
         if delta.epoch != flight.epoch:
@@ -175,7 +176,7 @@ class FrameReceiver:
     def _advance(self, flight: Flight, delta: Delta, now: float) -> None:
         if flight.emitted and (delta.token_ids or delta.finish is None):
             # The claim of a later attempt counts too: its client has waited since the last token of the one before.
-            self._on_gap(flight.request.model, now - flight.progressed_at, 1)
+            self._models[flight.request.model].gap_s.observe(now - flight.progressed_at)
         flight.progressed_at = now
         flight.emitted += delta.token_ids
         if delta.evicted is not None:

@@ -7,7 +7,7 @@ on the event loop's thread.
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import urandom
 
@@ -243,12 +243,19 @@ class _Count(Struct, gc=False):
     requests: int = 0
     tokens: int = 0
 
-    def change(self, flight: Flight, sign: int) -> None:
-        self.requests += sign
-        self.tokens += sign * flight.estimated_tokens
-
 
 _NOTHING = _Count()
+
+
+def _moved(flight: Flight, before: _Count | None, after: _Count | None) -> _Count | None:
+    """Count a flight in `after`, which is returned, and no more in `before`."""
+    if before is not None:
+        before.requests -= 1
+        before.tokens -= flight.estimated_tokens
+    if after is not None:
+        after.requests += 1
+        after.tokens += flight.estimated_tokens
+    return after
 
 
 class FlightTable:
@@ -272,27 +279,23 @@ class FlightTable:
 
     def add(self, flight: Flight) -> None:
         """Add an unclaimed flight."""
-        self.by_id[flight.request.id] = flight
-        of_tenants = self._of_tenants.setdefault(flight.request.model, {})
-        of_tenants.setdefault(flight.request.tenant, _Count()).change(flight, 1)
-        self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
+        request = flight.request
+        self.by_id[request.id] = flight
+        _moved(flight, None, self._of_tenants.setdefault(request.model, {}).setdefault(request.tenant, _Count()))
+        flight.counted_in = _moved(flight, None, self._unclaimed.setdefault(request.model, _Count()))
 
     def remove(self, flight: Flight) -> bool:
         """Let go of a flight; False if it had ended already."""
         if self.by_id.pop(flight.request.id, None) is None:
             return False
-        self._count_out(flight)
-        self.note_output(flight)
-        of_tenants = self._of_tenants[flight.request.model]
-        of_tenants[flight.request.tenant].change(flight, -1)
-        if not of_tenants[flight.request.tenant].requests:
-            del of_tenants[flight.request.tenant]
+        flight.counted_in = _moved(flight, flight.counted_in, None)
+        if flight.awaited_in is not None:
+            self.note_output(flight)
+        of_tenants, tenant = self._of_tenants[flight.request.model], flight.request.tenant
+        _moved(flight, of_tenants[tenant], None)
+        if not of_tenants[tenant].requests:
+            del of_tenants[tenant]
         return True
-
-    def num_tenants(self, model: str, tenant: str) -> int:
-        """Return how many tenants have requests of a model, this one included."""
-        of_tenants = self._of_tenants.get(model, {})
-        return len(of_tenants) + (tenant not in of_tenants)
 
     def num_of(self, model: str, tenant: str) -> int:
         """Return how many requests of a model a tenant has here."""
@@ -304,7 +307,7 @@ class FlightTable:
         None while nothing of others waits. What waits beyond its own requests is of other gateways' tenants.
         """
         of_tenants = self._of_tenants.get(load.model, {})
-        own, num_tenants = of_tenants.get(tenant, _NOTHING), self.num_tenants(load.model, tenant)
+        own, num_tenants = of_tenants.get(tenant, _NOTHING), len(of_tenants) + (tenant not in of_tenants)
         if num_tenants == 1 and load.queued_requests <= own.requests:
             return None
         if not load.queued_requests and sum([count.requests for count in of_tenants.values()]) <= load.num_slots:
@@ -313,28 +316,23 @@ class FlightTable:
 
     def claim(self, flight: Flight, worker: str) -> None:
         """Note who holds a flight."""
-        self._count_out(flight)
-        flight.worker = worker
+        flight.worker, model = worker, flight.request.model
         flight.has_begun = True
         flight.num_unclaimed = flight.num_disturbed = 0
-        unshown = self._unshown.setdefault(flight.request.model, {})
-        self._count_in(flight, unshown.setdefault(worker, _Count()))
-        self.note_output(flight)
-        flight.awaited_in = self._awaited.setdefault(flight.request.model, _Count())
-        flight.awaited_in.change(flight, 1)
+        unshown = self._unshown.setdefault(model, {}).setdefault(worker, _Count())
+        flight.counted_in = _moved(flight, flight.counted_in, unshown)
+        flight.awaited_in = _moved(flight, flight.awaited_in, self._awaited.setdefault(model, _Count()))
 
     def note_output(self, flight: Flight) -> None:
         """Note that the attempt of a flight has produced something, or ended."""
-        if flight.awaited_in is not None:
-            flight.awaited_in.change(flight, -1)
-            flight.awaited_in = None
+        flight.awaited_in = _moved(flight, flight.awaited_in, None)
 
     def release(self, flight: Flight) -> None:
         """Note that a flight has no holder any more."""
-        self._count_out(flight)
         self.note_output(flight)
         flight.worker = None
-        self._count_in(flight, self._unclaimed.setdefault(flight.request.model, _Count()))
+        unclaimed = self._unclaimed.setdefault(flight.request.model, _Count())
+        flight.counted_in = _moved(flight, flight.counted_in, unclaimed)
 
     def note_heartbeat(self, model: str, worker: str) -> None:
         """Note that a worker's own numbers now show everything it has claimed."""
@@ -345,10 +343,6 @@ class FlightTable:
         """Drop the counts of a dead worker."""
         for counts in self._unshown.values():
             counts.pop(worker, None)
-
-    def unclaimed(self) -> tuple[int, int]:
-        """Return how many requests wait to be claimed, and their prompt tokens."""
-        return _totals(self._unclaimed.values())
 
     def unclaimed_of(self) -> dict[str, tuple[int, int]]:
         """Return how many requests wait to be claimed, and their prompt tokens, by model."""
@@ -373,24 +367,9 @@ class FlightTable:
 
     def unshown(self, model: str) -> tuple[int, int]:
         """Return how many requests of a model no worker's heartbeat shows, claimed or not, and their prompt tokens."""
-        counts = [*self._unshown.get(model, {}).values()]
-        if model in self._unclaimed:
-            counts.append(self._unclaimed[model])
-        return _totals(counts)
-
-    def _count_in(self, flight: Flight, count: _Count) -> None:
-        count.change(flight, 1)
-        flight.counted_in = count
-
-    def _count_out(self, flight: Flight) -> None:
-        if flight.counted_in is not None:
-            flight.counted_in.change(flight, -1)
-            flight.counted_in = None
-
-
-def _totals(counts: Iterable[_Count]) -> tuple[int, int]:
-    requests = tokens = 0
-    for count in counts:
-        requests += count.requests
-        tokens += count.tokens
-    return requests, tokens
+        unclaimed = self._unclaimed.get(model, _NOTHING)
+        requests, tokens = unclaimed.requests, unclaimed.tokens
+        for count in self._unshown.get(model, {}).values():
+            requests += count.requests
+            tokens += count.tokens
+        return requests, tokens

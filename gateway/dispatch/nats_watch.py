@@ -82,8 +82,9 @@ class AnswerWatch:
             return waited_s if waited_s >= ANSWER_LATE_S else 0.0
         elif self._waited_s >= ANSWER_LOST_S and not self.is_lost:
             self.is_lost = True
-            text = "NATS has not answered a PING for %.1f s: new requests are refused until it does"
-            _logger.warning(text, self._waited_s)
+            _logger.warning(
+                "NATS has not answered a PING for %.1f s: new requests are refused until it does", self._waited_s
+            )
         return 0.0
 
     def forget_pause(self) -> None:

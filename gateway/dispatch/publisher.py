@@ -97,21 +97,18 @@ class Publisher:
             raise queue_unavailable() from error
 
     def _queue(self, flight: Flight) -> Queue:
-        if flight.ready is not None and self._fleet.takes(flight.request.model, "ready"):
-            return "ready"
-        return "resumed" if self._goes_first(flight) else "interactive"
-
-    def _goes_first(self, flight: Flight) -> bool:
-        """Return whether a flight goes to the queue `resumed`, which every worker of its model must know of.
+        """Return the queue that a flight goes to; of `resumed` every worker of its model must know.
 
         What had its turn does not wait again behind those who came later, and what others give way to not behind these.
         Workers with a suspect take nothing new.
         """
+        if flight.ready is not None and self._fleet.takes(flight.request.model, "ready"):
+            return "ready"
         has_turn = flight.has_begun or flight.num_unclaimed > 0 or flight.probation > 0
         if not (has_turn or self._is_within_share(flight)):
-            return False
+            return "interactive"
         takers, workers = self._fleet.takers_of_resumed(flight.request.model)
-        return takers == workers
+        return "resumed" if takers == workers else "interactive"
 
     def _subject(self, flight: Flight) -> str:
         request = flight.request
@@ -155,15 +152,14 @@ class Publisher:
             self._on_no_stream(flight, epoch)
             return
         _logger.warning("request %s was refused: %s", flight.id, ack.error.description, extra=flight.log_fields)
-        is_full = "exceeded" in ack.error.description
-        self._on_refused(flight, epoch, _queue_full() if is_full else queue_unavailable())
+        refusal = queue_unavailable()
+        if "exceeded" in ack.error.description:
+            text = "The request queue is full. Try again later."
+            refusal = ApiError(503, text, code="queue_full", retry_after_s=RETRY_AFTER_S)
+        self._on_refused(flight, epoch, refusal)
 
 
 def queue_unavailable() -> ApiError:
     """Return the error of a request that cannot be queued because NATS or its stream is away."""
     message = "The request queue cannot be reached. Try again shortly."
     return ApiError(503, message, code="queue_unavailable", retry_after_s=RETRY_AFTER_S)
-
-
-def _queue_full() -> ApiError:
-    return ApiError(503, "The request queue is full. Try again later.", code="queue_full", retry_after_s=RETRY_AFTER_S)

@@ -316,8 +316,12 @@ class Recovery:
             flight.delivered_at = now
 
     def _move_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> None:
-        text, waited_s = "request %s is published again: unclaimed for %.1f s", now - flight.published_at
-        _logger.warning(text, flight.id, waited_s, extra=flight.log_fields)
+        _logger.warning(
+            "request %s is published again: unclaimed for %.1f s",
+            flight.id,
+            now - flight.published_at,
+            extra=flight.log_fields,
+        )
         if flight.stream_seq is not None:
             model = flight.request.model
             poison.note_swallowed(flight, self._fleet.liveness.deaths.since(model, flight.published_at))
@@ -366,8 +370,9 @@ class Recovery:
                     self._fail(flight, error)
                     continue
                 # It stays unclaimed; the sweep, or the return of NATS, publishes it again.
-                text = "request %s could not be published again: %s"
-                _logger.warning(text, flight.id, error, extra=flight.log_fields)
+                _logger.warning(
+                    "request %s could not be published again: %s", flight.id, error, extra=flight.log_fields
+                )
 
 
 def timeout_error() -> ApiError:

@@ -219,8 +219,13 @@ class TimelineKeeper:
         return structs.replace(timeline, sequences=sequences, left_out=left_out)
 
     def _pack(self, key: str, request: SeenRequest) -> None:
-        """Encode what is kept of a request with many attempts or steps."""
-        if not _is_short(request.sequences):
+        """Encode what is kept of a request with many attempts or steps, as that takes less memory."""
+        lives = request.sequences
+        if len(lives) == 1 and len(lives[0].attempts) == 1:
+            receipt = lives[0].attempts[0].receipt
+            if receipt is None or len(receipt.prefills) + len(receipt.preempted_s) <= _SHORT:
+                return
+        if lives:
             self._encode(key, request, self._timeline(request))
 
     def _encode(self, key: str, request: SeenRequest, timeline: Timeline) -> None:
@@ -310,15 +315,6 @@ def sort_key(order: Order) -> Callable[[Summary], float]:
     if order == "slow":
         return lambda each: each.ended_s
     return lambda each: each.began + each.ended_s
-
-
-def _is_short(lives: list[SequenceLife]) -> bool:
-    """Return whether sequences take less memory than their encoding could: nearly all requests have one attempt."""
-    attempts = [attempt for life in lives for attempt in life.attempts]
-    if not attempts:
-        return True
-    receipt = attempts[0].receipt
-    return len(attempts) == 1 and (receipt is None or len(receipt.prefills) + len(receipt.preempted_s) <= _SHORT)
 
 
 def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife:

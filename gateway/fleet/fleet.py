@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -237,7 +238,7 @@ class Fleet:
 
     def load(self, model: str) -> FleetLoad | None:
         """Return `reported_load` with what this gateway has queued since: to decide about the queue."""
-        load = self.reported_load(model)
+        load = self._loads.get(model) or self._sum_up(model)
         own = self._own.unshown(model)
         if load is None or own[0] == 0:
             return load
@@ -328,6 +329,13 @@ class Fleet:
         return [h for h in self.liveness.live() if h.model == model and not h.draining]
 
 
+# Fields of heartbeats that are added up, under the same names.
+_SUMMED = (
+    *("running", "prefill_rate", "decode_rate", "free_blocks", "total_blocks"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+)
+
+
 def _fleet_load(
     model: str,
     workers: list[Heartbeat],
@@ -343,13 +351,8 @@ def _fleet_load(
     return FleetLoad(
         model=model,
         num_workers=len(workers),
-        running=sum(h.running for h in workers),
         queued_requests=waiting[0] + sum(requests for requests, _ in unclaimed),
         queued_tokens=waiting[1] + sum(tokens for _, tokens in unclaimed),
-        prefill_rate=sum(h.prefill_rate for h in workers),
-        decode_rate=sum(h.decode_rate for h in workers),
-        free_blocks=sum(h.free_blocks for h in workers),
-        total_blocks=sum(h.total_blocks for h in workers),
         block_size=max((h.block_size for h in workers), default=1),
         max_model_len=min((h.max_model_len for h in workers), default=0),
         longest_model_len=max((h.max_model_len for h in workers), default=0),
@@ -364,9 +367,7 @@ def _fleet_load(
         sampling_defaults=traits.sampling_defaults,
         # 0, for no bound, if one of them has none.
         max_prompt_characters=0 if 0 in bounds else max(bounds, default=0),
-        spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
-        spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
-        spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
+        **{name: sum(map(attrgetter(name), workers)) for name in _SUMMED},
     )
 
 

@@ -157,7 +157,8 @@ def credible_waiting(
     Another gateway's heartbeat may be a second old. Requests are spread over gateways, so each is taken to wait for at
     least as many as this one. Beside a gateway of an older version, which does not report it, nothing is bounded.
     """
-    requests = sum(max(0, worker.waiting - _of_batch_lane(worker)) for worker in workers)
+    of_batches = (0 if worker.metrics is None else worker.metrics.waiting_batch for worker in workers)
+    requests = sum(max(0, worker.waiting - num) for worker, num in zip(workers, of_batches, strict=True))
     tokens = sum(worker.waiting_tokens for worker in workers)
     own = awaited.get(model, (0, 0))
     most_requests, most_tokens = own
@@ -169,10 +170,6 @@ def credible_waiting(
         most_tokens += max(num_tokens, own[1])
     most_tokens = int(most_tokens * _TOKENS_PER_ESTIMATE) + most_requests * _TEMPLATE_TOKENS
     return min(requests, most_requests), min(tokens, most_tokens)
-
-
-def _of_batch_lane(worker: Heartbeat) -> int:
-    return 0 if worker.metrics is None else worker.metrics.waiting_batch
 
 
 def unclaimed_of(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:

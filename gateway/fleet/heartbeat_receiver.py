@@ -24,7 +24,7 @@ from shared.subjects import ALL_GATEWAYS, ALL_HOSTS, ALL_WORKERS, gateway_subjec
 
 MAX_NAMES = 10_000
 
-Beat = TypeVar("Beat", GatewayHeartbeat, HostBeat)
+Beat = TypeVar("Beat", Heartbeat, GatewayHeartbeat, HostBeat)
 
 _logger = logging.getLogger(__name__)
 
@@ -37,58 +37,61 @@ class HeartbeatReceiver:
         self._on_worker = on_worker
         self._loop = asyncio.get_running_loop()
         self._log_limit = LogLimit(_logger)
-        # Names by the subject that they belong to: encoding them for each heartbeat would be most of its cost.
-        self._names: dict[str, tuple[str, str]] = {}
+        # By model and worker: encoding names for each heartbeat would be most of its cost.
+        self._subjects: dict[tuple[str, str], str] = {}
         self._decode_worker = msgspec.msgpack.Decoder(Heartbeat).decode
+        self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
+        self._decode_host = msgspec.msgpack.Decoder(HostBeat).decode
 
     async def start(self, nats: DirectClient) -> None:
         """Begin to listen."""
-        note, note_host = self._fleet.note_gateway_heartbeat, self._fleet.note_host_beat
-        receive = self._receiver(GatewayHeartbeat, lambda beat: gateway_subject(beat.gateway), note)
-        receive_host = self._receiver(HostBeat, lambda beat: host_subject(beat.host), note_host)
         await nats.subscribe_direct(ALL_WORKERS, self._receive_worker)
-        await nats.subscribe_direct(ALL_GATEWAYS, receive)
-        await nats.subscribe_direct(ALL_HOSTS, receive_host)
+        await nats.subscribe_direct(ALL_GATEWAYS, self._receive_gateway)
+        await nats.subscribe_direct(ALL_HOSTS, self._receive_host)
 
     def _receive_worker(self, message: Msg) -> None:
-        try:
-            heartbeat = self._decode_worker(message.data)
-            names = (heartbeat.model, heartbeat.worker)
-            is_own = self._names.get(message.subject) == names or worker_subject(*names) == message.subject
-        except (*UNDECODABLE, InvalidNameError) as error:
-            self._drop(message, error)
+        heartbeat = self._read(message, self._decode_worker, self._worker_subject)
+        if heartbeat is None:
             return
-        if not is_own:
-            self._drop(message, f"it names worker {heartbeat.worker!r} of model {heartbeat.model!r}")
-        elif self._fleet.serves_another(heartbeat.worker, heartbeat.model):
+        if self._fleet.serves_another(heartbeat.worker, heartbeat.model):
             self._drop(message, f"a worker {heartbeat.worker!r} whose heartbeats come serves another model")
         elif not self._fleet.has_room_for(heartbeat.worker):
             self._drop(message, f"there are {MAX_WORKERS} workers already")
         else:
-            if len(self._names) >= MAX_NAMES:
-                self._names.clear()
-            self._names[message.subject] = names
             self._on_worker(heartbeat.model, heartbeat.worker)
             self._fleet.note_heartbeat(heartbeat, self._loop.time())
 
-    def _receiver(
-        self, kind: type[Beat], subject_of: Callable[[Beat], str], note: Callable[[Beat, float], None]
-    ) -> Callable[[Msg], None]:
-        decode = msgspec.msgpack.Decoder(kind).decode
+    def _receive_gateway(self, message: Msg) -> None:
+        heartbeat = self._read(message, self._decode_gateway, lambda beat: gateway_subject(beat.gateway))
+        if heartbeat is not None:
+            self._fleet.note_gateway_heartbeat(heartbeat, self._loop.time())
 
-        def receive(message: Msg) -> None:
-            try:
-                beat = decode(message.data)
-                subject = subject_of(beat)
-            except (*UNDECODABLE, InvalidNameError) as error:
-                self._drop(message, error)
-                return
-            if subject == message.subject:
-                note(beat, self._loop.time())
-            else:
-                self._drop(message, f"it names {subject}")
+    def _receive_host(self, message: Msg) -> None:
+        heartbeat = self._read(message, self._decode_host, lambda beat: host_subject(beat.host))
+        if heartbeat is not None:
+            self._fleet.note_host_beat(heartbeat, self._loop.time())
 
-        return receive
+    def _read(self, message: Msg, decode: Callable[[bytes], Beat], subject_of: Callable[[Beat], str]) -> Beat | None:
+        """Return the heartbeat in a message; drop a message that is none, or that names another process."""
+        try:
+            heartbeat = decode(message.data)
+            subject = subject_of(heartbeat)
+        except (*UNDECODABLE, InvalidNameError) as error:
+            self._drop(message, error)
+            return None
+        if subject == message.subject:
+            return heartbeat
+        self._drop(message, f"it names {subject}")
+        return None
+
+    def _worker_subject(self, heartbeat: Heartbeat) -> str:
+        names = heartbeat.model, heartbeat.worker
+        subject = self._subjects.get(names)
+        if subject is None:
+            if len(self._subjects) >= MAX_NAMES:
+                self._subjects.clear()
+            subject = self._subjects[names] = worker_subject(*names)
+        return subject
 
     def _drop(self, message: Msg, reason: object) -> None:
         if not message.data:

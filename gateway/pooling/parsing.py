@@ -9,7 +9,7 @@ import msgspec
 from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_value, missing_parameter, require_text
 from gateway.api.schemas.decoding import BodyReader
 from gateway.api.schemas.names import STRICT, BodyRules
-from gateway.api.schemas.parameters import checked_truncation, counted
+from gateway.api.schemas.parameters import counted
 from gateway.api.schemas.parsing import prompts_of
 from gateway.generation import Generation, Prompt
 from gateway.pooling.bodies import POOLED_NAMES, EmbeddingsBody, Pooled, PooledBody, RerankBody, ScoreBody, Texts
@@ -116,7 +116,7 @@ def _common(body: PooledBody, prompts: tuple[Prompt, ...]) -> dict[str, Any]:
     """Return what all three ask for alike. The same texts have the same numbers, so that answers can be kept."""
     if isinstance(body.user, str):
         require_text("user", body.user)
-    limit = checked_truncation(body.truncate_prompt_tokens)
+    limit = body.truncate_prompt_tokens
     if limit is None and body.truncate in (True, "END"):
         # As many as the model reads.
         limit = -1

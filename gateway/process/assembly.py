@@ -26,7 +26,7 @@ from gateway.anthropic.message import MessagesEndpoint, count_tokens_route
 from gateway.api.adapter_orders import adapter_orders
 from gateway.api.alias_routes import alias_routes
 from gateway.api.app import ALWAYS_SERVED, create_app
-from gateway.api.door import Application
+from gateway.api.door import Door
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
@@ -353,7 +353,7 @@ def public_app(
     observer: RequestObserver | None,
     batches: Iterable[KeyRoute] | None = None,
     more: Iterable[KeyRoute] = (),
-) -> Application:
+) -> Door:
     """Return the public port's application, `batches` being the routes of files too; may raise `ConfigError`."""
     bodies = services.bodies
     responses_endpoint = ResponsesEndpoint(responses, bodies)

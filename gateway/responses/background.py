@@ -221,7 +221,7 @@ class BackgroundAnswer(Answer):
 
     def __init__(self, asked: Asked, *parts: StreamParts) -> None:
         super().__init__(asked, *parts)
-        self._num_reserved = reserved_tokens(asked.generation)
+        self._num_reserved = reserved_tokens(asked.generation)[0]
 
     @property
     def num_tokens(self) -> int:

@@ -12,7 +12,8 @@ from gateway.api.schemas.names import described
 from gateway.api.schemas.parameters import EndUser
 from gateway.api.schemas.shared_fields import CacheFields
 from gateway.api.schemas.structured_output import schema_output
-from gateway.api.schemas.thinking import OwnVariables, ReasoningEffort, ThinkingBody, Verbosity
+from gateway.api.schemas.template_options import OwnVariables, Verbosity
+from gateway.api.schemas.thinking import ReasoningEffort, ThinkingBody
 from gateway.api.schemas.tools import Choice
 from gateway.generation import StructuredOutput
 from gateway.responses.tools import ResponseToolBody, ResponseToolChoiceBody

@@ -135,7 +135,8 @@ def kept_item(item: ItemBody) -> ItemBody:
     if item.type == "reasoning" and item.content:
         # Its summary is another form of the same.
         values["summary"] = []
-    return ItemBody(**{name: _kept_value(value) for name, value in values.items()})
+    values |= {name: [*map(_kept_part, value)] for name, value in values.items() if isinstance(value, list)}
+    return ItemBody(**values)
 
 
 def listed_item(item: ItemBody) -> dict[str, Any]:
@@ -146,10 +147,6 @@ def listed_item(item: ItemBody) -> dict[str, Any]:
         part = {"type": "output_text" if is_own else "input_text", "text": item.content}
         fields["content"] = [part | {"annotations": []} if is_own else part]
     return fields
-
-
-def _kept_value(value: Any) -> Any:
-    return [_kept_part(part) for part in value] if isinstance(value, list) else value
 
 
 def _kept_part(part: PartBody) -> PartBody:

@@ -16,7 +16,8 @@ from gateway.api.schemas.images import Images
 from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.api.schemas.shared_fields import is_deterministic, left_out, openai_hints, sampling_of
 from gateway.api.schemas.structured_output import constrained
-from gateway.api.schemas.thinking import asked_thinking, may_reason, switch, template_variables
+from gateway.api.schemas.template_options import may_reason, template_variables
+from gateway.api.schemas.thinking import asked_thinking, switch
 from gateway.api.schemas.tools import NO_TOOLS
 from gateway.responses.body import ItemBody, ReasoningBody, ResponseBody, TextBody, repeated_format, text_output
 from gateway.responses.conversation import REQUEST, asks_for_compaction, to_messages

@@ -180,7 +180,7 @@ class EventStream(_SendPath):
     def close(self) -> None:
         """Let go of the owner's callbacks."""
         self._on_cut = None
-        self._head = _no_headers
+        self._head = tuple
 
     def tick(self, now: float) -> None:
         """Do what silence and slowness call for: open the stream, keep it alive, or cut it. `now` is loop time."""
@@ -217,7 +217,3 @@ class EventStream(_SendPath):
         self._exchange.finish_and_close(self._dialect.error_event(error) + self._dialect.end_of_stream)
         if self._on_cut is not None:
             self._on_cut()
-
-
-def _no_headers() -> Headers:
-    return ()

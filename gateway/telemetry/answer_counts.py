@@ -77,7 +77,7 @@ class AnswerCounts:
 
     def add(self, key: tuple[str, str, str], num_tokens: int, ending: Ending, logprob: float | None) -> None:
         """Count an answer of a model, worker and revision; `logprob` is the mean over its tokens, if asked for."""
-        rows = self._days.setdefault(self.today, {})
+        rows = self._days.setdefault(day_of(self.clock()), {})
         row = rows.get(key)
         if row is None:
             if len(rows) >= MAX_ROWS:

@@ -108,7 +108,7 @@ def psi(one: Sequence[float], other: Sequence[float]) -> float | None:
             buckets.append([0.0, 0.0])
         buckets[-1][0] += a
         buckets[-1][1] += b
-        is_full = _share(buckets[-1], n, m) >= _MIN_SHARE
+        is_full = (buckets[-1][0] / n + buckets[-1][1] / m) / 2 >= _MIN_SHARE
     if not is_full and len(buckets) > 1:
         last = buckets.pop()
         buckets[-1] = [buckets[-1][0] + last[0], buckets[-1][1] + last[1]]
@@ -118,10 +118,6 @@ def psi(one: Sequence[float], other: Sequence[float]) -> float | None:
         p, q = (a + 0.5) / (n + half), (b + 0.5) / (m + half)
         total += (p - q) * math.log(p / q)
     return max(0.0, total - _chance(len(buckets) - 1) * (1 / n + 1 / m))
-
-
-def _share(bucket: list[float], n: float, m: float) -> float:
-    return (bucket[0] / n + bucket[1] / m) / 2
 
 
 def _chance(freedom: int) -> float:

@@ -129,39 +129,38 @@ class TenantUse:
     completion_tokens: int = 0
 
 
+class ModelTable(dict[str, ModelMetrics]):
+    """The measures of each model; of several together where there are more than `MAX_NAMES`. A model is looked up."""
+
+    def __init__(self) -> None:
+        self.names = BoundedNames()
+
+    def __missing__(self, name: str) -> ModelMetrics:
+        """Return the measures of a model that has none yet."""
+        return self.setdefault(self.names.label(name), ModelMetrics())
+
+
 class RequestMetrics:
     """The measures of all models and tenants of one process."""
 
     def __init__(self) -> None:
-        self._models: dict[str, ModelMetrics] = {}
-        self._model_names, self._tenant_names = BoundedNames(), BoundedNames()
+        self.models = ModelTable()
+        self._tenant_names = BoundedNames()
         self._tenants: dict[tuple[str, str], TenantUse] = {}
-
-    def model(self, name: str) -> ModelMetrics:
-        """Return the measures of a model; of several together where there are more than `MAX_NAMES`."""
-        found = self._models.get(name)
-        if found is None:
-            name = self._model_names.label(name)
-            found = self._models.setdefault(name, ModelMetrics())
-        return found
-
-    def gap(self, model: str, seconds: float, num_streams: int) -> None:
-        """Count the time between two deltas of several streams. The hot path: once a frame."""
-        self.model(model).gap_s.observe(seconds, num_streams)
 
     def tenant(self, model: str, tenant: str) -> TenantUse:
         """Return what a tenant had of a model."""
-        key = (self._model_names.label(model), self._tenant_names.label(tenant))
-        found = self._tenants.get(key)
+        found = self._tenants.get((model, tenant))
         if found is None:
-            if len(self._tenants) >= MAX_NAMES * 4:
+            key = (self.models.names.label(model), self._tenant_names.label(tenant))
+            if key not in self._tenants and len(self._tenants) >= MAX_NAMES * 4:
                 key = (key[0], OTHERS)
             found = self._tenants.setdefault(key, TenantUse())
         return found
 
     def collect(self, process: str) -> Iterator[Metric]:
         """Yield every metric, with its samples in the name of a process."""
-        models = list(self._models.items())
+        models = list(self.models.items())
         for attribute, row in (*ROWS.items(), ("gap_s", OLD_GAP_ROW)):
             family = row.family()
             for name, measures in models:

@@ -143,19 +143,24 @@ def percent(access: OperatorAccess, /, alias: str, share: float, tenant: str | N
     click.echo(f"{share:g}% of {alias} goes to its canary")
 
 
-def _ending(action: str, text: str, told: str) -> None:
-    @click.argument("alias")
-    @_of_tenant
-    @click.pass_obj
-    def run(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
-        _change(access, alias, tenant, action)
-        click.echo(told.format(alias))
+@canary.command()
+@click.argument("alias")
+@_of_tenant
+@click.pass_obj
+def promote(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
+    """Let ALIAS stand for the canary's model."""
+    _change(access, alias, tenant, "promote")
+    click.echo(f"{alias} stands for its canary's model")
 
-    canary.command(action, help=text)(run)
 
-
-_ending("promote", "Let ALIAS stand for the canary's model.", "{} stands for its canary's model")
-_ending("rollback", "Send all requests of ALIAS to the model that it stands for.", "the canary of {} is rolled back")
+@canary.command()
+@click.argument("alias")
+@_of_tenant
+@click.pass_obj
+def rollback(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
+    """Send all requests of ALIAS to the model that it stands for."""
+    _change(access, alias, tenant, "rollback")
+    click.echo(f"the canary of {alias} is rolled back")
 
 
 def _change(access: OperatorAccess, alias: str, tenant: str | None, action: str, **more: float) -> None:

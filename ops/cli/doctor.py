@@ -53,7 +53,7 @@ def run(config: DoctorConfig) -> int:
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
     from ops.doctor.finding import problem, unseen
     from ops.doctor.machine import machine_findings
-    from ops.doctor.servers import gateway_findings, redis_finding
+    from ops.doctor.redis_and_gateway import gateway_findings, redis_finding
     from ops.doctor.settings import file_findings, key_findings, setting_findings
 
     def nowhere(topic: str, variable: str) -> Finding:
@@ -88,7 +88,7 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def _nats(config: DoctorConfig, nats_url: str, workers: Sequence[int], *, is_own: bool) -> Iterator[Finding]:
-    from ops.doctor.servers import NatsLogin, nats_findings
+    from ops.doctor.nats import NatsLogin, nats_findings
     from shared.subjects import served_by
 
     role = cast("Role", config.nats_user if config.nats_user in NATS_ROLES else "admin" if is_own else "worker")

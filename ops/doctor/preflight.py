@@ -17,7 +17,7 @@ from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
 from ops.doctor.finding import Finding, Level, exit_code, page, problem, warning
 from ops.doctor.machine import machine_findings
-from ops.doctor.servers import NatsLogin, nats_findings
+from ops.doctor.nats import NatsLogin, nats_findings
 from shared.errors import ConfigError, HeadraceError
 from shared.model_hub import hub_id, local_model
 

@@ -171,9 +171,8 @@ class VirtualGateway:
         prompt = Prompt(arrival.prompt, token_ids=())
         generation = Generation("completion", MODEL, (prompt,), 1, sampling, deterministic=False)
         load, tenant = self.present_load, arrival.tenant
-        share = self.flights.share(load, tenant) if self.flights.num_tenants(MODEL, tenant) > 1 else None
+        share, num_own = self.flights.share(load, tenant), self.flights.num_of(MODEL, tenant)
         try:
-            num_own = self.flights.num_of(MODEL, tenant)
             prediction = self._shedder.admit(load, generation, client.caller(), share, num_own)
         except ApiError as error:
             self._refuse(client, error)

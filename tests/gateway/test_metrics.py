@@ -34,7 +34,7 @@ def test_every_attribute_is_exported() -> None:
     for name in vars(GatewayMetrics()):
         if isinstance(getattr(metrics, name), Histogram):
             getattr(metrics, name).observe(0.02)
-    metrics.by_model.model("m").ttft_s.observe(0.02)
+    metrics.by_model.models["m"].ttft_s.observe(0.02)
     values = scrape(metrics)
     assert values["headrace_requests_total", "chat,200"] == 2
     assert values["headrace_shed_total", "why"] == 1
@@ -61,7 +61,7 @@ def test_no_metric_names_a_key_and_only_those_of_tenants_name_a_tenant() -> None
     metrics.requests[("chat", 200)] += 1
     for name in ("shed", "promises", "limited", "redispatches", "sequences", "dead_letters"):
         getattr(metrics, name)["why"] += 1
-    metrics.by_model.model("m").finished["stop"] += 1
+    metrics.by_model.models["m"].finished["stop"] += 1
     metrics.by_model.tenant("m", "t").requests += 1
     samples = [sample for family in MetricsCollector(metrics, 0).collect() for sample in family.samples]
     labels = {label for sample in samples for label in sample.labels}

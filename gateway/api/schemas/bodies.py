@@ -22,17 +22,15 @@ from gateway.api.schemas.names import Kind, ParameterTable, described
 from gateway.api.schemas.parameters import AskedLogprobs, CommonBody, StreamOptions
 from gateway.api.schemas.shared_fields import AgentHintsBody
 from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
-from gateway.api.schemas.thinking import (
+from gateway.api.schemas.template_options import (
     Continuation,
     Documents,
     GenerationPrompt,
     OwnTemplate,
     OwnVariables,
-    ReasoningBody,
-    ThinkingBody,
-    ThinkingFields,
     Verbosity,
 )
+from gateway.api.schemas.thinking import ReasoningBody, ThinkingBody, ThinkingFields
 from gateway.api.schemas.tools import (
     Choice,
     FunctionBodies,

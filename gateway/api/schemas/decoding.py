@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -55,7 +56,7 @@ class BodyReader(Generic[T]):
         Raises:
             ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.
         """
-        parsed = _decode_or_refuse(self._decoder, body, lambda: self._decode(body, rules))
+        parsed = _decode_or_refuse(self._decoder, body, partial(self._decode, body, rules))
         if rules.model is not None and getattr(parsed, "model", None) is not None:
             parsed.model = rules.model  # type: ignore[attr-defined]
         return parsed

@@ -199,11 +199,6 @@ def check_stream_options(body: CommonBody) -> bool:
     return bool(options.include_usage)
 
 
-def is_resumable(options: StreamOptions | None) -> bool:
-    """Whether a stream can be resumed."""
-    return options is not None and bool(options.resumable)
-
-
 def check_sequences(num_prompts: int, n: int, name: str = "n") -> None:
     """Check how many answers one request asks for with a parameter."""
     if num_prompts * n > MAX_SEQUENCES:
@@ -211,18 +206,13 @@ def check_sequences(num_prompts: int, n: int, name: str = "n") -> None:
         raise invalid_value(name, message)
 
 
-def counted(prompts: tuple[Prompt, ...], num_tokens: int | None) -> tuple[Prompt, ...]:
-    """Return prompts that are estimated to have no more than the tokens that count."""
-    if num_tokens is None or num_tokens < 0:
+def counted(prompts: tuple[Prompt, ...], limit: int | None) -> tuple[Prompt, ...]:
+    """Return prompts that are estimated to have no more than the tokens that count, by `truncate_prompt_tokens`."""
+    if limit is None or limit < 0:
         return prompts
-    return tuple(replace(prompt, estimated_tokens=min(prompt.estimated_tokens, num_tokens)) for prompt in prompts)
-
-
-def checked_truncation(limit: int | None) -> int | None:
-    """Return how many of the prompt's tokens count, or None for all."""
     if limit == 0:
         raise invalid_value("truncate_prompt_tokens", "'truncate_prompt_tokens' must be at least 1, or -1.")
-    return limit
+    return tuple(replace(prompt, estimated_tokens=min(prompt.estimated_tokens, limit)) for prompt in prompts)
 
 
 def num_logprobs(value: int | None) -> int | None:
@@ -251,13 +241,13 @@ def details(body: CommonBody, *, echoes_logprobs: bool = False, opening: str = "
     return Details(token_ids, has_prompt_logprobs, echoes_logprobs, tokens_as_ids, usage_so_far, opening)
 
 
-def with_best_of(generation: Generation, best_of: int | None) -> Generation:
+def with_best_of(generation: Generation, best_of: int) -> Generation:
     """Return a generation that makes `best_of` sequences of each prompt, of which the `n` likeliest are returned.
 
     With temperature 0 all sequences of a prompt are equal: any `n` are the best, and no more are generated.
     """
     n = generation.n
-    if best_of is None or best_of == n:
+    if best_of == n:
         return generation
     if best_of < n:
         message = f"'best_of' is {best_of} and 'n' is {n}: 'best_of' must be at least 'n'. Raise it, or lower 'n'."

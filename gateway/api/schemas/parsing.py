@@ -16,10 +16,8 @@ from gateway.api.schemas.parameters import (
     check_names,
     check_sequences,
     check_stream_options,
-    checked_truncation,
     counted,
     details,
-    is_resumable,
     num_logprobs,
     one_of,
     prompt_logprobs,
@@ -28,11 +26,11 @@ from gateway.api.schemas.parameters import (
 )
 from gateway.api.schemas.shared_fields import is_deterministic, left_out, openai_hints
 from gateway.api.schemas.structured_output import asked_output, constrained
-from gateway.api.schemas.thinking import chat_options, chat_thinking, may_reason, template_variables
+from gateway.api.schemas.template_options import chat_options, may_reason, template_variables
+from gateway.api.schemas.thinking import chat_thinking
 from gateway.api.schemas.tools import OfferedTools, offered_functions, offered_tools
 from gateway.api.schemas.unserved_names import OpenAi
 from gateway.generation import Details, Generation, ImageSource, Kind, Prompt, StructuredOutput
-from shared.conversation import ChatMessage
 from shared.kv_budget import KvBudget
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 
@@ -49,7 +47,6 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
     chat = _chat_reader.read(body, rules)
     check_names(chat)
     output = asked_output(chat)
-    check_sequences(1, chat.n or 1)
     logprobs = _chat_logprobs(chat)
     images = Images()
     messages = flatten_messages(chat.messages, images)
@@ -64,7 +61,7 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
         _chat_max_tokens(chat),
         logprobs,
         output,
-        details(chat, opening=_opening(chat, messages)),
+        details(chat, opening=messages[-1].content if chat.echo and messages[-1].role == "assistant" else ""),
         prediction=None if chat.prediction is None else content_text(chat.prediction.content, "prediction.content"),
         tools=tools.use,
         may_reason=may_reason(variables),
@@ -152,7 +149,7 @@ def _generation(
     echoed: int | None = None,
     **more: Any,
 ) -> Generation:
-    limit, budget = checked_truncation(body.truncate_prompt_tokens), body.kv_budget
+    limit, budget, options = body.truncate_prompt_tokens, body.kv_budget, body.stream_options
     given = (body.prompt_cache_key, body.prompt_cache_retention, body.agent_hints)
     generation = Generation(
         kind=kind,
@@ -165,7 +162,7 @@ def _generation(
         left_out=left_out(body),
         stream=bool(body.stream),
         include_usage=check_stream_options(body),
-        is_resumable=is_resumable(body.stream_options),
+        is_resumable=options is not None and bool(options.resumable),
         priority=body.priority or 0,
         timeout_s=body.timeout,
         details=shown,
@@ -175,7 +172,7 @@ def _generation(
         kv_budget=None if budget is None else KvBudget(budget.tokens, budget.policy or "sinks"),
         **more,
     )
-    return with_best_of(generation, body.best_of)
+    return generation if body.best_of is None else with_best_of(generation, body.best_of)
 
 
 def _tools(chat: ChatBody) -> OfferedTools:
@@ -184,11 +181,6 @@ def _tools(chat: ChatBody) -> OfferedTools:
     if chat.tools is not None or chat.tool_choice is not None:
         raise invalid_value("functions", "Give either 'tools' or 'functions'; 'tools' is the newer form.")
     return offered_functions(chat.functions, chat.function_call)
-
-
-def _opening(chat: ChatBody, messages: tuple[ChatMessage, ...]) -> str:
-    """Return the beginning of the answer: the last message, if it is the assistant's and `echo` repeats it."""
-    return messages[-1].content if chat.echo and messages[-1].role == "assistant" else ""
 
 
 def _chat_max_tokens(chat: ChatBody) -> int | None:

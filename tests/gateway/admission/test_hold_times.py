@@ -129,7 +129,7 @@ def test_all_places_are_free_again_once_given_back(clock: Clock) -> None:
     places = AnswerPlaces(3, clock)
     for _ in range(4):
         taken = [(key, places.take(key)) for key in ("a", "b", "c")]
-        assert places.num_used == 3
+        assert places._shares.used == 3
         for key, place in taken:
             places.give_back(key, place)
-        assert places.num_used == 0
+        assert places._shares.used == 0

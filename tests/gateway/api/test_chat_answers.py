@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import UNSET
 
 from gateway.api.answer import AnswerStamp
 from gateway.api.chat_answers import (
     CONTEXT_FULL,
     AnswerIdentity,
     finish_reason,
-    stop_reason,
+    is_context_full,
     usage_answer,
 )
 from gateway.api.schemas.parsing import parse_completion
@@ -96,7 +95,7 @@ FULL = {"stop_reason": CONTEXT_FULL}
     ],
 )
 def test_full_context_is_told_from_the_limit(finish: Finish, max_tokens: int | None, told: dict[str, str]) -> None:
-    assert stop_reason(finish, max_tokens) == told.get("stop_reason", UNSET)
+    assert is_context_full(finish, max_tokens) is bool(told)
 
 
 @pytest.mark.parametrize(("reason", "told"), [("length", FULL), ("stop", {})])
@@ -173,7 +172,7 @@ def test_prompt_of_several_choices_counts_once_and_the_longest_choice_is_told() 
     started = time.perf_counter() - 2.0
     count_answer(metrics, generation, "t", totals(3, 7, cached=4), started, is_complete=True)
     assert (metrics.prompt_tokens, metrics.cached_prompt_tokens, metrics.completion_tokens) == (10, 4, 10)
-    use, model = metrics.by_model.tenant("m", "t"), metrics.by_model.model("m")
+    use, model = metrics.by_model.tenant("m", "t"), metrics.by_model.models["m"]
     assert (use.requests, use.prompt_tokens, use.cached_tokens, use.completion_tokens) == (1, 10, 4, 10)
     assert (model.longest_outputs.total, model.choices.total, model.max_tokens.total) == (7, 2, 50)
     assert 2.0 <= model.e2e_s.total < 3.0
@@ -184,4 +183,4 @@ def test_answer_that_was_broken_off_has_no_latency_but_counts_for_its_tenant() -
     generation = parse_completion(b'{"model": "m", "prompt": "x"}')
     count_answer(metrics, generation, "t", UsageTotals(1), time.perf_counter(), is_complete=False)
     assert metrics.by_model.tenant("m", "t").requests == 1
-    assert metrics.by_model.model("m").e2e_s.count == metrics.by_model.model("m").longest_outputs.count == 0
+    assert metrics.by_model.models["m"].e2e_s.count == metrics.by_model.models["m"].longest_outputs.count == 0

@@ -257,7 +257,7 @@ def test_all_sequences_count_and_each_has_its_log_probabilities(parse: Any) -> N
     assert (generation.num_sequences, generation.num_at_once, generation.num_choices) == (4, 4, 1)
     assert generation.sampling.logprobs == 0
     # The tokens of all are reserved from the key's budget.
-    assert reserved_tokens(parse(best_of=4, max_tokens=10)) == generation.estimated_prompt_tokens + 40
+    assert reserved_tokens(parse(best_of=4, max_tokens=10))[0] == generation.estimated_prompt_tokens + 40
     assert parse(best_of=1) == parse()
     # All answers are equal where the likeliest token is taken each time.
     greedy = parse(best_of=4, n=2, temperature=0)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.api.app import GenerationRoute
-from gateway.api.door import Application, CrossOrigin, Door, Port, exchange_of, head_of
+from gateway.api.door import CrossOrigin, Door, Port, application, exchange_of, head_of
 from gateway.api.endpoint import ChatEndpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.large_bodies import LargeBodies
@@ -60,7 +60,7 @@ class Behind:
 
         observer = cast("Any", SimpleNamespace(end=end))
         port = Port(self.metrics, lambda path: "Do this.", observer=observer)
-        return AsgiHandler(Application([Route("/x", self, methods=["GET"])], port), 100)
+        return AsgiHandler(application([Route("/x", self, methods=["GET"])], port), 100)
 
 
 async def ask(behind: Behind, path: bytes = b"x") -> tuple[int, dict[str, str], bytes]:

@@ -17,7 +17,7 @@ from gateway.admission.shedding import Shedder
 from gateway.aliases.book import ArmProbe
 from gateway.aliases.comparison import ArmCounts
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.model_abilities import ModelReading
+from gateway.api.model_fit import ModelReading
 from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache
 from gateway.config import GatewayConfig
@@ -61,6 +61,16 @@ BEAT = heartbeat(
 )
 
 
+class Flights(FlightTable):
+    """All requests are of one tenant."""
+
+    def share(self, load: FleetLoad, tenant: str) -> None:
+        return None
+
+    def num_of(self, model: str, tenant: str) -> int:
+        return len(self)
+
+
 class Queue:
     """Takes what is submitted, as a dispatcher does, and keeps it unclaimed."""
 
@@ -68,19 +78,13 @@ class Queue:
 
     def __init__(self) -> None:
         self.clock = ServerClock()
-        self.flights = FlightTable()
+        self.flights = Flights()
         self.fleet = Fleet("gw", FleetLimits(), OwnRequests(self.flights.unshown, lambda: {BEAT.model: (50, 10**6)}))
 
     def submit(self, request: Request, sink: Sink, estimated_tokens: int, expires_at: float) -> Flight:
         flight = Flight(request, sink, estimated_tokens, published_at=0.0, expires_at=expires_at)
         self.flights.add(flight)
         return flight
-
-    def share(self, model: str, tenant: str) -> None:
-        """There is one tenant."""
-
-    def num_of(self, model: str, tenant: str) -> int:
-        return len(self.flights)
 
     def cancel(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
@@ -187,12 +191,12 @@ async def test_prompt_that_certainly_fits_no_worker_is_a_400_however_long_the_qu
 async def test_token_ids_that_fit_one_of_the_workers_are_queued(gateway: Gateway) -> None:
     gateway.hear(worker="w2", max_model_len=2 * MODEL_LEN)
     await gateway.start("tenant", Prompt(MODEL_LEN, token_ids=(1,) * MODEL_LEN))
-    assert gateway.queue.flights.unclaimed() == (1, MODEL_LEN)
+    assert gateway.queue.flights.unshown("m") == (1, MODEL_LEN)
 
 
 async def test_each_prompt_of_a_request_is_counted_as_a_context_at_most(gateway: Gateway) -> None:
     await gateway.start("tenant", inflated(), inflated(), Prompt(7, text="x"))
-    assert gateway.queue.flights.unclaimed() == (3, 2 * MODEL_LEN + 7)
+    assert gateway.queue.flights.unshown("m") == (3, 2 * MODEL_LEN + 7)
 
 
 async def test_deadlines_are_those_of_the_moment_of_asking_whatever_the_wall_clock_does_meanwhile(

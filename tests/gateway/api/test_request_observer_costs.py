@@ -76,7 +76,8 @@ def costs(
     counts = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 30}
     return {
         "decode": measure(decode, frames[0]) - measure(decode, frames[1]),
-        "began": measure(seeing.parsed, records),
+        "began": measure(lambda each: seeing.begin("chat", each.request_id, ()), records)
+        - measure(lambda each: blind.begin("chat", each.request_id, ()), records),
         "receipt": measure(lambda each: keeper.receipt_came("w", each[1], each[0]), flights),
         "sequence": measure(lambda each: keeper.sequence_ended(each[0], "completed", FINISHES[0]), flights),
         "ledger": measure(lambda _: ledger.add("tenant", "m", **counts), records),

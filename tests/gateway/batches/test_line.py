@@ -11,7 +11,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
-from gateway.api.model_abilities import with_defaults
+from gateway.api.model_fit import with_defaults
 from gateway.api.schemas.parsing import parse_chat
 from gateway.batches.line import BatchLine, output_line, read_openai_line
 from shared.errors import BadRequestError

@@ -16,6 +16,7 @@ from gateway.dispatch.inflight import Flight
 from gateway.dispatch.sweep import SWEEP_INTERVAL_S
 from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
+from gateway.fleet.fleet_load import FleetLoad
 from gateway.metrics import GatewayMetrics
 from shared.disaggregation import KvReady
 from shared.messages import Delta, Finish, Request, Usage
@@ -35,7 +36,7 @@ async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
     assert sink.text == expected_text(8)
     assert sink.deltas[-1].finish == Finish("length", Usage(3, 8, 1))
     assert bench.endings == ["completed"]
-    assert len(bench.dispatcher._flights) == 0
+    assert len(bench.dispatcher.flights) == 0
 
 
 async def test_end_that_was_lost_with_the_workers_own_connection_is_not_waited_for_long(bench: Bench) -> None:
@@ -243,7 +244,7 @@ async def test_full_queue_refuses_with_retry_after(start_nats: Callable[..., Nat
         sinks = [ListSink() for _ in range(3)]
         for sink in sinks:
             await bench.submit(sink)
-        flights = list(bench.dispatcher._flights)
+        flights = list(bench.dispatcher.flights)
         await sinks[2].end()
         error = sinks[2].error
         assert error is not None
@@ -400,11 +401,17 @@ async def test_failing_sweep_of_the_fleet_does_not_stop_that_of_the_requests(
 async def test_tenant_has_a_share_of_its_models_workers_while_others_let_requests_wait(bench: Bench) -> None:
     worker = await bench.worker("a")
     await worker.stop_pulling()
-    assert bench.dispatcher.share(bench.dispatcher.fleet.load(bench.model), "polite") is None
+
+    def share(tenant: str) -> FleetLoad | None:
+        load = bench.dispatcher.fleet.load(bench.model)
+        assert load is not None
+        return bench.dispatcher.flights.share(load, tenant)
+
+    assert share("polite") is None
     await bench.submit(ListSink(), tenant="greedy")
-    await until(lambda: bench.dispatcher.share(bench.dispatcher.fleet.load(bench.model), "polite") is not None)
+    await until(lambda: share("polite") is not None)
     # There is no one to share it with.
-    assert bench.dispatcher.share(bench.dispatcher.fleet.load(bench.model), "greedy") is None
+    assert share("greedy") is None
 
 
 async def test_ends_are_counted_by_model() -> None:
@@ -416,7 +423,7 @@ async def test_ends_are_counted_by_model() -> None:
     counts.ended(flight, "completed", Finish("stop", Usage(5, 3)))
     counts.ended(flight, "cancelled", None)
     counts.ended(flight, "failed", None)
-    model = metrics.by_model.model("m")
+    model = metrics.by_model.models["m"]
     assert model.finished == {"stop": 1, "length": 1, "abort": 1, "error": 1}
     assert metrics.sequences == {"completed": 2, "failed": 1, "cancelled": 1}
     assert (model.prefill_s.total, model.decode_s.total) == (1.0, 2.0)

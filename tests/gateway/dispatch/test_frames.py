@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -48,8 +49,9 @@ class Received:
         self.flights = FlightTable()
         serves_another = lambda worker, model: worker == "of-n" and model != "n"  # noqa: E731
         self.gaps: list[tuple[str, float, int]] = []
-        note_gap = lambda *gap: self.gaps.append(gap)  # noqa: E731
-        self.receiver = FrameReceiver(self.flights, self, self, serves_another, note_gap)  # type: ignore[arg-type]
+        note_gap = lambda seconds, num_streams=1: self.gaps.append(("m", seconds, num_streams))  # noqa: E731
+        models: Any = {"m": SimpleNamespace(gap_s=SimpleNamespace(observe=note_gap))}
+        self.receiver = FrameReceiver(self.flights, self, self, serves_another, models)  # type: ignore[arg-type]
 
     def accept(self, frame: Frame) -> None:
         self.receiver.accept(frame)

@@ -28,9 +28,9 @@ def test_claimed_request_counts_until_its_workers_next_heartbeat() -> None:
     first, second = flight("a"), flight("b", 5)
     table.add(first)
     table.add(second)
-    assert table.unclaimed() == table.unshown("m") == table.unclaimed_of()["m"] == (2, 15)
+    assert table.unshown("m") == table.unclaimed_of()["m"] == (2, 15)
     table.claim(first, "w")
-    assert table.unclaimed() == (1, 5)
+    assert table.unclaimed_of() == {"m": (1, 5)}
     assert table.unshown("m") == (2, 15)
     table.note_heartbeat("m", "w")
     assert table.unshown("m") == (1, 5)
@@ -56,7 +56,7 @@ def test_released_request_waits_again_once() -> None:
     table.release(one)
     table.release(one)
     table.forget_worker("w")
-    assert table.unclaimed() == table.unshown("m") == (1, 10)
+    assert table.unclaimed_of()["m"] == table.unshown("m") == (1, 10)
 
 
 def test_models_are_counted_apart() -> None:
@@ -64,7 +64,7 @@ def test_models_are_counted_apart() -> None:
     table.add(flight("a"))
     table.add(flight("b", 3, "other"))
     assert table.unshown("other") == (1, 3)
-    assert table.unclaimed() == (2, 13)
+    assert table.unclaimed_of() == {"m": (1, 10), "other": (1, 3)}
 
 
 @pytest.mark.parametrize(("emitted", "has_prompt_output"), [([7, 8], False), ([], True)])
@@ -110,7 +110,7 @@ def test_tenant_meets_its_share_of_a_busy_fleet_and_not_what_others_let_wait() -
     table, load = FlightTable(), fleet_load(running=6, free_slots=2, total_blocks=100, free_blocks=3, block_size=4)
     for number in range(20):
         table.add(flight(f"greedy {number}", 8, tenant="greedy"))
-    assert (table.num_tenants("m", "greedy"), table.num_tenants("m", "polite")) == (1, 2)
+    assert table.share(load, "greedy") is None
     share = table.share(load, "polite")
     assert share is not None
     assert (share.running, share.free_slots, share.free_blocks, share.total_blocks) == (0, 4, 50, 50)
@@ -127,7 +127,7 @@ def test_tenant_meets_its_share_of_a_busy_fleet_and_not_what_others_let_wait() -
     assert third is not None
     assert third.free_slots == 2
     table.remove(own)
-    assert table.num_tenants("m", "greedy") == table.num_tenants("other", "polite") == 1
+    assert table.share(load, "greedy") is table.share(fleet_load(model="other", running=8), "polite") is None
 
 
 def test_tenant_alone_at_its_gateway_has_a_share_beside_what_other_gateways_let_wait() -> None:

@@ -587,7 +587,7 @@ async def test_copy_that_ends_with_another_choice_of_its_answer_is_not_counted_a
     for number in range(MAX_SOLO_LOSSES + 1):
         moves.flights.claim(poison, f"w{number}")
         await moves.die(f"w{number}")
-    assert moves.flights.unclaimed() == (0, 0)
+    assert moves.flights.unclaimed_of() == {}
 
 
 @pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "ended"])

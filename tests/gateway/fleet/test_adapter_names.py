@@ -15,7 +15,7 @@ from nats.js.errors import NotFoundError
 
 from gateway.admission.caller import Caller
 from gateway.api.adapter_orders import AdapterOrders
-from gateway.api.model_abilities import with_adapter
+from gateway.api.model_fit import with_adapter
 from gateway.api.sequences import wire_requests
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError

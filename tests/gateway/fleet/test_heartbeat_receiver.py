@@ -70,8 +70,8 @@ async def test_gateway_is_told_by_its_state(heard: Heard) -> None:
 @pytest.mark.parametrize(
     ("subject", "data", "reason"),
     [
-        (worker_subject("m", "w2"), encode(BEAT), "it names worker 'w1' of model 'm'"),
-        (worker_subject("n", "w1"), encode(BEAT), "it names worker 'w1' of model 'm'"),
+        (worker_subject("m", "w2"), encode(BEAT), f"it names {worker_subject('m', 'w1')}"),
+        (worker_subject("n", "w1"), encode(BEAT), f"it names {worker_subject('m', 'w1')}"),
         (worker_subject("m", "w1"), b"\xc1", "is not a heartbeat"),
         (worker_subject("m", "w1"), encode(GATEWAY), "is not a heartbeat"),
         (worker_subject("m", "w1"), encode(msgspec.structs.replace(BEAT, worker="a\0")), "is not a heartbeat"),
@@ -115,7 +115,7 @@ async def test_names_that_are_remembered_are_bounded(heard: Heard, monkeypatch: 
     monkeypatch.setattr(heartbeat_receiver, "MAX_NAMES", 2)
     for name in ("w1", "w2", "w3", "w4"):
         await heard.hear(worker_subject("m", name), encode(msgspec.structs.replace(BEAT, worker=name)))
-    assert heard.receiver._names == {worker_subject("m", name): ("m", name) for name in ("w3", "w4")}
+    assert heard.receiver._subjects == {("m", name): worker_subject("m", name) for name in ("w3", "w4")}
     assert len(heard.log) == 8
 
 

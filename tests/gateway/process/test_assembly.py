@@ -15,7 +15,7 @@ import pytest
 from starlette.routing import Route
 
 from gateway.api.app import ALWAYS_SERVED
-from gateway.api.door import Application
+from gateway.api.door import Door
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
@@ -284,14 +284,14 @@ async def test_endpoint_that_cannot_be_used_is_named_before_anything_is_served()
 NOTHING = cast("Any", None)
 
 
-def made(service: Any = None, responses: Any = None, **settings: Any) -> Application:
+def made(service: Any = None, responses: Any = None, **settings: Any) -> Door:
     config = GatewayConfig(**settings)
     services = cast("Any", SimpleNamespace(bodies=None, config=config, metrics=None, keys=object(), limiter=None))
     usage = UsageRoutes(services, NOTHING, None).routes()
     return public_app(service, services, responses, NOTHING, NOTHING, more=usage)
 
 
-def routes(app: Application) -> list[Route]:
+def routes(app: Door) -> list[Route]:
     return [route for route in app.routes if isinstance(route, Route)]
 
 

@@ -45,7 +45,7 @@ def test_names_beyond_the_limit_share_one_label() -> None:
     metrics = RequestMetrics()
     for number in range(3 * MAX_NAMES):
         metrics.tenant("m", f"t{number}").requests += 1
-        metrics.model(f"m{number}").finished["stop"] += 1
+        metrics.models[f"m{number}"].finished["stop"] += 1
     samples = [sample for family in metrics.collect("0") for sample in family.samples]
     requests = {s.labels["tenant"]: s.value for s in samples if s.name == "headrace_tenant_requests_total"}
     assert len(requests) == MAX_NAMES + 1
@@ -78,7 +78,7 @@ def sums(metrics: RequestMetrics, process: str) -> dict[tuple[str, ...], float]:
 
 def test_each_measure_is_shown_under_its_own_name() -> None:
     metrics = RequestMetrics()
-    measures = metrics.model("m")
+    measures = metrics.models["m"]
     names = [name for name in ROWS if name != "finished"]
     for number, name in enumerate(names, 1):
         getattr(measures, name).observe(number / 4)
@@ -89,8 +89,8 @@ def test_each_measure_is_shown_under_its_own_name() -> None:
 
 def test_gap_of_several_streams_counts_as_often() -> None:
     metrics = RequestMetrics()
-    metrics.gap("m", 0.25, 3)
-    gaps = metrics.model("m").gap_s
+    metrics.models["m"].gap_s.observe(0.25, 3)
+    gaps = metrics.models["m"].gap_s
     assert (gaps.count, gaps.total) == (3, 0.75)
 
 
@@ -140,11 +140,11 @@ def test_what_a_tenant_had_is_counted_by_model_and_process() -> None:
 
 def test_model_beyond_the_limit_shares_its_measures_with_all_others() -> None:
     metrics = RequestMetrics()
-    first = metrics.model("m")
+    first = metrics.models["m"]
     for number in range(1, MAX_NAMES):
-        metrics.model(f"m{number}")
-    assert metrics.model("late") is metrics.model("later") is metrics.model(OTHERS)
-    assert metrics.model("m") is first
+        metrics.models[f"m{number}"]
+    assert metrics.models["late"] is metrics.models["later"] is metrics.models[OTHERS]
+    assert metrics.models["m"] is first
 
 
 @pytest.mark.parametrize("value", [1.0, Histogram((1.0,))])

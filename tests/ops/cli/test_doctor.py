@@ -11,8 +11,8 @@ import pytest
 from gateway.admission.api_keys import create_key
 from gpu_worker.start.config import WorkerConfig
 from ops.doctor.finding import Level
+from ops.doctor.nats import NatsLogin, nats_findings
 from ops.doctor.preflight import _device_and_memory
-from ops.doctor.servers import NatsLogin, nats_findings
 from ops.stack.config import DEMO_MODEL
 from ops.stack.state import ReadyFile, write_ready_file
 from tests.integration.system import System

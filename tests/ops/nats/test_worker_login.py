@@ -19,7 +19,7 @@ from nats.aio.client import Client
 
 from ops.cli.tenant import user_block, worker_login
 from ops.doctor.finding import Finding, Level
-from ops.doctor.servers import NatsLogin, nats_findings
+from ops.doctor.nats import NatsLogin, nats_findings
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from shared.batch_streams import batch_tenants

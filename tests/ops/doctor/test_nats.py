@@ -1,30 +1,25 @@
-"""What is said of NATS, Redis and a gateway, with real servers."""
+"""What is said of NATS, with a real server."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import re
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from ops.doctor.finding import Level, page
-from ops.doctor.servers import (
+from ops.doctor.finding import Level
+from ops.doctor.nats import (
     NatsLogin,
     _described,
     clock_finding,
     cluster_finding,
-    gateway_findings,
     nats_findings,
-    redis_finding,
 )
-from ops.doctor.settings import setting_findings
 from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import encode
 from shared.nats_connection import connect
@@ -33,33 +28,13 @@ from shared.subjects import worker_subject
 from shared.worker_metrics import RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
 from tests.ops.nats.secured import PASSWORDS, secured_server
-from tests.servers import NatsServer, RedisServer
+from tests.servers import NatsServer
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     with secured_server(tmp_path_factory.mktemp("secured")) as server:
         yield server
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://:sec/ret@h:1/0",
-        "nats://u:sec@ret@h:1",
-        "nats://u:sec ret@h:1",
-        "nats://u:sec,ret@h:1",
-        "nats://u:sec?ret@h:1",
-        "u:secret@h:1",
-        "nats://u:x@g:1,u:secret@h:1",
-        "redis://h:1/0?password=secret",
-        "redis://h:1/0?password=sec@ret",
-    ],
-)
-def test_login_of_a_badly_written_url_is_hidden_everywhere(url: str) -> None:
-    findings = [*setting_findings({"HEADRACE_NATS_URL": url}), *gateway_findings(url), asyncio.run(redis_finding(url))]
-    shown = page(findings, str)
-    assert not re.search("sec|ret(?!r)", shown), shown
 
 
 @pytest.mark.parametrize(
@@ -113,16 +88,6 @@ def test_clocks_that_are_apart_are_told(skew: float, level: Level) -> None:
     assert finding is not None
     assert (finding.level, finding.text.split()[2]) == (level, "ahead" if skew > 0 else "behind")
     assert clock_finding("", 0.0) is None
-
-
-async def test_redis_that_refuses_the_password_is_a_warning(tmp_path: Path) -> None:
-    with RedisServer(tmp_path, ("--requirepass", "right")).running() as server:
-        url = f"redis://:right@127.0.0.1:{server.port}/0"
-        assert (await redis_finding(url)).level is Level.FINE
-        refused = await redis_finding(url.replace("right", "wrong-one"))
-    assert refused.level is Level.WARNING
-    assert "invalid username-password" in refused.text
-    assert "wrong-one" not in refused.text
 
 
 @pytest.mark.parametrize(
@@ -211,45 +176,6 @@ async def test_models_of_hosts_that_cannot_be_served_are_told(
     assert (told.level, told.text, remedy in told.remedy) == (level, text, True)
     beating.cancel()
     await host.close()
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "level", "text", "remedy"),
-    [
-        (200, "ok", Level.FINE, "is ready", ""),
-        (503, '{"reason": "no_queue"}', Level.PROBLEM, "is not ready (503): {", "see `nats` above"),
-        (503, '{"reason": "no_worker"}', Level.PROBLEM, "is not ready (503): {", "see `workers` above"),
-    ],
-)
-def test_gateway_says_whether_it_is_ready(status: int, body: str, level: Level, text: str, remedy: str) -> None:
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/health/ready" else 404)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.handle_request).start()
-        (finding,) = gateway_findings(f"http://127.0.0.1:{server.server_port}")
-    assert (finding.topic, finding.level, finding.remedy) == ("gateway", level, remedy)
-    assert text in finding.text
-
-
-@pytest.mark.parametrize(
-    ("url", "level", "text"),
-    [
-        (None, Level.FINE, "not used: no shared cache, limits count per gateway"),
-        ("http://h", Level.PROBLEM, "its URL "),
-        ("redis://127.0.0.1:1/0", Level.WARNING, "127.0.0.1:1/0 cannot be used: "),
-    ],
-)
-async def test_redis_that_is_not_there_is_told(url: str | None, level: Level, text: str) -> None:
-    finding = await redis_finding(url)
-    assert finding.level is level
-    assert finding.text.startswith(text)
 
 
 def test_worker_of_several_ranks_is_described_with_those_that_are_missing() -> None:

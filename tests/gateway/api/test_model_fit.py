@@ -23,7 +23,7 @@ from gateway.admission.watermark_secrets import (
     rotate_watermark,
 )
 from gateway.api.chat_answers import AnswerIdentity, usage_answer
-from gateway.api.model_abilities import check_budget, check_task, check_watermark, with_defaults, with_watermark
+from gateway.api.model_fit import check_budget, check_task, check_watermark, with_defaults, with_watermark
 from gateway.api.sequences import wire_requests
 from gateway.api.usage import UsageTotals
 from gateway.batches.line import read_openai_line

@@ -17,7 +17,7 @@ from gateway.api.schemas.parameters import without_ranking
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
-from gateway.generation import Generation, ImageSource, Prompt
+from gateway.generation import Generation, ImageSource, Prompt, ToolUse
 from shared.errors import BadRequestError, prompt_too_long
 from shared.features import (
     CACHE_HINTS,
@@ -47,7 +47,8 @@ class ModelReading:
 
     async def read(self, generation: Generation, load: FleetLoad) -> Generation:
         """Return the generation as its model's defaults and chat format make it."""
-        check_format_is_known(generation, load)
+        if generation.tools is not None:
+            check_format_is_known(generation.tools, generation, load)
         generation = with_defaults(_as_understood(generation, load), load.sampling_defaults)
         check_watermark(generation)
         if not is_costly(generation):
@@ -82,9 +83,9 @@ def with_defaults(generation: Generation, defaults: SamplingDefaults | None) -> 
     return without_ranking(advised) if sampling.temperature == 0 else advised
 
 
-def check_format_is_known(generation: Generation, load: FleetLoad) -> None:
+def check_format_is_known(use: ToolUse, generation: Generation, load: FleetLoad) -> None:
     """Refuse tools while no worker has reported the model's chat format: calls would be answered as text."""
-    if load.num_workers or load.chat_format or generation.tools is None or not generation.tools.tools:
+    if load.num_workers or load.chat_format or not use.tools:
         return
     if all(prompt.chat is None or prompt.chat.template is None for prompt in generation.prompts):
         raise _no_worker(f"No worker serves `{load.model}` at the moment.")

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from gateway.api import adapter_orders
-from gateway.api.adapter_orders import AdapterOrders
-from gateway.fleet.adapter_sweep import sweep
+from gateway.api.adapter_orders import AdapterOrders, sweep
 from shared import adapter_store
 from shared.adapter_calls import AdapterBeat, AdapterReply, NamesRead
 from shared.adapter_names import NamedAdapter
