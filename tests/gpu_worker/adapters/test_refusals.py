@@ -68,6 +68,8 @@ def _file(content: bytes) -> Callable[[Path], object]:
         (_set(init_lora_weights="pissa_niter_4"), "save it converted"),
         (_set(r=257), "from 1 to 256"),
         (_set(r=True), "from 1 to 256"),
+        (_set(r=10**30), "field 'r' is 1000000000000000000000000000000; it must be a whole number from 1 to 256"),
+        (_set(rank_pattern={"down_proj": 10**30}), "rank_pattern"),
         (_set(lora_alpha=-1), "above 0"),
         (_set(rank_pattern={"(a+)+$": 3}), "only names of modules are read"),
         (_set(rank_pattern={"down_proj": 2.5}), "whole number"),
