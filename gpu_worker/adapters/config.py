@@ -17,6 +17,7 @@ Value = TypeVar("Value", int, float)
 
 MAX_RANK = 256
 _MAX_PATTERNS = 10_000
+_MAX_ALPHA = 1e9
 # A name whose dots may be escaped, anchored or not, or behind any module: its length is fixed, so it matches quickly.
 _NAME = re.compile(r"(\^?)(\.\*\\\.)?((?:\w|\\?\.){1,256})\$?")
 # Fields that, unless they have one of these values, change what an adapter computes in ways that are not served.
@@ -123,6 +124,9 @@ def read_config(directory: Path) -> AdapterConfig:
         how = "path_initial_model_for_weight_conversion"
         raise AdapterError(f"{CONFIG_NAME} has init_lora_weights {initial[:40]!r}: {problem} {how}")
     rank = file.integer("r", maximum=MAX_RANK)
+    alpha = file.number("lora_alpha", 8.0)
+    if alpha > _MAX_ALPHA:
+        raise file.error("lora_alpha", f"is {alpha:g}; it must be {_MAX_ALPHA:.0f} at most")
     ranks, alphas = (_patterns(file, name) for name in ("rank_pattern", "alpha_pattern"))
     for pattern, own in ranks.items():
         if not (isinstance(own, int) and 1 <= own <= MAX_RANK):
@@ -132,7 +136,7 @@ def read_config(directory: Path) -> AdapterConfig:
             )
     return AdapterConfig(
         rank,
-        file.number("lora_alpha", 8.0),
+        alpha,
         {pattern: int(own) for pattern, own in ranks.items()},
         alphas,
         file.boolean("use_rslora", False),
@@ -152,8 +156,9 @@ def _patterns(file: JsonFile, name: str) -> dict[NamePattern, float]:
         match = _NAME.fullmatch(pattern)
         if match is None:
             raise file.error(name, f"has the pattern {pattern[:60]!r}; only names of modules are read, or their ends")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-            raise file.error(name, f"has {str(value)[:40]!r} for {pattern[:60]!r}; it must be a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_ALPHA:
+            wanted = f"it must be a number above 0, {_MAX_ALPHA:.0f} at most"
+            raise file.error(name, f"has {str(value)[:40]!r} for {pattern[:60]!r}; {wanted}")
         start, behind, own = match.groups()
         is_behind, length = behind is not None, len(own.replace("\\", ""))
         key = NamePattern(re.compile(own), length, bool(start) and not is_behind, is_behind)

@@ -5,6 +5,7 @@ The numbers themselves are read by `TensorReader`. The caller closes the files, 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -21,6 +23,9 @@ from safetensors import SafetensorError, safe_open
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
 
+# What the library reads at most.
+_MAX_HEADER_BYTES = 100_000_000
+_MAX_REASON = 300
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 # How the format names the types of numbers that torch has.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -60,7 +65,9 @@ class TensorFile:
             with safe_open(path, framework="pt", device="cpu"):
                 self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(path, f"is not a whole safetensors file ({error}); {_remedy(path)}") from None
+            # It may quote a name of the file.
+            reason = " ".join(str(error)[:_MAX_REASON].split())
+            raise CheckpointError(path, f"is not a whole safetensors file ({reason}); {_remedy(path)}") from None
         try:
             self.tensors = _read_header(path, self.fd)
         except BaseException:
@@ -106,13 +113,21 @@ class _Entry(msgspec.Struct):
 
 def _read_header(path: Path, fd: int) -> Mapping[str, StoredTensor]:
     """Read what the library has checked; a file that was replaced meanwhile fails here or when it is read."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            # The library takes the last one.
+            name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise CheckpointError(path, f"names {name[:120]!r} twice in its header; save it again")
+        return fields
+
     try:
-        length = int.from_bytes(os.pread(fd, 8, 0), "little")
-        fields = msgspec.json.decode(os.pread(fd, length, 8), type=dict[str, msgspec.Raw])
-        entries = {
-            name: msgspec.json.decode(raw, type=_Entry) for name, raw in fields.items() if name != "__metadata__"
-        }
-    except (OSError, OverflowError, msgspec.MsgspecError) as error:
+        length = min(int.from_bytes(os.pread(fd, 8, 0), "little"), _MAX_HEADER_BYTES)
+        fields = json.loads(os.pread(fd, length, 8), object_pairs_hook=unique)
+        fields.pop("__metadata__", None)
+        entries = msgspec.convert(fields, dict[str, _Entry])
+    except (OSError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise CheckpointError(path, f"changed while it was opened ({error}); load again when it is complete") from None
     return {name: _stored(entry, 8 + length) for name, entry in entries.items()}
 

@@ -22,6 +22,8 @@ from tests.gpu_worker.adapters.peft_files import write_adapter
 
 _MODULE = "model.layers.0.mlp.down_proj"
 _A = f"base_model.model.{_MODULE}.lora_A.weight"
+_B = f"base_model.model.{_MODULE}.lora_B.weight"
+_A_BYTES, _B_BYTES = 4 * 4 * 12, 4 * 8 * 4
 _HEAD, _WORDS = (f"base_model.model.{name}.base_layer.weight" for name in ("lm_head", "model.embed_tokens"))
 
 
@@ -58,9 +60,37 @@ def _file(content: bytes) -> Callable[[Path], object]:
     return lambda directory: (directory / "adapter_model.safetensors").write_bytes(content)
 
 
+def _entry(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def _header(*entries: tuple[str, dict[str, Any]], num_bytes: int = _A_BYTES + _B_BYTES) -> Callable[[Path], object]:
+    """Write a header of these tensors, of which several may have one name, and zeros."""
+    fields = ",".join(f"{json.dumps(name)}:{json.dumps(entry)}" for name, entry in entries)
+    header = f"{{{fields}}}".encode()
+    return _file(struct.pack("<Q", len(header)) + header + bytes(num_bytes))
+
+
+_GOOD_A, _GOOD_B = (_A, _entry([4, 12], 0, _A_BYTES)), (_B, _entry([8, 4], _A_BYTES, _A_BYTES + _B_BYTES))
+_LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
+        (_header(_GOOD_A, (_B, _entry([8, 4], 0, _B_BYTES)), num_bytes=_A_BYTES), "not a whole safetensors file"),
+        (_header(_GOOD_A, _GOOD_B, num_bytes=_A_BYTES), "not a whole safetensors file"),
+        (_header(_GOOD_A, _GOOD_B, num_bytes=_A_BYTES + _B_BYTES + 1), "not a whole safetensors file"),
+        (_header((_A, _entry([4, 12], 0, _A_BYTES, "BF16")), _GOOD_B), "not a whole safetensors file"),
+        (_header((_A, _entry([4, 12], 0, _A_BYTES, "F7")), _GOOD_B), "not a whole safetensors file"),
+        (_header((_A, _entry([2**62, 4], 0, 0)), _GOOD_B), "not a whole safetensors file"),
+        (_header((_A, _entry([-4, -12], 0, _A_BYTES)), _GOOD_B), "not a whole safetensors file"),
+        (_header(("a\n" * 10**6, _entry([4, 12], 5, _A_BYTES)), _GOOD_B), "not a whole safetensors file"),
+        (_header((_A, _entry([4, 12], 0, _A_BYTES, "I32")), _GOOD_B), "float32, float16 and bfloat16"),
+        (_header((_A, _entry([12, 4], 0, _A_BYTES)), _GOOD_B, _GOOD_A), "lora_A.weight' twice in its header"),
+        (_header(_GOOD_A, _GOOD_B, (_LONG, _entry([0], 0, 0))), "more than 512 characters"),
+        (_set(lora_alpha=1e300), "1000000000 at most"),
+        (_set(alpha_pattern={"down_proj": 1e300}), "1000000000 at most"),
         (_set(peft_type="LOHA"), "only LORA is served"),
         (_set(use_dora=True), "DoRA"),
         (_set(bias="all"), "biases"),
@@ -97,6 +127,7 @@ def test_adapter_is_refused(
         read_packed(tmp_path / "adapter", targets, ())
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1000
 
 
 @pytest.mark.parametrize("sizes", [{"model.layers.7.mlp.down_proj": (8, 12)}, {_MODULE: (9, 12)}, {_MODULE: (8, 11)}])
