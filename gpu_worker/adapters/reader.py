@@ -76,6 +76,7 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
     file = TensorFile(directory / WEIGHTS_NAME)
     with closing(file), closing(TensorReader(torch.device("cpu"))) as reader:
         modules = _modules(file, renamed, targets)
+        config.check_patterns(len(modules))
         places: dict[str, list[tuple[str, int]]] = {}
         for key, item in targets.matrices.items():
             for index, name in enumerate(item.modules):

@@ -30,7 +30,7 @@ from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.settings_check import check_operator_settings
 from shared.adapter_calls import AdapterBeat, AdapterOrder, AdapterReply, NamesRead, pack_residents
-from shared.adapter_store import MAX_ADAPTER_BYTES, MAX_TOLD_RANK, AdapterContent, AdapterFilesError, AdapterStoreError
+from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStoreError
 from shared.errors import ConfigError
 from shared.features import ADAPTER_STORE, FEATURES
 from shared.messages import GatewayHeartbeat, Heartbeat, encode
@@ -264,10 +264,6 @@ def test_loopback_may_be_chosen_to_have_no_key(host: str) -> None:
     check_operator_settings(GatewayConfig(operator_port=0, operator_without_key=True, operator_host=host))
 
 
-def _limit(place: int, limit: int) -> str:
-    return f"'lora_content.[{place}]' is invalid: expected integer <= {limit}."
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [
@@ -288,16 +284,11 @@ def _limit(place: int, limit: int) -> str:
         ("load", {"lora_name": "a", "lora_path": "/none"}, 400, "adapter_config.json is missing"),
         ("load", {"lora_name": "a", "lora_path": "/away"}, 503, "it is away"),
         ("load", {"lora_name": "a"}, 400, "lora_path"),
-        ("load", {"lora_name": "a", "lora_path": "a\0"}, 400, "'lora_path' is invalid"),
-        ("load", {"lora_name": "a", "lora_content": ["a" * 64, 8, 10**30]}, 400, _limit(2, MAX_TOLD_RANK)),
-        ("load", {"lora_name": "a", "lora_content": ["a" * 64, 10**30]}, 400, _limit(1, MAX_ADAPTER_BYTES)),
         ("load", {"lora_name": "f" * 64, "lora_path": "/a"}, 400, "may not read as a digest does"),
         ("load", {"lora_name": "org/demo", "lora_path": "/a"}, 400, "is the name of a model"),
         ("load", {"lora_name": "a", "lora_path": "/a", "other": 1}, 400, "other"),
         ("load", {"lora_name": "a", "lora_path": "/a", "base_model_name": "no"}, 404, "no worker serves this model"),
         ("unload", {"lora_name": "a" * 129}, 400, "128"),
-        ("unload", {"lora_name": "a", "base_model_name": "m" * 129}, 400, "'base_model_name' is invalid"),
-        ("unload", {"lora_name": "a", "lora_int_id": 10**30}, 400, "'lora_int_id' is invalid"),
     ],
 )
 async def test_adapters_are_loaded_by_the_operator_alone(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpu_worker.adapters import config
 from gpu_worker.adapters.config import AdapterError
 from gpu_worker.adapters.names import parse_modules
 from gpu_worker.adapters.reader import read_packed
@@ -91,6 +92,7 @@ _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
         (_header(_GOOD_A, _GOOD_B, (_LONG, _entry([0], 0, 0))), "more than 512 characters"),
         (_set(lora_alpha=1e300), "1000000000 at most"),
         (_set(alpha_pattern={"down_proj": 1e300}), "1000000000 at most"),
+        (_set(target_parameters=["a"] * 10_001), "at most 10000 are read"),
         (_set(peft_type="LOHA"), "only LORA is served"),
         (_set(use_dora=True), "DoRA"),
         (_set(bias="all"), "biases"),
@@ -128,6 +130,18 @@ def test_adapter_is_refused(
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 1000
+
+
+def test_patterns_are_not_compared_with_very_many_modules(
+    targets: AdapterTargets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "_MAX_COMPARED", 1)
+    write_adapter(tmp_path / "adapter", {_MODULE: (8, 12)})
+    _set(rank_pattern={"down_proj": 4}, target_parameters=["x"] * 10_000)(tmp_path / "adapter")
+    read_packed(tmp_path / "adapter", targets, ())
+    _set(alpha_pattern={"down_proj": 4})(tmp_path / "adapter")
+    with pytest.raises(AdapterError, match="has 2 patterns for 1 modules; at most 1 pairs are compared"):
+        read_packed(tmp_path / "adapter", targets, ())
 
 
 @pytest.mark.parametrize("sizes", [{"model.layers.7.mlp.down_proj": (8, 12)}, {_MODULE: (9, 12)}, {_MODULE: (8, 11)}])
