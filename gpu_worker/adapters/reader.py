@@ -73,7 +73,7 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
         CheckpointError: A file is missing or damaged.
     """
     config = read_config(directory)
-    file = TensorFile(directory / WEIGHTS_NAME)
+    file = TensorFile(directory / WEIGHTS_NAME, _MAX_TENSORS)
     with closing(file), closing(TensorReader(torch.device("cpu"))) as reader:
         modules = _modules(file, renamed, targets)
         config.check_patterns(len(modules))
@@ -133,8 +133,6 @@ def _modules(file: TensorFile, renamed: tuple[tuple[str, str], ...], targets: Ad
 
 
 def _own_tensors(file: TensorFile, renamed: tuple[tuple[str, str], ...], targets: AdapterTargets) -> list[str]:
-    if len(file.tensors) > _MAX_TENSORS:
-        raise AdapterError(f"{WEIGHTS_NAME} has {len(file.tensors)} tensors; at most {_MAX_TENSORS} are read")
     if any(len(tensor) > _MAX_NAME for tensor in file.tensors):
         raise AdapterError(f"{WEIGHTS_NAME} has a name of more than {_MAX_NAME} characters, which no module has")
     return [tensor for tensor in file.tensors if not _is_copy(file, tensor, renamed, targets)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,28 @@ def _header(*entries: tuple[str, dict[str, Any]], num_bytes: int = _A_BYTES + _B
     return _file(struct.pack("<Q", len(header)) + header + bytes(num_bytes))
 
 
+def _vast(directory: Path) -> None:
+    """Write a header that is longer than any, and takes no room on the disk."""
+    _file(struct.pack("<Q", 99_000_000))(directory)
+    os.truncate(directory / "adapter_model.safetensors", 99_000_008)
+
+
+def _escaped(write: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Write the same with the fields of one tensor spelled in another way."""
+
+    def change(directory: Path) -> None:
+        write(directory)
+        path = directory / "adapter_model.safetensors"
+        length, content = struct.unpack("<Q", path.read_bytes()[:8])[0], path.read_bytes()[8:]
+        header = content[:length].replace(b"data_offsets", b"data\\u005foffsets", 1)
+        path.write_bytes(struct.pack("<Q", len(header)) + header + content[length:])
+
+    return change
+
+
 _GOOD_A, _GOOD_B = (_A, _entry([4, 12], 0, _A_BYTES)), (_B, _entry([8, 4], _A_BYTES, _A_BYTES + _B_BYTES))
+_EMPTY = _entry([0], 0, 0)
+_MANY = b"".join(b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},' % number for number in range(200_001))
 _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
 
 
@@ -89,7 +111,14 @@ _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
         (_header(("a\n" * 10**6, _entry([4, 12], 5, _A_BYTES)), _GOOD_B), "not a whole safetensors file"),
         (_header((_A, _entry([4, 12], 0, _A_BYTES, "I32")), _GOOD_B), "float32, float16 and bfloat16"),
         (_header((_A, _entry([12, 4], 0, _A_BYTES)), _GOOD_B, _GOOD_A), "lora_A.weight' twice in its header"),
-        (_header(_GOOD_A, _GOOD_B, (_LONG, _entry([0], 0, 0))), "more than 512 characters"),
+        (
+            _header((_A, {"extra": "data_offsets", **_GOOD_A[1]}), _GOOD_B, _GOOD_B),
+            "lora_B.weight' twice in its header",
+        ),
+        (_escaped(_header(_GOOD_A, (_B, _EMPTY), _GOOD_B)), "lora_B.weight' twice in its header"),
+        (_header(_GOOD_A, _GOOD_B, (_LONG, _EMPTY)), "more than 512 characters"),
+        (_vast, "at most 200000 tensors are read"),
+        (_file(struct.pack("<Q", len(_MANY) + 1) + b"{" + _MANY[:-1] + b"}"), "at most 200000 tensors are read"),
         (_set(lora_alpha=1e300), "1000000000 at most"),
         (_set(alpha_pattern={"down_proj": 1e300}), "1000000000 at most"),
         (_set(target_parameters=["a"] * 10_001), "at most 10000 are read"),
