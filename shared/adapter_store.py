@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,11 +24,14 @@ from msgspec import Meta, Struct
 from shared.adapter_calls import Digest, is_digest
 from shared.errors import HeadraceError
 from shared.objects.store import MissingObjectError, ObjectStore, StoreError, identity, put
+from shared.regular_file import open_regular
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_ADAPTER_BYTES = 8 << 30
 MAX_CONFIG_BYTES = 1 << 20
+MAX_TOLD_RANK = (1 << 20) - 1
+"""Workers serve far smaller ones, and check them: here a rank only informs."""
 # A store that takes longer for a call counts as away.
 CALL_S = 30.0
 # Jobs of batches wait for seven days at most, unless `headrace setup` says otherwise.
@@ -52,17 +56,16 @@ class AdapterContent(Struct, frozen=True, array_like=True):
     """The digest and size of both files of an adapter, and its rank if the configuration says one, else 0."""
 
     digest: Digest
-    num_bytes: Annotated[int, Meta(ge=0)]
-    rank: Annotated[int, Meta(ge=0)] = 0
+    num_bytes: Annotated[int, Meta(ge=0, le=MAX_ADAPTER_BYTES)]
+    rank: Annotated[int, Meta(ge=0, le=MAX_TOLD_RANK)] = 0
 
 
 def content_digest(directory: Path) -> str:
     """Return the SHA-256 of what an adapter computes: of its configuration and its weights."""
     digest = hashlib.sha256()
     for name in _NAMES:
-        path = directory / name
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
+        with open_regular(directory / name) as file:
+            digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
     return digest.hexdigest()
@@ -75,14 +78,15 @@ def read_content(directory: Path) -> AdapterContent:
         if sizes[0] > MAX_CONFIG_BYTES or sum(sizes) > MAX_ADAPTER_BYTES:
             limits = f"at most {MAX_CONFIG_BYTES} and {MAX_ADAPTER_BYTES} are served"
             raise AdapterFilesError(f"{CONFIG_NAME} has {sizes[0]} bytes, and with the weights {sum(sizes)}; {limits}")
-        config: Any = msgspec.json.decode((directory / CONFIG_NAME).read_bytes())
+        with open_regular(directory / CONFIG_NAME) as file:
+            config: Any = msgspec.json.decode(file.read(MAX_CONFIG_BYTES))
         digest = content_digest(directory)
     except OSError as error:
         raise AdapterFilesError(f"{error.filename} is missing or cannot be read ({error.strerror})") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise AdapterFilesError(f"{CONFIG_NAME} is not JSON: {error}") from None
     rank = config.get("r") if isinstance(config, dict) else None
-    return AdapterContent(digest, sum(sizes), rank if isinstance(rank, int) and 0 < rank < 1 << 20 else 0)
+    return AdapterContent(digest, sum(sizes), rank if type(rank) is int and 0 < rank <= MAX_TOLD_RANK else 0)
 
 
 class AdapterStore:
@@ -193,7 +197,7 @@ class AdapterStore:
     async def _write(self, digest: str, name: str, path: Path) -> None:
         writer = await _answered(self._store.writer(f"{_folder(digest)}/{name}"))
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
                     await _answered(writer.write(piece))
             await _answered(writer.commit())

@@ -39,9 +39,9 @@ class KvReady(Struct, frozen=True):
         cached_tokens: Prompt tokens that the worker had found in its cache: the request's usage counts no others.
     """
 
-    request: RequestId = ""
-    epoch: Epoch = 0
-    worker: PeerName = ""
+    request: RequestId
+    epoch: Epoch
+    worker: PeerName
     lease: LeaseToken = ""
     cached_tokens: NumTokens = 0
 

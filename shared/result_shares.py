@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 from nats.js.errors import APIError
@@ -215,14 +216,18 @@ class ResultShares:
         return tenants
 
     async def _ledger(self, tenant: str) -> tuple[list[Piece], int]:
+        """Return a ledger and its revision. NATS wrote it after all its pieces were stored, whatever those say."""
         message = await last_message(self._js, ENDS_STREAM, ledger_subject(tenant))
         if message is None:
             return [], 0
+        assert message.time is not None
+        written = message.time.timestamp()
         try:
-            return self._decode(message.data or b""), message.seq or 0
+            pieces = self._decode(message.data or b"")
         except msgspec.MsgspecError as error:
             self._log_limit.warning(tenant, "the ledger of a tenant's results cannot be read: %s", error)
             return [], message.seq or 0
+        return [replace(piece, stored=min(piece.stored, written)) for piece in pieces], message.seq or 0
 
     async def _write(self, tenant: str, pieces: list[Piece], revision: int) -> bool:
         """Replace a ledger; False if another process has just written it."""

@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.admission.shedding import UNKNOWN_RETRY_S
+from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.decoding import decode_typed
 from gateway.dispatch.dispatcher import HEARTBEAT_INTERVAL_S, Dispatcher
 from gateway.errors import ApiError
@@ -29,7 +30,7 @@ from gateway.fleet.fleet import Fleet
 from shared.adapter_calls import ADAPTER_UNAVAILABLE, AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
 from shared.adapter_names import AdapterNames, NamedAdapter
 from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStore, AdapterStoreError
-from shared.bounds import TenantName
+from shared.bounds import Counter, TenantName
 from shared.calls import call_process
 from shared.direct_client import DirectClient
 from shared.errors import InvalidNameError
@@ -61,9 +62,9 @@ class LoadBody(Struct, forbid_unknown_fields=True):
     """
 
     lora_name: AdapterName
-    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+\Z")] | None = None
     lora_content: AdapterContent | None = None
-    base_model_name: str | None = None
+    base_model_name: ModelName | None = None
     load_inplace: bool = False
     tenant: TenantName | None = None
 
@@ -72,8 +73,8 @@ class UnloadBody(Struct, forbid_unknown_fields=True):
     """Remove the name of an adapter."""
 
     lora_name: AdapterName
-    base_model_name: str | None = None
-    lora_int_id: int | None = None
+    base_model_name: ModelName | None = None
+    lora_int_id: Counter | None = None
     tenant: TenantName | None = None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import NamedTuple
 
 from gateway.admission.auth import Principal
 from gateway.admission.limits import Lease
@@ -25,14 +26,24 @@ from gateway.resumable.live import LiveStream
 from gateway.resumable.log import Stored, StreamLog, answering, no_longer_kept, not_found
 from gateway.resumable.orphans import Orphans
 from gateway.resumable.owner import StreamLimits, StreamOwner
-from gateway.resumable.record import KeyRecord, StreamForm, StreamHead, encode_requests
+from gateway.resumable.record import KeyRecord, StreamForm, StreamHead, digest_of, encode_requests
 from shared.background_tasks import BackgroundTasks
 from shared.bounds import RESPONSE_ID
 from shared.direct_client import DirectClient
 
-# Of the head that belongs to an idempotency key, when another gateway is about to write it.
-_HEAD_WAIT_S = 3.0
+CLAIM_S = 3.0
+"""For the head of a stream for which an idempotency key stands: a stream that has none by then is not begun."""
+# After that, another one may be begun: by now, whatever was sent in time has reached NATS.
+_CLAIM_LAPSES_S = CLAIM_S + 2.0
 _HEAD_POLL_S = 0.05
+
+
+class _Claim(NamedTuple):
+    """By which message an idempotency key stands for a stream that is about to begin, and since when."""
+
+    key: IdempotencyKey
+    seq: int
+    created: float
 
 
 class StreamHub:
@@ -172,8 +183,9 @@ class StreamHub:
                 if error.status != 404:
                     raise
             else:
-                return None if self._is_over(stored.head) else self.open(stored), seq
-            if self._dispatcher.clock.now() - record.created > _HEAD_WAIT_S:
+                if _is_of(stored.head, key):
+                    return None if self._is_over(stored.head) else self.open(stored), seq
+            if self._dispatcher.clock.now() - record.created > _CLAIM_LAPSES_S:
                 # Its gateway died before it began, or its stream is no longer kept.
                 return None, seq
             await asyncio.sleep(_HEAD_POLL_S)
@@ -190,42 +202,60 @@ class StreamHub:
         _check_name(caller.request_id)
         generation = await self._starter.checked(asked.generation, asked.load, caller.tenant)
         self._owner.check_room(caller.tenant)
-        if key is not None:
-            await self._claim(key, caller.tenant, caller.request_id)
+        claim = None if key is None else await self._claim(key, caller.tenant, caller.request_id)
+        left_s = None if claim is None else claim.created + CLAIM_S - self._dispatcher.clock.now()
         requests = self._starter.requests(generation, caller)
         kept = encode_requests(requests, generation.n)
-        head = StreamHead(
-            id=caller.request_id,
-            tenant=caller.tenant,
-            key_id=caller.key_id,
-            model=generation.name,
-            form=StreamForm.of(generation, endpoint),
-            stamp=stamped.stamp,
-            fingerprint=stamped.fingerprint,
-            owner=self._owner.writer.name,
-            num_request_pieces=len(kept),
-            created=self._dispatcher.clock.now(),
-            key_digest=None if key is None else key.digest,
-        )
+        head = self._head(asked, stamped, StreamForm.of(generation, endpoint), generation.name, kept, claim)
         stream = LiveStream(head, generation, stamped.head.started)
         stream.requests = kept
         self._owner.begin(stream)
         try:
             sinks = self._owner.sinks(stream)
-            prediction, stream.window = await self._starter.dispatch(generation, caller, sinks, requests)
-            seq = await self._log.create(head, kept)
+            with answering():
+                async with asyncio.timeout(left_s):
+                    prediction, stream.window = await self._starter.dispatch(generation, caller, sinks, requests)
+                    seq = await self._log.create(head, kept)
         except BaseException:
             if stream.window is not None:
                 stream.window.cancel()
             self._owner.give_up(stream)
-            if key is not None:
-                self._tasks.spawn(self._log.release_key(caller.tenant, key.digest), "release of an idempotency key")
+            if claim is not None:
+                releasing = self._log.release_key(caller.tenant, claim.key.digest, claim.seq)
+                self._tasks.spawn(releasing, "release of an idempotency key")
             raise
         stream.lease = lease
         self._streams[head.tenant, head.id] = stream
         self._owner.opened(stream, seq)
         await stream.join(answer)
         return Membership(lambda: self.leave(stream, answer), stream.delivered, prediction, is_counted=True)
+
+    def _head(
+        self,
+        asked: GenerationStart,
+        stamped: Asked,
+        form: StreamForm,
+        model: str,
+        requests: list[bytes],
+        claim: _Claim | None,
+    ) -> StreamHead:
+        caller = asked.caller
+        return StreamHead(
+            id=caller.request_id,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model=model,
+            form=form,
+            stamp=stamped.stamp,
+            fingerprint=stamped.fingerprint,
+            owner=self._owner.writer.name,
+            num_request_pieces=len(requests),
+            created=self._dispatcher.clock.now(),
+            requests_digest=digest_of(requests),
+            key_digest=None if claim is None else claim.key.digest,
+            body_digest=None if claim is None else claim.key.request_digest,
+            key_seq=0 if claim is None else claim.seq,
+        )
 
     def leave(self, stream: LoggedGeneration, answer: Answer) -> None:
         """Detach an answer from a stream. A stream without readers goes on for the grace period."""
@@ -239,7 +269,7 @@ class StreamHub:
             stream.end()
             self._drop(stream)
 
-    async def _claim(self, key: IdempotencyKey, tenant: str, stream_id: str) -> None:
+    async def _claim(self, key: IdempotencyKey, tenant: str, stream_id: str) -> _Claim:
         """Let a key stand for a new stream; `RepeatedError` if it stands for one, `ApiError` 409 while one begins."""
         with answering():
             for _ in range(2):
@@ -247,8 +277,8 @@ class StreamHub:
                 if other is not None:
                     raise RepeatedError(other)
                 record = KeyRecord(stream_id, key.request_digest, self._dispatcher.clock.now())
-                if await self._log.claim_key(tenant, key.digest, record, seq):
-                    return
+                if (claimed := await self._log.claim_key(tenant, key.digest, record, seq)) is not None:
+                    return _Claim(key, claimed, record.created)
         message = "A request with this 'Idempotency-Key' is just beginning. Try again shortly."
         raise ApiError(409, message, param="Idempotency-Key", code="idempotency_conflict", retry_after_s=1.0)
 
@@ -301,6 +331,11 @@ class StreamHub:
         else:
             self._owner.followed(stream)
         return stream.num_shown
+
+
+def _is_of(head: StreamHead, key: IdempotencyKey) -> bool:
+    """Whether a stream was begun with a key and its body: an `x-request-id` may name one that was begun otherwise."""
+    return head.key_digest == key.digest and head.body_digest in (None, key.request_digest)
 
 
 def _check_name(request_id: str) -> None:

@@ -131,7 +131,7 @@ class StreamLog:
 
     async def requests(self, head: StreamHead) -> list[bytes]:
         """Return the pieces of a stream's requests; raise `ApiError` 410 if some are no longer kept."""
-        subjects = [stream_subject(head.tenant, head.id, "req", number) for number in range(head.num_request_pieces)]
+        subjects = (_request_subject(head, number) for number in range(head.num_request_pieces))
         found = await asyncio.gather(*map(self._last, subjects))
         present = [each[0] for each in found if each is not None]
         if len(present) < len(found):
@@ -191,7 +191,7 @@ class StreamLog:
         """Forget a stream, and the idempotency key that stands for it."""
         await self._purge(stream_subject(head.tenant, head.id, ">"))
         if head.key_digest is not None:
-            await self._purge(stream_subject(head.tenant, head.key_digest, "key"))
+            await self.release_key(head.tenant, head.key_digest, head.key_seq)
 
     async def delete_pieces(self, head: StreamHead) -> None:
         """Forget the pieces of a stream that its owner has written."""
@@ -202,19 +202,21 @@ class StreamLog:
         found = await self._last(stream_subject(tenant, digest, "key"))
         return None if found is None else (decode_key(found[0]), found[1])
 
-    async def claim_key(self, tenant: str, digest: str, record: KeyRecord, seq: int) -> bool:
-        """Let an idempotency key stand for a stream if its last message is `seq`; False if another was faster."""
+    async def claim_key(self, tenant: str, digest: str, record: KeyRecord, seq: int) -> int | None:
+        """Let an idempotency key stand for a stream if its last message is `seq`.
+
+        Return the number of the message, None if another was faster.
+        """
         subject = stream_subject(tenant, digest, "key")
         try:
-            stored = await self._publish(subject, encode(record), seq)
+            return await self._publish(subject, encode(record), seq)
         except NoStreamResponseError:
             await self.ensure()
-            stored = await self._publish(subject, encode(record), seq)
-        return stored is not None
+            return await self._publish(subject, encode(record), seq)
 
-    async def release_key(self, tenant: str, digest: str) -> None:
-        """Let an idempotency key stand for nothing."""
-        await self._purge(stream_subject(tenant, digest, "key"))
+    async def release_key(self, tenant: str, digest: str, seq: int) -> None:
+        """Let an idempotency key no longer stand for what message `seq` says; a later one stays. 0 is any."""
+        await self._purge(stream_subject(tenant, digest, "key"), seq)
 
     async def close(self) -> None:
         """Wait for purges under way."""
@@ -224,10 +226,9 @@ class StreamLog:
 
     async def _create(self, head: StreamHead, requests: Sequence[bytes]) -> int | None:
         if await self._last(stream_subject(head.tenant, head.id, "head")) is not None:
-            # Who takes that stream over is to find its own requests.
             return None
         for number, piece in enumerate(requests):
-            self.send(head.tenant, head.id, "req", number, payload=piece)
+            self._nats.send(_request_subject(head, number), piece)
         return await self._publish_head(head, 0)
 
     async def _publish_head(self, head: StreamHead, seq: int) -> int | None:
@@ -268,12 +269,19 @@ class StreamLog:
                 return None
         return b"".join(chunks), seq
 
-    async def _purge(self, subject: str) -> None:
-        await self._js.purge_stream(STREAMS_STREAM, subject=subject)
+    async def _purge(self, subject: str, last_seq: int = 0) -> None:
+        """Drop the messages of a subject, up to one where it is given."""
+        await self._js.purge_stream(STREAMS_STREAM, subject=subject, seq=last_seq + 1 if last_seq else None)
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
         found = await self._store.last(subject)
         return None if found is None else (found.data, found.seq)
+
+
+def _request_subject(head: StreamHead, number: int) -> str:
+    """Subject of a piece of a stream's requests: whoever begins another of its id at the same time has another."""
+    place = ("req", number) if head.requests_digest is None else ("req", head.requests_digest, number)
+    return stream_subject(head.tenant, head.id, *place)
 
 
 @contextlib.contextmanager

@@ -307,7 +307,7 @@ class StreamOwner:
             if await self._log.replace(ended, stream.seq) is None:
                 return
             if head.key_digest is not None and not stream.is_complete:
-                await self._log.release_key(head.tenant, head.key_digest)
+                await self._log.release_key(head.tenant, head.key_digest, head.key_seq)
         except ERRORS as error:
             self._log_limit.warning("", "the end of a stream could not be noted: %r", error)
             return

@@ -5,6 +5,7 @@ An answer follows from its head and its entries alone, so every gateway tells it
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -131,7 +132,10 @@ class StreamHead(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="str
         created: Unix seconds by the clock of NATS.
         ended: The same, of its end; None while it is generated.
         is_cut: Its log became too large, and was dropped.
+        requests_digest: Digest of its requests, under which they are kept; None from an earlier version.
         key_digest: Digest of the idempotency key that stands for it.
+        body_digest: Digest of the body that came with the key; None from an earlier version.
+        key_seq: Number of the message by which the key stands for it; 0 from an earlier version.
     """
 
     id: str
@@ -147,7 +151,10 @@ class StreamHead(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="str
     term: int = 0
     ended: float | None = None
     is_cut: bool = False
+    requests_digest: str | None = None
     key_digest: str | None = None
+    body_digest: str | None = None
+    key_seq: int = 0
 
 
 class KeyRecord(Struct, frozen=True, array_like=True, tag="stream_key_1"):
@@ -175,6 +182,11 @@ def encode_requests(requests: Sequence[Request], n: int) -> list[bytes]:
     """Return the requests of a generation in pieces: of each prompt that of the first of `n` choices."""
     payload = encode(requests[::n])
     return [payload[start : start + PIECE_BYTES] for start in range(0, len(payload), PIECE_BYTES)]
+
+
+def digest_of(requests: Sequence[bytes]) -> str:
+    """Return the digest of a generation's requests, given in pieces."""
+    return hashlib.blake2b(b"".join(requests), digest_size=12).hexdigest()
 
 
 def decode_requests(pieces: Iterable[bytes], n: int) -> list[Request]:

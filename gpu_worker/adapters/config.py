@@ -18,6 +18,9 @@ Value = TypeVar("Value", int, float)
 
 MAX_RANK = 256
 _MAX_PATTERNS = 10_000
+# A third of a microsecond each.
+_MAX_COMPARED = 50_000_000
+_MAX_ALPHA = 1e9
 # A name whose dots may be escaped, anchored or not, or behind any module: its length is fixed, so it matches quickly.
 _NAME = re.compile(r"(\^?)(\.\*\\\.)?((?:\w|\\?\.){1,256})\$?")
 # Fields that, unless they have one of these values, change what an adapter computes in ways that are not served.
@@ -56,7 +59,16 @@ class AdapterConfig:
     ranks: Mapping[NamePattern, int]
     alphas: Mapping[NamePattern, float]
     is_rank_stabilized: bool
-    parameters: tuple[str, ...] = ()
+    parameters: frozenset[str] = frozenset()
+
+    def check_patterns(self, num_modules: int) -> None:
+        """Refuse with `AdapterError` more patterns than can be compared with the names of so many modules."""
+        num_patterns = len(self.ranks) + len(self.alphas)
+        if num_patterns * num_modules > _MAX_COMPARED:
+            problem = (
+                f"has {num_patterns} patterns for {num_modules} modules; at most {_MAX_COMPARED} pairs are compared"
+            )
+            raise AdapterError(f"{CONFIG_NAME} {problem}")
 
     def rank_of(self, module: str) -> int:
         """Return the rank that the matrices of a module, or of a parameter, are to have."""
@@ -81,7 +93,8 @@ class AdapterConfig:
         return f"{module}.{found[0] if found else parameters[0]}"
 
     def _matching(self, patterns: Mapping[NamePattern, Value], name: str, default: Value) -> Value:
-        if patterns and any(f".{name}.weight".endswith(f".{parameter}") for parameter in self.parameters):
+        parts = f"{name}.weight".split(".")
+        if patterns and any(".".join(parts[start:]) in self.parameters for start in range(len(parts))):
             name = f"{name}.weight"
         return next((value for pattern, value in patterns.items() if pattern.matches(name)), default)
 
@@ -124,6 +137,12 @@ def read_config(directory: Path) -> AdapterConfig:
         how = "path_initial_model_for_weight_conversion"
         raise AdapterError(f"{CONFIG_NAME} has init_lora_weights {initial[:40]!r}: {problem} {how}")
     rank = file.integer("r", maximum=MAX_RANK)
+    parameters = file.texts("target_parameters")
+    if len(parameters) > _MAX_PATTERNS:
+        raise file.error("target_parameters", f"has {len(parameters)} names; at most {_MAX_PATTERNS} are read")
+    alpha = file.number("lora_alpha", 8.0)
+    if alpha > _MAX_ALPHA:
+        raise file.error("lora_alpha", f"is {alpha:g}; it must be {_MAX_ALPHA:.0f} at most")
     ranks, alphas = (_patterns(file, name) for name in ("rank_pattern", "alpha_pattern"))
     for pattern, own in ranks.items():
         if not (isinstance(own, int) and 1 <= own <= MAX_RANK):
@@ -133,11 +152,11 @@ def read_config(directory: Path) -> AdapterConfig:
             )
     return AdapterConfig(
         rank,
-        file.number("lora_alpha", 8.0),
+        alpha,
         {pattern: int(own) for pattern, own in ranks.items()},
         alphas,
         file.boolean("use_rslora", False),
-        tuple(file.texts("target_parameters")),
+        frozenset(parameters),
     )
 
 
@@ -153,8 +172,9 @@ def _patterns(file: JsonFile, name: str) -> dict[NamePattern, float]:
         match = _NAME.fullmatch(pattern)
         if match is None:
             raise file.error(name, f"has the pattern {pattern[:60]!r}; only names of modules are read, or their ends")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-            raise file.error(name, f"has {str(value)[:40]!r} for {pattern[:60]!r}; it must be a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_ALPHA:
+            wanted = f"it must be a number above 0, {_MAX_ALPHA:.0f} at most"
+            raise file.error(name, f"has {str(value)[:40]!r} for {pattern[:60]!r}; {wanted}")
         start, behind, own = match.groups()
         is_behind, length = behind is not None, len(own.replace("\\", ""))
         key = NamePattern(re.compile(own), length, bool(start) and not is_behind, is_behind)

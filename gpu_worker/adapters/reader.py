@@ -28,6 +28,8 @@ _TENSOR = re.compile(r"(.+?)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
 _COPY = re.compile(r"(.+?)\.base_layer\.(weight|bias)")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MAX_TENSORS = 200_000
+# Some of the expressions here take the square of a name's length.
+_MAX_NAME = 512
 # A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
 _EXPERTS = re.compile(r"(model\.layers\.\d+)\.(?:.+\.)?experts(\.\d+\..*|(?:\.base_layer)*)")
 # What stands before the layers in models that wrap a decoder of text.
@@ -71,9 +73,10 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
         CheckpointError: A file is missing or damaged.
     """
     config = read_config(directory)
-    file = TensorFile(directory / WEIGHTS_NAME)
+    file = TensorFile(directory / WEIGHTS_NAME, _MAX_TENSORS)
     with closing(file), closing(TensorReader(torch.device("cpu"))) as reader:
         modules = _modules(file, renamed, targets)
+        config.check_patterns(len(modules))
         places: dict[str, list[tuple[str, int]]] = {}
         for key, item in targets.matrices.items():
             for index, name in enumerate(item.modules):
@@ -130,8 +133,8 @@ def _modules(file: TensorFile, renamed: tuple[tuple[str, str], ...], targets: Ad
 
 
 def _own_tensors(file: TensorFile, renamed: tuple[tuple[str, str], ...], targets: AdapterTargets) -> list[str]:
-    if len(file.tensors) > _MAX_TENSORS:
-        raise AdapterError(f"{WEIGHTS_NAME} has {len(file.tensors)} tensors; at most {_MAX_TENSORS} are read")
+    if any(len(tensor) > _MAX_NAME for tensor in file.tensors):
+        raise AdapterError(f"{WEIGHTS_NAME} has a name of more than {_MAX_NAME} characters, which no module has")
     return [tensor for tensor in file.tensors if not _is_copy(file, tensor, renamed, targets)]
 
 

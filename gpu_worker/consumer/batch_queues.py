@@ -23,7 +23,7 @@ from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
-from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, send_ack
+from gpu_worker.consumer.queued_message import REDELIVER, REDELIVER_LATER, QueuedMessage, send_ack
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.batch_streams import batch_stream, batch_tenants
 from shared.consumers import PullConsumer, ensure_consumer
@@ -107,10 +107,12 @@ class BatchQueues:
 
     async def drain(self) -> None:
         """Stop pulling. Messages that are on their way go back to their queues at once."""
-        await self._tasks.stop(*self._periodic)
-        await asyncio.gather(*(queue.drain() for queue in self._all()))
-        while self._arrived:
-            send_ack(self._nats, self._arrived.popleft(), REDELIVER)
+        try:
+            await self._tasks.stop(*self._periodic)
+            await asyncio.gather(*(queue.drain() for queue in self._all()))
+        finally:
+            while self._arrived:
+                send_ack(self._nats, self._arrived.popleft(), REDELIVER)
 
     async def search(self) -> None:
         """Begin to pull from new queues, and stop with those that are gone; `DependencyError` without NATS."""
@@ -160,9 +162,15 @@ class BatchQueues:
     def _take_next(self) -> None:
         if not self._arrived:
             return
-        self._lane.take(self._arrived.popleft())
-        if self._arrived:
-            asyncio.get_running_loop().call_soon(self._take_next)
+        message = self._arrived.popleft()
+        try:
+            self._lane.take(message)
+        except BaseException:
+            send_ack(self._nats, message, REDELIVER_LATER)
+            raise
+        finally:
+            if self._arrived:
+                asyncio.get_running_loop().call_soon(self._take_next)
 
     def _background_share(self, queue: PullQueue, tenant: str) -> int:
         room = 0

@@ -11,16 +11,18 @@ from typing import Protocol
 from msgspec import structs
 
 from gpu_worker.consumer.constraint_source import CompilerBusyError, ConstraintSource
-from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, Prelude, log_fields
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_adapters import RequestAdapters
 from gpu_worker.consumer.request_images import RequestImages, give
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.media import MediaSpan, PreparedImage
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.media.prepared_images import ImagesBusyError
-from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
+from gpu_worker.text.output_text import OutputText
+from gpu_worker.text.prompt_encoder import INLINE_TOKENS, TOKEN_CHARACTERS, PromptEncoder, PromptText
 from gpu_worker.text.tokenizer import EncodedPrompt
 from shared.adapter_calls import ADAPTER_UNAVAILABLE
 from shared.adapter_store import AdapterStoreError
@@ -102,9 +104,12 @@ class Intake:
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
             is_plain = not (prediction or held.request.media) and held.request.sampling.grammar is None
             is_plain &= held.request.adapter is None or self._served_adapters().use(held)
+            is_plain &= _num_told(held.request, prompt) <= INLINE_TOKENS
             if is_short and is_plain and (self._fetch is None or held.request.ready is None):
                 encoded = EncodedPrompt(prompt) if isinstance(prompt, list) else self._encode_now(held, prompt)
-                self._admit(held, lane, self._prompt_ids(held, encoded), [], None)
+                prompt_ids = self._prompt_ids(held, encoded)
+                sequence = self._sequence(held, prompt_ids, [], None, [], [])
+                self._admit(held, lane, sequence, *self._told(held.request, prompt_ids))
             else:
                 encoding = self._encode_and_admit(held, lane, prompt, prediction)
                 self._tasks.spawn(encoding, f"encode {held.key}")
@@ -124,16 +129,21 @@ class Intake:
             if prediction:
                 prediction_ids = (await self._encode(held, prediction, add_special_tokens=False)).token_ids
             is_wanted = partial(self._held.is_current, held)
-            images: list[PreparedImage] = []
-            spans: list[MediaSpan] = []
-            if self._images is not None and held.request.media:
-                prompt_ids, spans = self._images.expanded(held.request, prompt_ids)
-                images = await self._images.prepared(held.request, is_wanted)
+            prompt_ids, spans, images = await self._with_images(held, prompt_ids)
             constraint = await self._constraints.constraint(held.request, is_wanted, in_reasoning=held.in_reasoning)
             if self._fetch is not None:
                 await self._fetch(held, len(prompt_ids))
+            if not self._held.is_current(held):
+                return
+            sequence = self._sequence(held, prompt_ids, prediction_ids, constraint, spans, images)
+            tell, num_told = partial(self._told, held.request, prompt_ids), _num_told(held.request, prompt_ids)
+            if num_told > INLINE_TOKENS:
+                size = TOKEN_CHARACTERS * num_told
+                told = await self._encoder.prompts.run(held.request.tenant, size, tell, is_wanted)
+            else:
+                told = tell()
             if self._held.is_current(held):
-                self._admit(held, lane, prompt_ids, prediction_ids, constraint, spans, images)
+                self._admit(held, lane, sequence, *told)
         except Exception as error:
             if self._held.is_current(held):
                 self._reject(held, lane, error)
@@ -179,18 +189,27 @@ class Intake:
         _log.error("request not admitted", extra=log_fields(held.request), exc_info=error)
         lane.fail(held, "the worker could not read the request")
 
-    def _admit(
+    async def _with_images(
+        self, held: HeldRequest, prompt_ids: list[int]
+    ) -> tuple[list[int], list[MediaSpan], list[PreparedImage]]:
+        """Return the prompt with the tokens of its images, where those are, and the images."""
+        if self._images is None or not held.request.media:
+            return prompt_ids, [], []
+        prompt_ids, spans = self._images.expanded(held.request, prompt_ids)
+        return prompt_ids, spans, await self._images.prepared(held.request, partial(self._held.is_current, held))
+
+    def _sequence(
         self,
         held: HeldRequest,
-        lane: Lane,
         prompt_ids: list[int],
         prediction_ids: list[int],
         constraint: OutputConstraint | None,
-        spans: list[MediaSpan] | None = None,
-        images: list[PreparedImage] | None = None,
-    ) -> None:
-        request, reader = held.request, self._reader
-        sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids, prediction_ids)
+        spans: list[MediaSpan],
+        images: list[PreparedImage],
+    ) -> Sequence:
+        """Return the sequence of a request; `BadRequestError` if the engine can never compute it."""
+        request = held.request
+        sequence = self._reader.sequence(request, self._held.next_sequence_id(held), prompt_ids, prediction_ids)
         sequence.constraint = constraint
         if spans and images:
             give(sequence, spans, images)
@@ -207,9 +226,15 @@ class Intake:
             self._engine.validate(sequence)
         except PromptTooLongError as error:
             raise error.naming("prompt" if request.messages is None else "messages") from None
-        num_left = sequence.max_tokens - len(request.emitted)
-        output = reader.output(request, prompt_ids)
-        held.prelude = reader.prelude(request, prompt_ids)
+        return sequence
+
+    def _told(self, request: Request, prompt_ids: list[int]) -> tuple[OutputText, Prelude]:
+        """Return what the client has been told, and what goes with the first token. Any thread may do so."""
+        return self._reader.output(request, prompt_ids), self._reader.prelude(request, prompt_ids)
+
+    def _admit(self, held: HeldRequest, lane: Lane, sequence: Sequence, output: OutputText, prelude: Prelude) -> None:
+        num_left = sequence.max_tokens - len(held.request.emitted)
+        held.prelude = prelude
         try:
             self._engine.add(sequence)
         except EngineStoppedError:
@@ -218,3 +243,8 @@ class Intake:
         num_blocks = self._capacity.expected_blocks(sequence.num_tokens, num_left, sequence.budget)
         self._held.admit(held, sequence, output, num_blocks)
         lane.admitted(held)
+
+
+def _num_told(request: Request, prompt: Prompt) -> int:
+    """Return how many tokens become text before a request is admitted, as far as that is known."""
+    return len(request.emitted) + (len(prompt) if request.echo and isinstance(prompt, list) else 0)

@@ -70,8 +70,8 @@ def shown(messages: Messages, media: Sequence[MediaRef]) -> list[MediaRef]:
         BadRequestError: An image is not among `media`, or too many are shown: each takes thousands of tokens, one that
             is shown before too.
     """
-    places = [part for message in messages if message.images for part in message.texts_and_images]
-    indices = [place for place in places if isinstance(place, int)]
+    images = (sorted(message.images, key=lambda image: image.num_parts_before) for message in messages)
+    indices = [image.index for several in images for image in several]
     if len(indices) > MAX_IMAGES:
         raise BadRequestError(f"messages: {len(indices)} images are shown; at most {MAX_IMAGES} are read.", "messages")
     if indices and max(indices) >= len(media):

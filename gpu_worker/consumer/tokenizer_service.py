@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 
 from gpu_worker.consumer.request_images import ImageProcessor, shown
 from gpu_worker.text.fair_lane import LaneBusyError
-from gpu_worker.text.prompt_encoder import PromptEncoder, num_characters
+from gpu_worker.text.prompt_encoder import PIECE_CHARACTERS, TOKEN_CHARACTERS, PromptEncoder, cost
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.background_tasks import BackgroundTasks
 from shared.conversation import ChatOptions, Conversation
@@ -30,8 +30,8 @@ QUEUE_GROUP = "tokenizers"
 MAX_CALLS = 256
 # So that no tenant keeps the others out.
 MAX_CALLS_OF_ONE = MAX_CALLS // 4
-# What a token id costs in the lane, beside characters.
-_BYTES_PER_TOKEN_ID = 4
+# What an image costs in the lane, beside characters: it becomes some thousand token ids.
+_IMAGE_CHARACTERS = 1024 * TOKEN_CHARACTERS
 
 _decode = msgspec.msgpack.Decoder(TokenizerCall).decode
 _log = logging.getLogger(__name__)
@@ -113,14 +113,15 @@ class TokenizerService:
                 limit = self._vocab_size - 1
                 wrong = max(call.token_ids)
                 raise BadRequestError(f"Token id {wrong} is not one of this model's, 0 to {limit}.", "tokens")
-            return _BYTES_PER_TOKEN_ID * len(call.token_ids)
+            return PIECE_CHARACTERS + TOKEN_CHARACTERS * len(call.token_ids)
         if (call.text is None) == (call.messages is None):
             raise BadRequestError("Give either a text or messages.", "prompt")
         if call.media and self._processor is None:
             raise BadRequestError(f"The model {self._model!r} reads no images.", "media")
         prompt = _prompt(call)
         self._encoder.check_length(prompt, self._encoder.max_call_characters)
-        return num_characters(prompt)
+        num_images = sum(len(message.images) for message in call.messages or ())
+        return cost(prompt) + _IMAGE_CHARACTERS * num_images
 
     def _reply(self, call: TokenizerCall) -> bytes:
         """Return the encoded answer. Runs in the lane's thread."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.quantization.config_fields import CheckedFields
+from shared.regular_file import open_regular
 
 MAX_BYTES = 64 << 20
 """Vocabularies take up to 35 MB."""
@@ -19,9 +19,7 @@ MAX_BYTES = 64 << 20
 
 def read_small_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file; `OSError` if it cannot be read or is larger than `max_bytes`."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB, which no such file is", str(path))

@@ -5,6 +5,7 @@ The numbers themselves are read by `TensorReader`. The caller closes the files, 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -12,7 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -20,7 +23,14 @@ from safetensors import SafetensorError, safe_open
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
+from shared.regular_file import open_regular
 
+# What the library reads at most.
+_MAX_HEADER_BYTES = 100_000_000
+# With a long name; and what each tensor's fields have once, unless it is written with escapes.
+_HEADER_BYTES_EACH = 160
+_IN_EACH = b'"data_offsets"'
+_MAX_REASON = 300
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 # How the format names the types of numbers that torch has.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -48,19 +58,23 @@ class StoredTensor:
 class TensorFile:
     """An open file. Close it, and read nothing afterwards; the position of `fd` is never moved."""
 
-    def __init__(self, path: Path) -> None:
-        """Open a file and read its header; `CheckpointError` if it is not a whole safetensors file."""
+    def __init__(self, path: Path, max_tensors: int | None = None) -> None:
+        """Open a file and read its header; `CheckpointError` if it is not a whole safetensors file, or has more."""
         if not path.is_file():
             raise CheckpointError(
                 path, f"is missing; weights are read from safetensors files only{_other_weights(path)}"
             )
         self.path = path
         try:
+            if max_tensors is not None:
+                _check_size(path, max_tensors)
             # The format's own library checks the header against the file: every byte belongs to exactly one tensor.
             with safe_open(path, framework="pt", device="cpu"):
                 self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(path, f"is not a whole safetensors file ({error}); {_remedy(path)}") from None
+            # It may quote a name of the file.
+            reason = " ".join(str(error)[:_MAX_REASON].split())
+            raise CheckpointError(path, f"is not a whole safetensors file ({reason}); {_remedy(path)}") from None
         try:
             self.tensors = _read_header(path, self.fd)
         except BaseException:
@@ -107,14 +121,34 @@ class _Entry(msgspec.Struct):
 def _read_header(path: Path, fd: int) -> Mapping[str, StoredTensor]:
     """Read what the library has checked; a file that was replaced meanwhile fails here or when it is read."""
     try:
-        length = int.from_bytes(os.pread(fd, 8, 0), "little")
-        fields = msgspec.json.decode(os.pread(fd, length, 8), type=dict[str, msgspec.Raw])
-        entries = {
-            name: msgspec.json.decode(raw, type=_Entry) for name, raw in fields.items() if name != "__metadata__"
-        }
-    except (OSError, OverflowError, msgspec.MsgspecError) as error:
+        length = min(int.from_bytes(os.pread(fd, 8, 0), "little"), _MAX_HEADER_BYTES)
+        header = os.pread(fd, length, 8)
+        fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        fields.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in fields.items()}
+        if header.count(_IN_EACH) != len(entries) or b"\\u" in header:
+            json.loads(header, object_pairs_hook=partial(_check_unique, path))
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CheckpointError(path, f"changed while it was opened ({error}); load again when it is complete") from None
     return {name: _stored(entry, 8 + length) for name, entry in entries.items()}
+
+
+def _check_unique(path: Path, pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object of the header that has a name twice: the library takes the last one, others the first."""
+    counts = Counter(name for name, _ in pairs)
+    if len(counts) < len(pairs):
+        name = next(name for name, count in counts.items() if count > 1)
+        raise CheckpointError(path, f"names {name[:120]!r} twice in its header; save it again")
+
+
+def _check_size(path: Path, max_tensors: int) -> None:
+    """Refuse a header of more tensors, before anything is made of it."""
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if 8 + length > os.fstat(file.fileno()).st_size:
+            return  # The library tells of it.
+        if length > _HEADER_BYTES_EACH * max_tensors or file.read(length).count(_IN_EACH) > max_tensors:
+            raise CheckpointError(path, f"has a header of {length} bytes; at most {max_tensors} tensors are read")
 
 
 def _stored(entry: _Entry, start: int) -> StoredTensor:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from gpu_worker.text.detokenizer import Detokenizer
 from shared.sampling import Sampling
+
+# Pieces that are searched at once where their text is not needed.
+_PIECES_AT_ONCE = 1024
 
 
 class StopStrings:
     """Passes text through, holding back the longest suffix that may still become a stop string.
 
-    Each stop string has a Knuth-Morris-Pratt automaton, built as far as the text has matched, so the cost per
-    character
+    Each stop string has a Knuth-Morris-Pratt automaton, built as far as the text has matched, so the cost per character
     does not depend on the strings' lengths. Of several that end in one piece, the one that starts first wins.
 
     Attributes:
@@ -47,6 +51,27 @@ class StopStrings:
         cut = len(text) - max(automaton.num_matched for automaton in self._automata)
         self._held = text[cut:]
         return text[:cut]
+
+    def skip(self, pieces: Iterable[str]) -> None:
+        """Do what `feed` does with each piece, for a caller that has the text: many are searched at once, in C."""
+        num_kept = max(len(automaton.stop) for automaton in self._automata) - 1
+        rest, tail = iter(pieces), self._held
+        while not self.is_matched and (several := list(islice(rest, _PIECES_AT_ONCE))):
+            text = tail + "".join(several)
+            if any(automaton.stop in text for automaton in self._automata):
+                self._restart(tail)
+                deque(map(self.feed, several), maxlen=0)
+            else:
+                tail = text[max(0, len(text) - num_kept) :]
+        if not self.is_matched:
+            self._restart(tail)
+
+    def _restart(self, tail: str) -> None:
+        """Begin anew behind a text whose last characters these are, and which has no stop string."""
+        for automaton in self._automata:
+            automaton.num_matched = 0
+            automaton.feed(tail[max(0, len(tail) - len(automaton.stop) + 1) :])
+        self._held = tail[len(tail) - max(automaton.num_matched for automaton in self._automata) :]
 
     def flush(self) -> str:
         """Return the text held back: the output has ended, and no stop string with it."""
@@ -140,8 +165,12 @@ class OutputText:
 
     def replay(self, token_ids: Iterable[int]) -> None:
         """Advance by tokens whose text the client already has."""
-        for token_id in token_ids:
-            self.feed(token_id)
+        pieces = map(self._detokenizer.feed, token_ids)
+        self._num_unstopped -= sum(1 for _ in islice(pieces, self._num_unstopped))
+        if self._stops is None:
+            deque(pieces, maxlen=0)
+        else:
+            self._stops.skip(pieces)
 
     def finish(self) -> str:
         """Return the text that was held back, for a sequence that ends without a stop string."""

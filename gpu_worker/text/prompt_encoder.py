@@ -21,6 +21,11 @@ from shared.errors import BadRequestError, PromptTooLongError, prompt_too_long
 # About 0.7 ms of encoding, several times the price of a trip through the pool.
 INLINE_CHARACTERS = 2048
 INLINE_PIECES = 64
+INLINE_TOKENS = 2048
+# What lanes charge beside characters: for each message, part, call and image that a template goes through, and for each
+# token that becomes text.
+PIECE_CHARACTERS = INLINE_CHARACTERS // INLINE_PIECES
+TOKEN_CHARACTERS = 4
 NUM_PROMPT_THREADS = 2
 # A text may be tokenized to be cut up afterwards, so this much is allowed whatever the model's context holds.
 MIN_CALL_CHARACTERS = 256 << 10
@@ -111,7 +116,7 @@ class PromptEncoder:
         self.check_length(prompt, self.max_call_characters if is_truncated else None)
         max_tokens = None if is_truncated else self._max_model_len
         encode = partial(self.encode_now, prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
-        return await self.prompts.run(tenant, num_characters(prompt), encode, is_wanted)
+        return await self.prompts.run(tenant, cost(prompt), encode, is_wanted)
 
     def decode_now(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of token ids, special tokens left out."""
@@ -121,6 +126,12 @@ class PromptEncoder:
         """End the threads; encodings that have not started are dropped."""
         self.prompts.close()
         self.calls.close()
+
+
+def cost(prompt: PromptText) -> int:
+    """Return how much work it is to encode a prompt, in characters."""
+    num_pieces = prompt.num_pieces if isinstance(prompt, Conversation) else 1
+    return num_characters(prompt) + PIECE_CHARACTERS * num_pieces
 
 
 def num_characters(prompt: PromptText) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 import re
 from typing import Any
 
@@ -10,6 +12,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+import shared
 from gateway.api.schemas.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
 from gpu_worker.consumer.queued_message import RequestEnvelope, UnreadableRequestError, read_request
@@ -46,6 +49,8 @@ def request_with(leaf: Leaf, value: Any) -> dict[str, Any]:
     if leaf.path[:2] == ("media", "*"):
         image = {"digest": bytes(32), "num_bytes": 1, "width": 1, "height": 1, "mime": "image/png"}
         built = [{**image, **built[0]}]
+    if leaf.path[0] == "ready":
+        built = {"request": "r", "epoch": 0, "worker": "w", **built}
     if leaf.path[0] == "evicted":
         built = list({"block_size": 1, "places": [], "first": 0, **built}.values())
     return {"type": "request", "id": "r", "model": "m", leaf.path[0]: built}
@@ -80,6 +85,15 @@ def test_every_number_text_and_collection_has_bounds(struct: type[msgspec.Struct
         else:
             assert isinstance(described, Collection)
             assert described.max_length is not None, leaf
+
+
+def test_field_that_is_left_out_has_a_value_within_its_own_bounds() -> None:
+    for module in pkgutil.walk_packages(shared.__path__, "shared."):
+        for struct in vars(importlib.import_module(module.name)).values():
+            if isinstance(struct, type) and issubclass(struct, msgspec.Struct):
+                for field in msgspec.structs.fields(struct):
+                    if field.default is not msgspec.NODEFAULT:
+                        msgspec.msgpack.decode(msgspec.msgpack.encode(field.default), type=field.type)
 
 
 @pytest.mark.parametrize("leaf", NUMBERS, ids=lambda leaf: ".".join(leaf.path))

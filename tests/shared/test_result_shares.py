@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import msgspec
 import pytest
@@ -164,6 +164,17 @@ async def test_result_whose_end_is_refused_counts_against_its_tenant(js: JetStre
         await kept.shares.close()
     pieces, _ = await kept.shares._ledger("t")
     assert sum(piece.num_bytes for piece in pieces) > 4 * len(RESULT)
+
+
+async def test_piece_whose_time_is_in_the_future_ages_from_when_its_ledger_was_written(js: JetStreamContext) -> None:
+    future = time.time() + 10 * 365 * 86400.0
+    await js.publish("hr.kept.ahead", msgspec.msgpack.encode([(1, 2**40, future)]))
+    clock = Mock(ServerClock)
+    clock.now.side_effect = lambda: time.time() + age_s
+    shares, age_s = ResultShares(js, can_purge=True, clock=clock), 1.0
+    assert (await shares._ledgers(60.0)).keys() == {"ahead"}
+    age_s = 120.0
+    assert await shares._ledgers(60.0) == {}
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20), st.integers(0, 5000))

@@ -1,8 +1,9 @@
-"""Contents of adapters without a name: deleted after their grace, and never what is named, or added meanwhile."""
+"""Orders about adapters: bodies beyond limits are refused; contents without a name are deleted after their grace."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,20 @@ import msgspec
 import pytest
 
 from gateway.api import adapter_orders
-from gateway.api.adapter_orders import AdapterOrders, sweep
+from gateway.api.adapter_orders import AdapterOrders, LoadBody, UnloadBody, sweep
+from gateway.api.schemas.decoding import decode_typed
+from gateway.errors import ApiError
 from shared import adapter_store
 from shared.adapter_calls import AdapterBeat, AdapterReply, NamesRead
 from shared.adapter_names import NamedAdapter
-from shared.adapter_store import AdapterContent, AdapterStore, AdapterStoreError
+from shared.adapter_store import MAX_ADAPTER_BYTES, MAX_TOLD_RANK, AdapterContent, AdapterStore, AdapterStoreError
 from shared.features import ADAPTER_STORE, FEATURES
 from shared.messages import encode
 from shared.objects.directory import DirectoryStore
 from tests.gateway.fleet.test_fleet import Watched
 
 DAY_S = 86400.0
+DIGEST = "a" * 64
 
 
 class HeldStore(DirectoryStore):
@@ -191,3 +195,26 @@ async def test_add_that_races_the_deletion_of_its_content_has_it(bench: Bench, m
     read = bench.directory / "read"
     read.mkdir()
     assert await bench.store.fetch(content.digest, read) == content.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("struct", "fields", "param", "allowed"),
+    [
+        (LoadBody, {"lora_content": [DIGEST, 8, 10**30]}, "lora_content.[2]", f"<= {MAX_TOLD_RANK}"),
+        (LoadBody, {"lora_content": [DIGEST, 8, -1]}, "lora_content.[2]", ">= 0"),
+        (LoadBody, {"lora_content": [DIGEST, 10**30]}, "lora_content.[1]", f"<= {MAX_ADAPTER_BYTES}"),
+        (LoadBody, {"lora_content": ["A" * 64, 8]}, "lora_content.[0]", "matching regex"),
+        (LoadBody, {"lora_path": "a\0b"}, "lora_path", "matching regex"),
+        (LoadBody, {"lora_path": "a" * 4097}, "lora_path", "length <= 4096"),
+        (LoadBody, {"base_model_name": "m" * 129}, "base_model_name", "length <= 128"),
+        (UnloadBody, {"base_model_name": "m" * 129}, "base_model_name", "length <= 128"),
+        (UnloadBody, {"lora_int_id": 10**30}, "lora_int_id", f"<= {2**63 - 1}"),
+    ],
+)
+def test_field_beyond_its_limits_is_a_400_that_names_both(
+    struct: type[msgspec.Struct], fields: dict[str, Any], param: str, allowed: str
+) -> None:
+    with pytest.raises(ApiError) as raised:
+        decode_typed(struct, json.dumps({"lora_name": "a", **fields}).encode())
+    assert (raised.value.status, raised.value.param) == (400, param)
+    assert allowed in raised.value.message

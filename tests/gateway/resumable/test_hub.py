@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
+from gateway.api.endpoint import IdempotencyKey
+from gateway.errors import ApiError
+from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
+from gateway.resumable import hub as hub_module
 from gateway.resumable.calls import OwnerReply
-from gateway.resumable.hub import StreamHub
+from gateway.resumable.hub import CLAIM_S, StreamHub
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import Stored
 from gateway.resumable.owner import StreamLimits, StreamOwner
-from gateway.resumable.record import StreamHead, encode_requests
+from gateway.resumable.record import KeyRecord, StreamHead, encode_requests
 from shared.messages import Request
+from shared.server_clock import ServerClock
 from tests.gateway.resumable import test_writer
 from tests.gateway.resumable.test_writer import head_and_generation
 from tests.waiting import until
+
+KEY = IdempotencyKey("key", "body")
 
 
 class Log(test_writer.Log):
@@ -44,15 +53,26 @@ class Log(test_writer.Log):
 
 
 class HeadLog(Log):
-    """The same as the hub reads it."""
+    """The same as the hub reads it; a key stands for the stream by message 7."""
+
+    async def find_key(self, tenant: str, digest: str) -> tuple[KeyRecord, int]:
+        return KeyRecord("s", KEY.request_digest, 0.0), 7
 
     async def find(self, tenant: str, stream_id: str) -> Stored | None:  # type: ignore[override]
         return Stored(self.head, 1)
 
 
-def dispatcher() -> Any:
+def dispatcher(clock: object = None) -> Any:
     """A dispatcher that takes no request."""
-    return SimpleNamespace(fleet=SimpleNamespace(do_gateways_understand=lambda feature: False), let_go=lambda _: None)
+    fleet = SimpleNamespace(do_gateways_understand=lambda feature: False)
+    return SimpleNamespace(fleet=fleet, let_go=lambda _: None, clock=clock)
+
+
+def hub_of(log: Log, starter: object = None, clock: object = None) -> StreamHub:
+    nats = SimpleNamespace(jetstream=lambda **_: None, new_inbox=str)
+    hub = StreamHub(cast("Any", nats), dispatcher(clock), cast("Any", starter), GatewayMetrics(), StreamLimits())
+    hub._log = cast("Any", log)
+    return hub
 
 
 @pytest.mark.parametrize("is_followed", [False, True])
@@ -71,19 +91,87 @@ async def test_stream_that_another_gateway_generates_is_stopped_and_forgotten(
 ) -> None:
     head, generation = head_and_generation()
     log = HeadLog(msgspec.structs.replace(head, ended=ended))
-    nats = SimpleNamespace(jetstream=lambda **_: None, new_inbox=str)
-    hub = StreamHub(cast("Any", nats), dispatcher(), cast("Any", None), GatewayMetrics(), StreamLimits())
+    hub = hub_of(log)
 
     async def ask(head: StreamHead, action: str) -> OwnerReply | None:
         assert action == "stop"
         return None if is_known is None else OwnerReply(is_known, 0)
 
-    hub._log, hub._calls = cast("Any", log), cast("Any", SimpleNamespace(ask=ask))
+    hub._calls = cast("Any", SimpleNamespace(ask=ask))
     if is_followed:
         hub._streams["t", "s"] = LiveStream(head, generation, 0.0)
     await hub.stop(head)
     assert bool(log.deleted) == (not is_followed if is_deleted == "unless followed" else is_deleted)
     assert log.revoked == (["w"] if is_revoked else [])
+
+
+@pytest.mark.parametrize(
+    ("begun_with", "is_shown"),
+    [
+        ({"key_digest": "key", "body_digest": "body"}, True),
+        ({"key_digest": "key"}, True),
+        ({"key_digest": "key", "body_digest": "of an earlier attempt"}, False),
+        ({"key_digest": "of another request with this x-request-id", "body_digest": "body"}, False),
+        ({}, False),
+    ],
+)
+async def test_key_stands_for_no_stream_that_was_begun_with_another_key_or_body(
+    begun_with: dict[str, str], is_shown: bool
+) -> None:
+    head, _ = head_and_generation()
+    clock = SimpleNamespace(now=lambda: CLAIM_S + 60.0)
+    hub = hub_of(HeadLog(msgspec.structs.replace(head, **begun_with)), clock=clock)
+    shown, seq = await hub._find_key("t", KEY)
+    assert (shown is not None and shown.head.id, seq) == (is_shown and "s", 7)
+
+
+class SilentLog(Log):
+    """Takes claims, and does not say that it has stored a head."""
+
+    def __init__(self) -> None:
+        super().__init__(head_and_generation()[0])
+        self.released: list[tuple[str, int]] = []
+
+    async def find_key(self, tenant: str, digest: str) -> None:
+        return None
+
+    async def claim_key(self, tenant: str, digest: str, record: KeyRecord, seq: int) -> int:
+        return 7
+
+    async def create(self, head: StreamHead, requests: list[bytes]) -> int:
+        assert (head.key_digest, head.body_digest, head.key_seq) == ("key", "body", 7)
+        await asyncio.Event().wait()
+        return 8
+
+    async def release_key(self, tenant: str, digest: str, seq: int) -> None:
+        self.released.append((digest, seq))
+
+
+async def test_generation_ends_whose_head_comes_too_late_for_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "CLAIM_S", 0.05)
+    head, generation = head_and_generation()
+    window = Mock(flights=[])
+
+    async def checked(generation: Generation, *_: object) -> Generation:
+        return generation
+
+    async def dispatch(*_: object) -> tuple[None, Mock]:
+        return None, window
+
+    starter = SimpleNamespace(checked=checked, dispatch=dispatch, requests=lambda *_: [Request(id="s-0", model="m")])
+    log = SilentLog()
+    hub = hub_of(log, starter, clock=ServerClock())
+    hub._owner._log = cast("Any", log)
+    caller = SimpleNamespace(request_id="s", tenant="t", key_id="k")
+    asked = SimpleNamespace(caller=caller, answer=None, generation=generation, load=None)
+    stamped = SimpleNamespace(stamp=head.stamp, fingerprint=None, head=SimpleNamespace(started=0.0))
+    with pytest.raises(ApiError) as raised:
+        await hub.start_logged("completion", cast("Any", asked), cast("Any", stamped), cast("Any", None), KEY)
+    assert raised.value.status == 503
+    await hub._tasks.wait()
+    # Whoever repeats the request begins it anew: this one's tokens are nobody's.
+    assert log.released == [("key", 7)]
+    window.cancel.assert_called_once()
 
 
 async def test_stream_that_another_gateway_took_over_first_is_left_to_it() -> None:

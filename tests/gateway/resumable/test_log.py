@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from gateway.generation import Generation, Prompt
 from gateway.resumable import log as stream_log
 from gateway.resumable.fences import Fences
 from gateway.resumable.log import StreamLog
-from gateway.resumable.record import PIECE_BYTES, Entry, KeyRecord, StreamForm, StreamHead
+from gateway.resumable.record import PIECE_BYTES, Entry, KeyRecord, StreamForm, StreamHead, digest_of
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import STREAMS_STREAM, StreamLimits
@@ -117,6 +118,39 @@ async def test_stream_keeps_its_requests_when_another_is_to_have_its_id(
     with pytest.raises(ApiError, match="There is a resumable stream 's' already"):
         await log.create(msgspec.structs.replace(head, owner="other"), [b"of another key"])
     assert await log.requests(head) == [b"own"]
+
+
+async def test_stream_has_its_own_requests_when_two_begin_one_of_its_id_at_once(
+    opened: tuple[StreamLog, JetStreamContext],
+) -> None:
+    log, _ = opened
+    kept = {"one": [b"first of one", b"rest"], "two": [b"first of two", b"rest"]}
+    heads = [
+        msgspec.structs.replace(
+            head_of("t", "s"), owner=owner, num_request_pieces=2, requests_digest=digest_of(kept[owner])
+        )
+        for owner in kept
+    ]
+    outcomes = await asyncio.gather(*(log.create(head, kept[head.owner]) for head in heads), return_exceptions=True)
+    (error,) = [outcome for outcome in outcomes if not isinstance(outcome, int)]
+    assert isinstance(error, ApiError)
+    assert (error.status, error.param) == (409, "x-request-id")
+    found = await log.find("t", "s")
+    assert found is not None
+    assert await log.requests(found.head) == kept[found.head.owner]
+
+
+async def test_key_is_released_by_whoever_has_claimed_it_alone(opened: tuple[StreamLog, JetStreamContext]) -> None:
+    log, _ = opened
+    first = await log.claim_key("t", "digest", KeyRecord("s", "d", 0.0), 0)
+    assert first is not None
+    second = await log.claim_key("t", "digest", KeyRecord("s2", "d", 0.0), first)
+    assert second is not None
+    await log.release_key("t", "digest", first)
+    await log.delete(msgspec.structs.replace(head_of("t", "s"), key_digest="digest", key_seq=first))
+    assert await log.find_key("t", "digest") == (KeyRecord("s2", "d", 0.0), second)
+    await log.release_key("t", "digest", second)
+    assert await log.find_key("t", "digest") is None
 
 
 async def test_first_stream_after_nats_has_lost_its_memory_is_stored(

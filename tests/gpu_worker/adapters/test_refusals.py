@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpu_worker.adapters import config
 from gpu_worker.adapters.config import AdapterConfig, AdapterError, parse_modules, read_config
 from gpu_worker.adapters.reader import read_packed
 from gpu_worker.layers.adapters import AdapterTargets
@@ -23,6 +25,8 @@ from tests.gpu_worker.adapters.peft_files import write_adapter
 
 _MODULE = "model.layers.0.mlp.down_proj"
 _A = f"base_model.model.{_MODULE}.lora_A.weight"
+_B = f"base_model.model.{_MODULE}.lora_B.weight"
+_A_BYTES, _B_BYTES = 4 * 4 * 12, 4 * 8 * 4
 _HEAD, _WORDS = (f"base_model.model.{name}.base_layer.weight" for name in ("lm_head", "model.embed_tokens"))
 
 
@@ -59,9 +63,66 @@ def _file(content: bytes) -> Callable[[Path], object]:
     return lambda directory: (directory / "adapter_model.safetensors").write_bytes(content)
 
 
+def _entry(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def _header(*entries: tuple[str, dict[str, Any]], num_bytes: int = _A_BYTES + _B_BYTES) -> Callable[[Path], object]:
+    """Write a header of these tensors, of which several may have one name, and zeros."""
+    fields = ",".join(f"{json.dumps(name)}:{json.dumps(entry)}" for name, entry in entries)
+    header = f"{{{fields}}}".encode()
+    return _file(struct.pack("<Q", len(header)) + header + bytes(num_bytes))
+
+
+def _vast(directory: Path) -> None:
+    """Write a header that is longer than any, and takes no room on the disk."""
+    _file(struct.pack("<Q", 99_000_000))(directory)
+    os.truncate(directory / "adapter_model.safetensors", 99_000_008)
+
+
+def _escaped(write: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Write the same with the fields of one tensor spelled in another way."""
+
+    def change(directory: Path) -> None:
+        write(directory)
+        path = directory / "adapter_model.safetensors"
+        length, content = struct.unpack("<Q", path.read_bytes()[:8])[0], path.read_bytes()[8:]
+        header = content[:length].replace(b"data_offsets", b"data\\u005foffsets", 1)
+        path.write_bytes(struct.pack("<Q", len(header)) + header + content[length:])
+
+    return change
+
+
+_GOOD_A, _GOOD_B = (_A, _entry([4, 12], 0, _A_BYTES)), (_B, _entry([8, 4], _A_BYTES, _A_BYTES + _B_BYTES))
+_EMPTY = _entry([0], 0, 0)
+_MANY = b"".join(b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},' % number for number in range(200_001))
+_LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
+        (_header(_GOOD_A, (_B, _entry([8, 4], 0, _B_BYTES)), num_bytes=_A_BYTES), "not a whole safetensors file"),
+        (_header(_GOOD_A, _GOOD_B, num_bytes=_A_BYTES), "not a whole safetensors file"),
+        (_header(_GOOD_A, _GOOD_B, num_bytes=_A_BYTES + _B_BYTES + 1), "not a whole safetensors file"),
+        (_header((_A, _entry([4, 12], 0, _A_BYTES, "BF16")), _GOOD_B), "not a whole safetensors file"),
+        (_header((_A, _entry([4, 12], 0, _A_BYTES, "F7")), _GOOD_B), "not a whole safetensors file"),
+        (_header((_A, _entry([2**62, 4], 0, 0)), _GOOD_B), "not a whole safetensors file"),
+        (_header((_A, _entry([-4, -12], 0, _A_BYTES)), _GOOD_B), "not a whole safetensors file"),
+        (_header(("a\n" * 10**6, _entry([4, 12], 5, _A_BYTES)), _GOOD_B), "not a whole safetensors file"),
+        (_header((_A, _entry([4, 12], 0, _A_BYTES, "I32")), _GOOD_B), "float32, float16 and bfloat16"),
+        (_header((_A, _entry([12, 4], 0, _A_BYTES)), _GOOD_B, _GOOD_A), "lora_A.weight' twice in its header"),
+        (
+            _header((_A, {"extra": "data_offsets", **_GOOD_A[1]}), _GOOD_B, _GOOD_B),
+            "lora_B.weight' twice in its header",
+        ),
+        (_escaped(_header(_GOOD_A, (_B, _EMPTY), _GOOD_B)), "lora_B.weight' twice in its header"),
+        (_header(_GOOD_A, _GOOD_B, (_LONG, _EMPTY)), "more than 512 characters"),
+        (_vast, "at most 200000 tensors are read"),
+        (_file(struct.pack("<Q", len(_MANY) + 1) + b"{" + _MANY[:-1] + b"}"), "at most 200000 tensors are read"),
+        (_set(lora_alpha=1e300), "1000000000 at most"),
+        (_set(alpha_pattern={"down_proj": 1e300}), "1000000000 at most"),
+        (_set(target_parameters=["a"] * 10_001), "at most 10000 are read"),
         (_set(peft_type="LOHA"), "only LORA is served"),
         (_set(use_dora=True), "DoRA"),
         (_set(bias="all"), "biases"),
@@ -69,6 +130,8 @@ def _file(content: bytes) -> Callable[[Path], object]:
         (_set(init_lora_weights="pissa_niter_4"), "save it converted"),
         (_set(r=257), "from 1 to 256"),
         (_set(r=True), "from 1 to 256"),
+        (_set(r=10**30), "field 'r' is 1000000000000000000000000000000; it must be a whole number from 1 to 256"),
+        (_set(rank_pattern={"down_proj": 10**30}), "rank_pattern"),
         (_set(lora_alpha=-1), "above 0"),
         (_set(rank_pattern={"(a+)+$": 3}), "only names of modules are read"),
         (_set(rank_pattern={"down_proj": 2.5}), "whole number"),
@@ -96,6 +159,19 @@ def test_adapter_is_refused(
         read_packed(tmp_path / "adapter", targets, ())
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1000
+
+
+def test_patterns_are_not_compared_with_very_many_modules(
+    targets: AdapterTargets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "_MAX_COMPARED", 1)
+    write_adapter(tmp_path / "adapter", {_MODULE: (8, 12)})
+    _set(rank_pattern={"down_proj": 4}, target_parameters=["x"] * 10_000)(tmp_path / "adapter")
+    read_packed(tmp_path / "adapter", targets, ())
+    _set(alpha_pattern={"down_proj": 4})(tmp_path / "adapter")
+    with pytest.raises(AdapterError, match="has 2 patterns for 1 modules; at most 1 pairs are compared"):
+        read_packed(tmp_path / "adapter", targets, ())
 
 
 @pytest.mark.parametrize("sizes", [{"model.layers.7.mlp.down_proj": (8, 12)}, {_MODULE: (9, 12)}, {_MODULE: (8, 11)}])

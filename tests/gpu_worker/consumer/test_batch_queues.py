@@ -15,7 +15,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from gpu_worker.consumer import batch_queues as batch_queues_module
 from gpu_worker.consumer.batch_lane import MAX_BACKGROUND
 from gpu_worker.consumer.batch_queues import BatchQueues
-from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.consumer.queued_message import REDELIVER, REDELIVER_LATER, QueuedMessage
 from shared.batch_streams import batch_stream
 from shared.consumers import PullConsumer
 from shared.errors import DependencyError
@@ -185,7 +185,7 @@ async def test_jobs_that_come_at_once_are_taken_one_in_each_turn_of_the_loop(
     queues = worker.worker.consumer._batch_queue
     turns = []
     monkeypatch.setattr(queues._lane, "take", lambda message: turns.append((turn, message.stream_seq)))
-    jobs = [QueuedMessage("subject", b"", f"ack.{number}", number, 1, 0) for number in range(4)]
+    jobs = _four_jobs()
     outstanding = queues.outstanding
     for job in jobs:
         queues._receive(job)
@@ -195,6 +195,48 @@ async def test_jobs_that_come_at_once_are_taken_one_in_each_turn_of_the_loop(
     assert [number for _, number in turns] == [0, 1, 2, 3]
     assert len({when for when, _ in turns}) == 4
     assert not queues._arrived
+
+
+def _four_jobs() -> list[QueuedMessage]:
+    return [QueuedMessage("subject", b"", f"ack.{number}", number, 1, 0) for number in range(4)]
+
+
+def _queues(nats: Mock, take: Callable[[QueuedMessage], None]) -> BatchQueues:
+    return BatchQueues(nats, "m", StreamLimits(), Mock(), Mock(), Mock(), Mock(), Mock(take=take), TaskSupervisor())
+
+
+async def test_job_that_cannot_be_taken_goes_back_and_those_behind_it_are_taken() -> None:
+    taken: list[int] = []
+    failures: list[object] = []
+
+    def take(message: QueuedMessage) -> None:
+        if message.stream_seq == 1:
+            raise asyncio.CancelledError
+        taken.append(message.stream_seq)
+
+    nats, loop = Mock(), asyncio.get_running_loop()
+    queues = _queues(nats, take)
+    loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    for job in _four_jobs():
+        queues._receive(job)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert taken == [0, 2, 3]
+    assert len(failures) == 1
+    nats.send.assert_called_once_with("ack.1", REDELIVER_LATER)
+    assert queues.outstanding == 0
+
+
+async def test_drain_that_is_cancelled_gives_back_what_has_arrived() -> None:
+    nats = Mock()
+    queues = _queues(nats, Mock())
+    queues._queues["t"] = Mock(drain=asyncio.Event().wait)
+    queues._arrived.extend(_four_jobs())
+    drain = asyncio.create_task(queues.drain())
+    await asyncio.sleep(0.01)
+    drain.cancel()
+    await asyncio.wait([drain])
+    assert [call.args for call in nats.send.mock_calls] == [(f"ack.{number}", REDELIVER) for number in range(4)]
 
 
 class _Queue:

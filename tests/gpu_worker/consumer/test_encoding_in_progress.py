@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
+from gpu_worker.consumer import intake
+from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.engine.engine_thread import EngineStoppedError
+from gpu_worker.text.output_text import OutputText
 from shared.batch_streams import batch_stream
-from shared.messages import Delta
+from shared.messages import Delta, Request
 from shared.sampling import Sampling
-from tests.gpu_worker.consumer.harness import MakeWorker, RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import TOKENIZER, MakeWorker, RunningWorker, TestGateway, wait_until
 
 
 class SlowEncoder:
@@ -96,6 +100,26 @@ async def test_moved_request_is_expected_to_need_as_many_blocks_as_when_it_was_n
     assert moved is not None
     assert new.num_blocks == moved.num_blocks > 0
     await gateway.cancel(*(request.id for request in requests))
+
+
+async def test_text_of_many_emitted_tokens_is_made_in_a_thread_and_goes_on_as_of_few(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    output = RequestReader.output
+
+    def note(reader: RequestReader, request: Request, prompt_ids: list[int]) -> OutputText:
+        threads.append(threading.current_thread().name)
+        return output(reader, request, prompt_ids)
+
+    monkeypatch.setattr(RequestReader, "output", note)
+    emitted = tuple(TOKENIZER.encode_text("x = é")[:-1])
+    sampling = Sampling(max_tokens=len(emitted) + 6, ignore_eos=True, stop=("= q", "zzz"))
+    few = await gateway.ask(emitted=emitted, sampling=sampling)
+    monkeypatch.setattr(intake, "INLINE_TOKENS", len(emitted) - 1)
+    many = await gateway.ask(emitted=emitted, sampling=sampling)
+    assert (many.text, many.token_ids) == (few.text, few.token_ids)
+    assert [name.startswith("prompts") for name in threads] == [False, True]
 
 
 async def test_newer_epoch_that_comes_while_the_older_is_encoded_runs_alone(

@@ -6,10 +6,12 @@ import time
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpu_worker.consumer.tokenizer_service import MAX_CALLS_OF_ONE, TokenizerService
 from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHARACTERS
 from shared.conversation import ChatMessage, ChatOptions
+from shared.media import ContentImage
 from shared.messages import encode
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply
@@ -71,6 +73,30 @@ async def test_full_lane_is_answered_at_once_and_says_when_to_return(
     # One tenant may fill half of the lane, in bytes and in seconds; one call may always wait.
     assert 1 <= len(served) <= MAX_WAITING_CALL_BYTES // 2 // len(text) + 2
     assert all(reply.retry_after_s and reply.retry_after_s >= 1 for reply in busy)
+
+
+_EMPTY = ChatMessage(role="user", content="")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        TokenizeCall(messages=(replace(_EMPTY, part_lengths=(0,) * 4096),) * 9, tenant="t"),
+        TokenizeCall(messages=(replace(_EMPTY, images=(ContentImage(0, 0),) * 64),) * 5, tenant="t"),
+        DetokenizeCall(token_ids=(65,) * 300_000, tenant="t"),
+    ],
+)
+async def test_calls_without_a_character_fill_the_lane(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch, call: TokenizerCall
+) -> None:
+    may_answer = threading.Event()
+    monkeypatch.setattr(TokenizerService, "_reply", lambda *_: may_answer.wait(30) and encode(TokenizerReply()))
+    calls = [asyncio.create_task(_call(gateway, call)) for _ in range(6)]
+    # One is worked on and one waits: each takes more than a tenant's share of the lane.
+    await wait_until(lambda: sum(call.done() for call in calls) == 4)
+    may_answer.set()
+    replies = await asyncio.gather(*calls)
+    assert sum(reply.retry_after_s is not None for reply in replies) == 4
 
 
 async def test_calls_of_one_tenant_leave_room_for_those_of_others(

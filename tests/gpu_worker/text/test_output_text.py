@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from typing import SupportsIndex
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_worker.text import output_text
 from gpu_worker.text.output_text import StopStrings
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.sampling import Sampling
@@ -120,12 +122,43 @@ def test_nothing_sent_was_part_of_a_stop_string_and_nothing_is_held_needlessly(
     assert not any(stop in text for stop in stops)
 
 
+@settings(max_examples=500)
+@given(
+    pieces=st.lists(_letters, max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    split=st.integers(0, 12),
+    num_at_once=st.integers(1, 5),
+)
+def test_skipped_pieces_leave_what_fed_ones_do(
+    pieces: list[str], stops: list[str], split: int, num_at_once: int
+) -> None:
+    fed, skipped = StopStrings(tuple(stops)), StopStrings(tuple(stops))
+    first = pieces[: split // 3]
+    assert [fed.feed(piece) for piece in first] == [skipped.feed(piece) for piece in first]
+    for piece in pieces[split // 3 : split]:
+        fed.feed(piece)
+    with patch.object(output_text, "_PIECES_AT_ONCE", num_at_once):
+        skipped.skip(pieces[split // 3 : split])
+    assert skipped.matched == fed.matched
+    assert [fed.feed(piece) for piece in pieces[split:]] == [skipped.feed(piece) for piece in pieces[split:]]
+    assert (skipped.matched, skipped.flush()) == (fed.matched, fed.flush())
+
+
 def test_text_after_a_match_is_dropped() -> None:
     matcher = StopStrings(("END",))
     assert matcher.feed("so EN") == "so "
     assert matcher.feed("D and on") == ""
     assert matcher.feed("xyz") == ""
     assert matcher.flush() == ""
+
+
+def test_text_that_is_skipped_is_compared_in_c() -> None:
+    stops = tuple(CountedReads("a" * length + "b") for length in range(1000, 1016))
+    matcher = StopStrings(stops)
+    matcher.skip(["aaaa"] * 100_000)
+    # Only its end is compared here, with each string once; fed, each string is read for each character.
+    assert sum(stop.num_reads for stop in stops) < 6 * 16 * 1016
+    assert matcher.flush() == "a" * 1015
 
 
 def test_long_stop_string_costs_little_per_character() -> None:
