@@ -173,6 +173,17 @@ def test_what_follows_a_call_and_is_none_is_told(name: str) -> None:
     assert [called for called, _ in said.calls] == ["get_weather"]
 
 
+_WITH_SECTIONS = ("deepseek-v3", "deepseek-v3.2", "kimi", "minimax", "mistral-list", "llama-json", "llama-pythonic")
+
+
+@pytest.mark.parametrize("name", _WITH_SECTIONS)
+def test_answer_that_is_cut_within_a_later_call_tells_none_of_its_markup(name: str) -> None:
+    text = WRITERS[name]([("get_weather", {"city": "a"}), ("search", {"query": "b"})])
+    cut = [understood(read(format_named(name), list(text[:end]), tools())) for end in range(len(text))]
+    assert {each.content for each in cut if each.calls} == {""}
+    assert {len(each.calls) for each in cut} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("name", ["deepseek-v3.1", "gemma", "llama-json"])
 def test_marker_that_says_nothing_leaves_the_space_around_it(name: str) -> None:
     spoken = format_named(name)
