@@ -17,10 +17,14 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
+from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import Adapting
-from gpu_worker.start.worker import _ConnectionEvents
+from gpu_worker.start.worker import _ConnectionEvents, _identity, _served_model
 from gpu_worker.start.worker_adapters import AdapterAccess, WorkerAdapters
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import ConfigError
 from shared.features import ADAPTER_STORE
+from shared.grammar import LlguidanceMissingError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
 from shared.sampling import Sampling
@@ -139,6 +143,24 @@ async def test_unusable_setting_is_named_and_ends_the_process(settings: dict[str
         assert process.returncode == 2
         assert message in errors.decode()
         assert "Traceback" not in errors.decode()
+
+
+def test_name_that_no_subject_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"HEADRACE_WORKER_ID: .* must be 1 to 128 bytes"):
+        _identity(WorkerConfig(model=DEMO_MODEL, worker_id="x" * 129))
+
+
+def test_worker_that_can_read_no_grammar_says_so_at_its_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(tokenizer: ModelTokenizer) -> None:
+        raise LlguidanceMissingError
+
+    assert _served_model(WorkerConfig(model=DEMO_MODEL), "m").golden is None
+    assert "structured output" not in caplog.text
+    monkeypatch.setattr(ModelTokenizer, "grammar_tokenizer", property(missing))
+    _served_model(WorkerConfig(model=DEMO_MODEL), "m")
+    assert "requests for structured output will be refused: " in caplog.text
 
 
 async def test_worker_waits_for_jetstream_and_can_be_stopped_meanwhile(start_nats: Callable[..., NatsServer]) -> None:
