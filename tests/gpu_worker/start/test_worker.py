@@ -115,39 +115,18 @@ async def test_second_signal_exits_at_once(nats_url: str, gateway: TestGateway) 
         assert await asyncio.wait_for(process.wait(), 30) == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "HEADRACE_MODEL: is required"),
-        pytest.param({"model": "/nowhere"}, "HEADRACE_MODEL: /nowhere does not exist; name", marks=pytest.mark.slow),
-        pytest.param(
-            {"model": str(DEMO_MODEL), "max_num_seqs": "0"},
-            "HEADRACE_MAX_NUM_SEQS: 0 is too small",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"model": str(DEMO_MODEL), "served_model_name": "x\x01" * 99, "simulate": "1"},
-            "must be 1 to 128 bytes",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"model": str(DEMO_MODEL), "simulate": "1", "max_num_seqs": "64", "max_num_batched_tokens": "8"},
-            "HEADRACE_MAX_NUM_BATCHED_TOKENS",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-async def test_unusable_setting_is_named_and_ends_the_process(settings: dict[str, str], message: str) -> None:
-    async with _worker_process(**settings) as process:
+async def test_unusable_setting_is_named_and_ends_the_process() -> None:
+    async with _worker_process() as process:
         _, errors = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 2
-        assert message in errors.decode()
+        assert "HEADRACE_MODEL: is required" in errors.decode()
         assert "Traceback" not in errors.decode()
 
 
-def test_name_that_no_subject_can_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"HEADRACE_WORKER_ID: .* must be 1 to 128 bytes"):
-        _identity(WorkerConfig(model=DEMO_MODEL, worker_id="x" * 129))
+@pytest.mark.parametrize("name", ["served_model_name", "worker_id"])
+def test_name_that_no_subject_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"HEADRACE_{name.upper()}: name 'xx"):
+        _identity(WorkerConfig(model=DEMO_MODEL, **{name: "x" * 129}))
 
 
 def test_worker_that_can_read_no_grammar_says_so_at_its_start(

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from ops.stack import probe
-from ops.stack.child import ChildSpec, children_of
+from ops.stack.child import ChildSpec
 from ops.stack.config import UpConfig
 from ops.stack.console import Console
 from ops.stack.plan import Plan, make_plan
@@ -157,23 +157,6 @@ async def test_system_is_ready_only_when_the_last_worker_has_joined(
     os.kill(pids[0], signal.SIGKILL)
     await until(lambda: told_pids(tmp_path, "worker") not in (pids, []), 30)
     assert told_pids(tmp_path, "worker") == running._pids("worker")
-    await running.stop()
-
-
-@pytest.mark.parametrize("processes", ["1", "2"])
-async def test_gateway_processes_are_told_of_and_not_their_parent(
-    tmp_path: Path, plan: Plan, state: StateDirectory, processes: str
-) -> None:
-    gateway = dataclasses.replace(plan.gateway, environ={**plan.gateway.environ, "HEADRACE_PROCESSES": processes})
-    running = supervise(dataclasses.replace(plan, gateway=gateway), state)
-    running._start_children([shell("gateway", "sleep 60 & sleep 60 & wait")])
-    await until(lambda: len(children_of(next(iter(running._pids("gateway")), 0))) == 2, 30)
-    running._write_ready_files()
-    (parent,) = running._pids("gateway")
-    assert told_pids(tmp_path, "gateway") == ([parent] if processes == "1" else children_of(parent))
-    running._on_signal(signal.SIGTERM)
-    running._on_signal(signal.SIGINT)
-    await until(lambda: not running._pids("gateway"), 30)
     await running.stop()
 
 

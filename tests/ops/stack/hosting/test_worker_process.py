@@ -59,26 +59,15 @@ async def test_process_that_ends_by_itself_says_why_and_is_not_started_again(
     assert log.read_text().count("begun") == 1
 
 
-async def test_process_that_is_stopped_has_not_failed(tmp_path: Path) -> None:
-    hosted = Hosted(tmp_path)
-    hosted.worker.start()
-    await until(lambda: hosted.worker.pid, 30)
-    assert hosted.worker.phase == "loading"
-    hosted.worker.stop()
-    hosted.worker.stop()
-    assert hosted.worker.phase == "stopping"
-    await hosted.worker.wait()
-    assert (hosted.ended, hosted.worker.failure, hosted.worker.pid) == ([hosted.worker], None, None)
-
-
 @pytest.mark.parametrize("has_joined", [False, True])
-async def test_process_that_never_joins_is_killed(
+async def test_process_that_never_joins_is_killed_and_one_that_is_stopped_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_joined: bool
 ) -> None:
     hosted = Hosted(tmp_path)
     hosted.worker.start()
     await until(lambda: hosted.worker.pid, 30)
     pid = hosted.worker.pid
+    assert hosted.worker.phase == "loading"
     hosted.worker.watch(0.2, can_judge=True)
     monkeypatch.setattr(worker_process, "START_TIMEOUT_S", 0.0)
     if has_joined:
@@ -92,7 +81,10 @@ async def test_process_that_never_joins_is_killed(
         await until(lambda: hosted.ended, 30)
         assert (hosted.worker.failure or "").startswith("was killed by SIGKILL")
     hosted.worker.stop()
+    assert hosted.worker.phase == "stopping"
     await hosted.worker.wait()
+    assert (hosted.ended[-1], hosted.worker.pid) == (hosted.worker, None)
+    assert (hosted.worker.failure is None) == has_joined
 
 
 async def test_worker_is_busy_with_what_runs_or_waits_and_people_wait_for_what_is_no_batch_job(tmp_path: Path) -> None:
