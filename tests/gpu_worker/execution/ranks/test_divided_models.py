@@ -121,7 +121,10 @@ def check(name: str, size: int, directory: Path, **division: Any) -> None:
     assert_divisible(directory, size, **division)
 
 
-DEFAULT = ("variant-llama", "variant-llama-mqa-biases", "recurrent-qwen3_5_moe", "recurrent-lfm2")
+DEFAULT = (
+    *("variant-llama", "variant-llama-mqa-biases"),
+    *("recurrent-qwen3_5_moe", "recurrent-lfm2", "recurrent-nemotron_h"),
+)
 
 
 @pytest.mark.parametrize("name", DEFAULT)
