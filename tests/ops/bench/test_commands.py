@@ -111,14 +111,18 @@ def test_engine_that_fails_in_any_round_is_not_compared() -> None:
     def measure(number: int) -> dict[int, Measurement]:
         return {1: Measurement(1.0, 1.0 + number)}
 
+    failed: list[int] = []
+
     def fail_from(first: int, number: int) -> dict[int, Measurement]:
         if number >= first:
+            failed.append(first)
             raise PeerUnavailableError("gone")
         return measure(number)
 
     engines = {OURS: measure, "absent": partial(fail_from, 0), "peer": partial(fail_from, 1)}
     expected = ({(OURS, 1): Measurement(1.0, 2.0)}, {"absent": "gone", "peer": "gone"})
     assert measure_in_turn(engines, 3) == expected
+    assert failed == [0, 1], "what is missing is not asked again"
 
 
 def test_figures_are_taken_in_turns_and_compared_pair_by_pair() -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -174,7 +175,8 @@ async def test_running_system_keeps_its_ready_file_and_ends_when_nobody_watches_
 
     going_on = asyncio.create_task(asyncio.Event().wait())
     setattr(running, other, going_on)
-    setattr(running, part, asyncio.create_task(fail()))
+    failing = running._watch(cast("Any", SimpleNamespace(run=fail))) if part == "_watching" else fail()
+    setattr(running, part, asyncio.create_task(failing))
     with pytest.raises(RuntimeError, match="the watch has failed"):
         await asyncio.wait_for(waiting, 10)
     await running.stop()

@@ -26,7 +26,7 @@ from ops.stack.hosting.host import Host
 from ops.stack.hosting.worker_process import WorkerProcess
 from ops.stack.plan import NatsAccess
 from shared.errors import DependencyError
-from shared.hosted_models import HostBeat, HostedModel, ModelOrder, ModelReply
+from shared.hosted_models import HOST_BEAT_INTERVAL_S, HostBeat, HostedModel, ModelOrder, ModelReply
 from shared.messages import encode
 from shared.nats_connection import connect
 from shared.subjects import host_subject, model_order_subject
@@ -138,11 +138,13 @@ async def test_orders_of_gateways_alone_are_carried_out_and_each_is_in_the_audit
     assert "is loaded already" in (await order(host, "load", path=path) or "")
     assert "always runs" in (await order(host, "sleep") or "")
     assert len(workers(host)) == 1
+    assert await order(host, "wake") is None
     assert await order(host, "unload") is None
     await until(lambda: workers(host) == [])
     entries = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert [(each["action"].removeprefix("model."), each["outcome"]) for each in entries] == [
-        *(("sleep", "failed"), ("load", "done"), ("load", "failed"), ("sleep", "failed"), ("unload", "done"))
+        *(("sleep", "failed"), ("load", "done"), ("load", "failed"), ("sleep", "failed")),
+        *(("wake", "done"), ("unload", "done")),
     ]
 
 
@@ -160,6 +162,8 @@ async def test_model_on_demand_is_loaded_once_sleeps_when_told_and_is_woken_for_
     assert worker.phase == "ready"
     assert await told(host, at_once=False) is not None, "its state is another one"
     assert await told(host, at_once=False) is None
+    host._told_at -= HOST_BEAT_INTERVAL_S
+    assert await told(host, at_once=False) is not None, "gateways hear from it all the time"
     await beat(host, worker, running=1)
     assert "has requests" in (await order(host, "sleep") or "")
     await beat(host, worker)
@@ -215,3 +219,8 @@ async def test_models_of_a_start_are_told_by_name_with_as_many_workers_as_each_h
         await host._on_heartbeat(Mock(data=encode(msgspec.structs.replace(BEAT, worker=worker, pid=1))))
     assert first.beat is not None
     assert first.beat.worker == "w1"
+    first.stop()
+    await asyncio.sleep(0)
+    await host.stop(1)
+    assert first._stopping is not None
+    assert first._stopping.cancelling(), "whoever has started it ends it"
