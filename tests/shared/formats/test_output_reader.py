@@ -146,7 +146,9 @@ def test_arguments_stream_as_they_come() -> None:
 
 def test_reasoning_streams_as_it_comes() -> None:
     reader = format_named("hermes-thinking").reader(starts_in_reasoning=True)
-    assert reader.feed("I") == [ReasoningText("I")]
+    # White space where reasoning begins is markup, and where an answer begins it is text.
+    assert reader.feed("\n I") == [ReasoningText("I")]
+    assert read(format_named("hermes"), [" Hi"], tools(), is_exclusive=True) == [ContentText(" Hi")]
     assert reader.feed(" think ") == [ReasoningText(" think")]
     assert reader.feed("</think>") == []
     assert reader.feed("\n\nHi ") == [ContentText("Hi ")]
