@@ -159,20 +159,6 @@ def test_requests_at_the_moment_of_falling_asleep_are_served_by_the_next_wake(sy
     order(system, "unload", "dozing")
 
 
-def test_two_models_that_do_not_fit_take_turns(system: System) -> None:
-    for name in ("left", "right"):
-        order(system, "load", name, path="good", on_demand=True, idle_s=60, memory_bytes=NEED)
-    used = []
-    for number in range(3):
-        for name in ("left", "right"):
-            check(ask(system, name, f"turn {number}"))
-            (host,) = operator(system, "").json()["hosts"]
-            used.append(host["used_bytes"])
-    assert set(used) == {NEED}
-    for name in ("left", "right"):
-        order(system, "unload", name)
-
-
 def test_two_models_that_are_always_busy_take_turns_and_retry_after_comes_true(system: System) -> None:
     def starts(name: str) -> int:
         return system.log.read_text().count(f"starting, for {name}")

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from gateway.config import GatewayConfig
 from gateway.files.endpoint import MAX_DOWNLOADS
 from gateway.process.settings_check import check_settings
 from shared.errors import ConfigError
-from tests.gateway.batches.conftest import EchoWorker, Place
+from tests.gateway.batches.conftest import Place
 from tests.gateway.gateway_process import GatewayProcess
 from tests.waiting import until
 
@@ -194,18 +194,26 @@ async def test_upload_and_download_take_constant_memory(place: Place, headers: d
     assert peak - before < 16 << 20, f"{(peak - before) / (1 << 20):.1f} MB"
 
 
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda path: path.write_bytes(LINE.replace(b"a", b"b")), "damaged_file"),
+        (Path.unlink, "input_file_missing"),
+    ],
+)
 async def test_file_that_was_changed_in_the_store_is_not_computed(
-    client: openai.AsyncOpenAI, place: Place, tenant: str, worker: EchoWorker
+    client: openai.AsyncOpenAI, place: Place, tenant: str, change: Callable[[Path], object], code: str
 ) -> None:
     file = await client.files.create(file=("a.jsonl", LINE), purpose="batch")
     (path,) = place.files(tenant)
-    path.write_bytes(LINE.replace(b"a", b"b"))
+    change(path)
     batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     async with asyncio.timeout(30):
         while batch.status != "failed":
             batch = await client.batches.retrieve(batch.id)
             await asyncio.sleep(0.05)
-    assert json.loads(batch.model_dump_json())["errors"]["data"][0]["code"] == "damaged_file"
+    assert json.loads(batch.model_dump_json())["errors"]["data"][0]["code"] == code
 
 
 async def test_gateway_without_a_store_says_so_and_serves_the_rest(place: Place, headers: dict[str, str]) -> None:

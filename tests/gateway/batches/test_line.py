@@ -69,10 +69,7 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
     ("change", "message"),
     [
         ({"url": "/v1/rerank"}, "url has to be one of /v1/chat/completions, /v1/completions, /v1/responses"),
-        ({"url": ["x"]}, "url has to be one of"),
-        ({"method": "GET"}, "method has to be POST"),
         ({"bodi": {}}, "'bodi' is not a field of a batch line"),
-        ({"custom_id": 3}, "custom_id has to be a text"),
         ({"body": {"model": "m", "messages": [], "temprature": 1}}, "body: "),
         ({"body": chat_line(temprature=1)["body"]}, "Did you mean 'temperature'?"),
         ({"body": chat_line(logprobs=True)["body"]}, "'logprobs' is not kept in the results of batch jobs"),
@@ -140,12 +137,3 @@ def test_vectors_are_told_as_embeddings(encoding: str) -> None:
     else:
         assert [vector["embedding"] for vector in data] == ["AAAAPwAAAMA="] * 2
     assert output["response"]["body"]["usage"]["prompt_tokens"] == 8
-
-
-def test_failed_and_expired_jobs_are_errors_in_openai_s_form() -> None:
-    failed = answered(read_openai_line(chat_line(), "default", "batch"), finish="failed", error="too long")
-    assert failed["response"]["status_code"] == 400
-    assert failed["response"]["body"]["error"]["message"] == "too long"
-    expired = answered(read_openai_line(chat_line(), "default", "batch"), finish="expired")
-    assert expired["response"] is None
-    assert expired["error"]["code"] == "batch_expired"

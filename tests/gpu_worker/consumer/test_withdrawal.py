@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -129,3 +130,19 @@ async def test_order_that_is_unknown_drains_nothing(worker: RunningWorker, gatew
     drain_asked = worker.worker.consumer._orders._orders[b""].__self__  # type: ignore[attr-defined]
     assert not drain_asked.is_set()
     assert (await gateway.ask()).finish is not None
+
+
+async def test_worker_that_loses_a_rank_withdraws_until_its_group_is_whole_again(worker: RunningWorker) -> None:
+    group = worker.worker._group = MagicMock()
+    group.group.lost = None
+    worker.worker._follow_group()
+    assert worker.worker.withdrawn is None
+    group.group.lost = "rank 1 is gone"
+    await asyncio.to_thread(group.group.on_lost)
+    await wait_until(lambda: worker.worker.withdrawn == "rank 1 is gone")
+    # The engine is told, which may be waiting for that rank.
+    await wait_until(lambda: group.check.called)
+    await asyncio.to_thread(group.group.on_formed)
+    await wait_until(lambda: worker.worker.withdrawn is None)
+    worker.worker._follow_group()
+    await wait_until(lambda: worker.worker.withdrawn == "rank 1 is gone")

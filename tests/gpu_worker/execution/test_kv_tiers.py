@@ -220,8 +220,12 @@ def test_memory_keeps_what_is_retained_until_its_time_and_no_longer(served: Serv
     keep(host, 0, 1, 2, 3)
     # Half of the rows at most; the beginning of a prefix before its end.
     host.retain("a", 1.0, [name(number) for number in (0, 1, 2)], until=60.0)
+    row_bytes = groups[0].row_bytes
+    assert (host.retained_bytes, host.used_bytes, host.stored_bytes) == (2 * row_bytes, 4 * row_bytes, 4 * row_bytes)
+    now[0] = 59.0
     keep(host, 4, 5, 6, 7)
     assert kept(host) == [0, 1, 6, 7]
+    assert (host.stored_bytes, host.num_evicted) == (8 * row_bytes, 4)
     host.spend([name(0)])
     keep(host, 8)
     assert kept(host) == [1, 6, 7, 8]
@@ -231,6 +235,16 @@ def test_memory_keeps_what_is_retained_until_its_time_and_no_longer(served: Serv
     assert kept(host) == [1, 7, 8, 9]
     keep(host, 10, 11, 12)
     assert kept(host) == [9, 10, 11, 12]
+
+
+def test_tenants_share_what_may_be_retained_by_their_weights(served: Served) -> None:
+    groups = served.runner.block_contents
+    host = HostTier(groups, 8 * groups[0].row_bytes, retained_share=0.5, clock=lambda: 0.0)
+    keep(host, *range(8))
+    host.retain("a", 3.0, [name(number) for number in range(4)], until=60.0)
+    host.retain("b", 1.0, [name(number) for number in range(4, 8)], until=60.0)
+    keep(host, *range(8, 12))
+    assert kept(host) == [0, 1, 2, 4, 8, 9, 10, 11]
 
 
 def test_rows_that_are_held_are_neither_evicted_nor_walked_past(served: Served) -> None:

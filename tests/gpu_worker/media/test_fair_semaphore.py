@@ -44,3 +44,22 @@ async def test_last_unit_is_for_another_tenant() -> None:
     units = FairSemaphore(3, Clients(), kept_free=1)
     assert await num_taken(units, "a", 3) == 2
     assert await num_taken(units, "b", 3) == 1
+
+
+async def test_tenant_that_wanted_nothing_for_long_has_saved_no_turns() -> None:
+    clients, order = Clients(), list[str]()
+    units = FairSemaphore(1, clients)
+    clients.account("busy").counter = 100.0
+    units.take("busy", 1)
+
+    async def use(tenant: str) -> None:
+        await units.acquire(tenant, 1)
+        order.append(tenant)
+        clients.account(tenant).counter += 60.0
+        units.release(tenant, 1)
+
+    using = [asyncio.create_task(use(tenant)) for tenant in ("busy", "busy", "idle", "idle", "idle")]
+    await asyncio.sleep(0)
+    units.release("busy", 1)
+    await asyncio.gather(*using)
+    assert order == ["busy", "idle", "busy", "idle", "idle"]

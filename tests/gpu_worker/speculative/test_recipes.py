@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -15,6 +16,8 @@ from gpu_worker.speculative.draft_files import draft_dtype, rows_num_bytes
 from gpu_worker.speculative.ngram.proposer import BYTES_PER_TOKEN
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import with_room_for_proposer
+from shared.errors import ConfigError
+from tests.gpu_worker.models.recurrent_models import save_case
 from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
 
 DEMO_MODEL = Path("ops/demo_model/model")
@@ -47,6 +50,12 @@ def test_draft_model_takes_its_weights_and_a_cache_of_as_many_tokens() -> None:
     rows = 2 * 4 * ROWS * model.vocab_size
     assert config.proposer_bytes == 4 * numbers + rows
     assert config.proposer_block_bytes == bytes_per_block(16, model, torch.float32)
+
+
+def test_draft_model_whose_states_cannot_take_drafts_back_is_refused(tmp_path: Path) -> None:
+    save_case("qwen3_5", tmp_path)
+    with pytest.raises(ConfigError, match=r"HEADRACE_DRAFT_MODEL: .* has recurrent layers .* set HEADRACE_SPECULATIVE"):
+        room(speculative="draft", draft_model=tmp_path)
 
 
 def test_eagle_layer_takes_its_weights_and_entries_beside_each_block(tmp_path: Path) -> None:

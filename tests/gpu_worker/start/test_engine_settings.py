@@ -142,11 +142,6 @@ def test_runner_has_room_for_as_many_drafts_as_are_asked_for(wanted: int) -> Non
     assert policy._max_depth == wanted
 
 
-def test_without_speculation_the_runner_has_no_room_for_drafts() -> None:
-    runner_config = RunnerConfig(DEMO_MODEL)
-    assert with_room_for_proposer(WorkerConfig(model=DEMO_MODEL), runner_config) is runner_config
-
-
 def test_cuda_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="HEADRACE_DEVICE: is cuda, but PyTorch finds no CUDA device"):

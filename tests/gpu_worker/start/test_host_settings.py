@@ -9,7 +9,7 @@ import pytest
 
 from gpu_worker.start import worker
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.host_settings import check_hosts, with_launcher
+from gpu_worker.start.host_settings import check_ranks, with_launcher
 from shared.errors import ConfigError
 
 GOOD: dict[str, Any] = {
@@ -22,8 +22,8 @@ GOOD: dict[str, Any] = {
 
 
 def test_settings_that_go_together_pass() -> None:
-    check_hosts(WorkerConfig())
-    check_hosts(WorkerConfig(**GOOD))
+    check_ranks(WorkerConfig())
+    check_ranks(WorkerConfig(**GOOD))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_settings_that_go_together_pass() -> None:
 )
 def test_setting_that_does_not_fit_is_named(change: dict[str, Any], variable: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"{variable}: .*{problem}"):
-        check_hosts(WorkerConfig(**GOOD | change))
+        check_ranks(WorkerConfig(**GOOD | change))
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,6 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_same_files_have_the_same_revision(model: Path) -> None:
-    assert model_revision(model, "float32") == model_revision(model, "float32")
-
-
 def test_revision_is_the_same_in_every_version_and_process(model: Path) -> None:
     """Workers of an earlier version serve beside this one, so that the digest must not change."""
     assert served_revision(WorkerConfig(model=model)) == "e68748dafdb6bef8"
@@ -65,10 +61,6 @@ def test_last_byte_and_small_files_count(model: Path) -> None:
     changed_weights = model_revision(model)
     (model / "config.json").write_text("[]")
     assert len({before, changed_weights, model_revision(model)}) == 3
-
-
-def test_settings_count(model: Path) -> None:
-    assert model_revision(model, "float32") != model_revision(model, "bfloat16")
 
 
 def test_each_setting_that_decides_answers_counts(model: Path) -> None:

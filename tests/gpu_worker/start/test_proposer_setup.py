@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.engine.engine import Engine
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
@@ -33,24 +36,28 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def generate(max_tokens: int = 24, **settings: Any) -> tuple[list[int], int]:
-    """Return an answer, and how many draft tokens were verified on the way."""
+def build(**settings: Any) -> Engine:
     directory = read_model_directory(DEMO_MODEL)
     config = WorkerConfig(model=DEMO_MODEL, device="cpu", num_threads=1, num_blocks=600, max_num_seqs=8, **settings)
-    tokenizer = ModelTokenizer(directory)
-    engine = build_engine(config, directory, tokenizer).engine
-    prompt = tokenizer.encode_text("def main():\n    one, two = three(")
-    sequence = Sequence("s", list(prompt), len(prompt), Sampling(temperature=0.0, ignore_eos=True), max_tokens)
+    return build_engine(config, directory, ModelTokenizer(directory)).engine
+
+
+def generate(engine: Engine) -> list[int]:
+    prompt = ModelTokenizer(read_model_directory(DEMO_MODEL)).encode_text("one two three four. one two three four. one")
+    sequence = Sequence("s", list(prompt), len(prompt), Sampling(temperature=0.0), 60)
     engine.add(sequence)
     while engine.has_work():
         engine.step()
     assert engine.last_error is None
-    return sequence.token_ids[len(prompt) :], sequence.num_drafted_tokens
+    return sequence.token_ids[len(prompt) :]
 
 
 @pytest.fixture(scope="module")
 def plain() -> list[int]:
-    return generate()[0]
+    engine = build()
+    tokens = generate(engine)
+    assert engine.stats.spec_decode_num_drafts == 0
+    return tokens
 
 
 @pytest.mark.parametrize("kind", ["draft", "eagle"])
@@ -59,9 +66,34 @@ def test_answers_stay_the_same_whatever_drafts(
 ) -> None:
     # The policy would soon find that random weights do not draft well.
     monkeypatch.setattr("gpu_worker.start.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
-    tokens, num_drafted = generate(speculative=kind, draft_model=DEMO_MODEL if kind == "draft" else drafts / kind)
-    assert tokens == plain
-    assert num_drafted > 0
+    engine = build(speculative=kind, draft_model=DEMO_MODEL if kind == "draft" else drafts / kind)
+    assert generate(engine) == plain
+    assert engine.stats.spec_decode_num_draft_tokens > 0
+
+
+def test_engine_with_a_draft_model_says_how_many_drafts_it_accepted(plain: list[int]) -> None:
+    engine = build(speculative="draft", draft_model=DEMO_MODEL, num_speculative_tokens=3)
+    # The first steps measure, and an exploration comes at the latest after a few dozen.
+    assert generate(engine) == generate(engine) == plain
+    stats = engine.stats
+    assert 0 < stats.spec_decode_num_drafts <= stats.spec_decode_num_draft_tokens
+    assert stats.spec_decode_num_accepted_tokens == stats.spec_decode_num_draft_tokens
+
+
+def test_engine_with_ngrams_gives_the_same_answer(plain: list[int]) -> None:
+    assert generate(build(speculative="ngram")) == plain
+
+
+def test_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(DEMO_MODEL, draft)
+    tokenizer = msgspec.json.decode((draft / "tokenizer.json").read_bytes())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (draft / "tokenizer.json").write_bytes(msgspec.json.encode(tokenizer))
+    with pytest.raises(ConfigError, match=r"HEADRACE_DRAFT_MODEL: .* has another vocabulary than the model"):
+        build(speculative="draft", draft_model=draft)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +110,14 @@ def test_draft_model_that_does_not_fit_is_refused(
     drafts: Path, speculative: str, name: str | None, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"HEADRACE_DRAFT_MODEL: .*{problem}"):
-        generate(speculative=speculative, draft_model=None if name is None else drafts / name)
+        build(speculative=speculative, draft_model=None if name is None else drafts / name)
 
 
 def test_plain_model_in_place_of_a_layer_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="holds a smaller model, but HEADRACE_SPECULATIVE is eagle; set that to draft"
     ):
-        generate(speculative="eagle", draft_model=DEMO_MODEL)
+        build(speculative="eagle", draft_model=DEMO_MODEL)
 
 
 def test_damaged_weights_are_refused(drafts: Path, tmp_path: Path) -> None:
@@ -93,4 +125,4 @@ def test_damaged_weights_are_refused(drafts: Path, tmp_path: Path) -> None:
     whole = (drafts / "eagle" / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-8])
     with pytest.raises(ConfigError, match=r"HEADRACE_DRAFT_MODEL: .*is not a whole safetensors file"):
-        generate(speculative="eagle", draft_model=tmp_path)
+        build(speculative="eagle", draft_model=tmp_path)

@@ -10,10 +10,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from gpu_worker.execution.memory.state_sizes import CHECKPOINT_TOKENS
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.ended_thread import run_in_ended_thread
-from gpu_worker.start.tier_setup import check_tiers, made_once
+from gpu_worker.start.tier_setup import build_tiers, check_tiers, made_once
 from shared.errors import ConfigError
+from tests.gpu_worker.execution.tiered_engine import BLOCK, Models
 from tests.gpu_worker.start.test_speculation_on_device import MB, Machine, generate
 
 
@@ -35,6 +37,19 @@ def test_tiers_that_cannot_be_are_refused(settings: dict[str, Any], problem: str
 
 def test_without_tiers_nothing_is_refused() -> None:
     check_tiers(WorkerConfig(model=Path("x"), simulate=1.0, tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("gemma3", [BLOCK, BLOCK]), ("qwen3_5", [BLOCK, CHECKPOINT_TOKENS])])
+def test_files_know_how_much_is_computed_for_a_content_of_each_kind(
+    name: str, tokens: list[int], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    runner = Models(tmp_path_factory).open(name)
+    asked = {"kv_disk_path": str(tmp_path), "kv_host_bytes": 1 << 22}
+    assert build_tiers(WorkerConfig(model=Path("x")), runner) is None
+    tiers = build_tiers(WorkerConfig(model=Path("x"), **asked), runner)
+    assert tiers is not None
+    assert tiers._files is not None
+    assert tiers._files._tokens == tokens
 
 
 def test_weights_are_read_once_for_all_tiers() -> None:

@@ -17,10 +17,14 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
+from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import Adapting
-from gpu_worker.start.worker import _ConnectionEvents
+from gpu_worker.start.worker import _ConnectionEvents, _identity, _served_model
 from gpu_worker.start.worker_adapters import AdapterAccess, WorkerAdapters
+from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.errors import ConfigError
 from shared.features import ADAPTER_STORE
+from shared.grammar import LlguidanceMissingError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
 from shared.sampling import Sampling
@@ -111,34 +115,31 @@ async def test_second_signal_exits_at_once(nats_url: str, gateway: TestGateway) 
         assert await asyncio.wait_for(process.wait(), 30) == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "HEADRACE_MODEL: is required"),
-        pytest.param({"model": "/nowhere"}, "HEADRACE_MODEL: /nowhere does not exist; name", marks=pytest.mark.slow),
-        pytest.param(
-            {"model": str(DEMO_MODEL), "max_num_seqs": "0"},
-            "HEADRACE_MAX_NUM_SEQS: 0 is too small",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"model": str(DEMO_MODEL), "served_model_name": "x\x01" * 99, "simulate": "1"},
-            "must be 1 to 128 bytes",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"model": str(DEMO_MODEL), "simulate": "1", "max_num_seqs": "64", "max_num_batched_tokens": "8"},
-            "HEADRACE_MAX_NUM_BATCHED_TOKENS",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-async def test_unusable_setting_is_named_and_ends_the_process(settings: dict[str, str], message: str) -> None:
-    async with _worker_process(**settings) as process:
+async def test_unusable_setting_is_named_and_ends_the_process() -> None:
+    async with _worker_process() as process:
         _, errors = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 2
-        assert message in errors.decode()
+        assert "HEADRACE_MODEL: is required" in errors.decode()
         assert "Traceback" not in errors.decode()
+
+
+@pytest.mark.parametrize("name", ["served_model_name", "worker_id"])
+def test_name_that_no_subject_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"HEADRACE_{name.upper()}: name 'xx"):
+        _identity(WorkerConfig(model=DEMO_MODEL, **{name: "x" * 129}))
+
+
+def test_worker_that_can_read_no_grammar_says_so_at_its_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(tokenizer: ModelTokenizer) -> None:
+        raise LlguidanceMissingError
+
+    assert _served_model(WorkerConfig(model=DEMO_MODEL), "m").golden is None
+    assert "structured output" not in caplog.text
+    monkeypatch.setattr(ModelTokenizer, "grammar_tokenizer", property(missing))
+    _served_model(WorkerConfig(model=DEMO_MODEL), "m")
+    assert "requests for structured output will be refused: " in caplog.text
 
 
 async def test_worker_waits_for_jetstream_and_can_be_stopped_meanwhile(start_nats: Callable[..., NatsServer]) -> None:

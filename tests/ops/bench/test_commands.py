@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
@@ -14,7 +15,15 @@ from typing import Any
 import pytest
 
 from ops.bench import kv_tiers, record
-from ops.bench.comparison import OURS, add_rows, measure_in_turn
+from ops.bench.comparison import (
+    OURS,
+    add_load_options,
+    add_rows,
+    in_turns,
+    loads_of,
+    measure_in_turn,
+    median_ratio,
+)
 from ops.bench.engine import EngineBench, Load, Measurement
 from ops.bench.make_model import SHAPES, make_model
 from ops.bench.peers.engines import PeerUnavailableError
@@ -102,11 +111,39 @@ def test_engine_that_fails_in_any_round_is_not_compared() -> None:
     def measure(number: int) -> dict[int, Measurement]:
         return {1: Measurement(1.0, 1.0 + number)}
 
+    failed: list[int] = []
+
     def fail_from(first: int, number: int) -> dict[int, Measurement]:
         if number >= first:
+            failed.append(first)
             raise PeerUnavailableError("gone")
         return measure(number)
 
     engines = {OURS: measure, "absent": partial(fail_from, 0), "peer": partial(fail_from, 1)}
     expected = ({(OURS, 1): Measurement(1.0, 2.0)}, {"absent": "gone", "peer": "gone"})
     assert measure_in_turn(engines, 3) == expected
+    assert failed == [0, 1], "what is missing is not asked again"
+
+
+def test_figures_are_taken_in_turns_and_compared_pair_by_pair() -> None:
+    calls: list[str] = []
+    taken = in_turns({name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}, 3)
+    assert calls == list("ababab")
+    assert taken == {"a": [1, 3, 5], "b": [2, 4, 6]}
+    assert median_ratio([2.0, 30.0, 8.0], [1.0, 10.0, 2.0]) == 3.0
+    assert median_ratio([1.0], [3.0], 4) == 0.3333
+
+
+def test_peers_are_kept_where_the_system_says_that_caches_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cache() -> Path:
+        parser = argparse.ArgumentParser()
+        add_load_options(parser)
+        options = parser.parse_args(["--batch", "2,3", "--prompt", "7"])
+        assert loads_of(options) == [Load(2, 7, 64), Load(3, 7, 64)]
+        return Path(options.cache)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache() == Path("/caches/headrace/bench")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert cache() == Path("/home/somebody/.cache/headrace/bench")

@@ -18,7 +18,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.fp8 import FP8
 from ops.bench import record
-from ops.bench.comparison import OURS, add_rows, ratios
+from ops.bench.comparison import OURS, add_rows
 from ops.bench.engine import (
     LARGE_READ_BYTES,
     EngineBench,
@@ -156,12 +156,6 @@ def test_medians_are_taken_of_each_figure() -> None:
     assert medians(results) == Measurement(2, 20, 2)
 
 
-def test_ratio_is_taken_to_the_best_peer() -> None:
-    rates = {(OURS, 4): 30.0, ("slow", 4): 10.0, ("fast", 4): 20.0, ("fast", 1): 5.0}
-    assert ratios(rates) == {1: None, 4: 1.5}
-    assert ratios({(OURS, 4): 30.0}) == {4: None}
-
-
 def test_rows_are_printed_and_recorded_with_the_ratio_to_the_best_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +164,7 @@ def test_rows_are_printed_and_recorded_with_the_ratio_to_the_best_peer(
         (OURS, 1): Measurement(5, 30.0, 1e-3, 0.75),
         (OURS, 4): Measurement(7, 90.0),
         ("peer", 4): Measurement(8, 60.0),
+        ("slow", 4): Measurement(9, 20.0),
     }
     table = record.ResultTable(
         "engine", ("engine", "batch", "decode_tokens_per_s", "of_best_peer", "prefill_tokens_per_s")
@@ -179,11 +174,12 @@ def test_rows_are_printed_and_recorded_with_the_ratio_to_the_best_peer(
         [OURS, "1", "30.0", "-", "5"],
         [OURS, "4", "90.0", "1.5", "7"],
         ["peer", "4", "60.0", "-", "8"],
+        ["slow", "4", "20.0", "-", "9"],
         ["absent:", "not", "available:", "no", "cmake"],
     ]
     rows = [json.loads(line) for line in (tmp_path / "engine.jsonl").read_text().splitlines()]
-    assert [row["engine_version"] for row in rows] == [None, None, "peer 1.2"]
-    assert [row.get("bandwidth_fraction") for row in rows] == [0.75, None, None]
+    assert [row["engine_version"] for row in rows] == [None, None, "peer 1.2", None]
+    assert [row.get("bandwidth_fraction") for row in rows] == [0.75, None, None, None]
     assert {(row["model"], *row["not_available"]) for row in rows} == {("15m", "absent")}
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +24,19 @@ class Operator:
     def __init__(self, *states: dict[str, Any]) -> None:
         self.states = list(states)
         self.orders: list[dict[str, Any] | None] = []
+        self.paths: list[str] = []
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         if method == "POST":
             self.orders.append(body)
+            self.paths.append(path)
             return {"host": "h", "name": "m"}
         state = self.states.pop(0) if self.states else None
         if state is None:
             raise KeyboardInterrupt
-        return {"hosts": [{"host": "h", "models": [MODEL | state]}]}
+        other = {"host": "g", "models": [MODEL | {"state": "failed", "error": "of another host"}]}
+        neighbour = MODEL | {"name": "n", "state": "failed", "error": "of another model"}
+        return {"hosts": [other, {"host": "h", "models": [neighbour, MODEL | state] if state else [neighbour]}]}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, operator: Operator, *words: str) -> Any:
@@ -44,13 +52,30 @@ def test_help_needs_no_system(name: str, tmp_path: Any, monkeypatch: pytest.Monk
     assert (shown.exit_code, "Usage:" in shown.output) == (0, True)
 
 
-def test_only_what_is_given_is_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_given_is_ordered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     operator = Operator()
-    words = ("replace", "m", "new", "--no-wait")
-    assert run(monkeypatch, operator, *words).exit_code == 0
-    assert run(monkeypatch, operator, *words, "--memory-bytes", "100GB", "--always").exit_code == 0
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ("replace", "m", "new", "--no-wait"),
+        ("replace", "m", "new", "--no-wait", "--memory-bytes", "100GB", "--always"),
+        ("load", "m", "here", "--no-wait", "--on-demand", "--idle-s", "5", "--option", "max-num-seqs=a=b"),
+        ("unload", "m"),
+        ("sleep", "m", "--host", "h"),
+    ):
+        done = run(monkeypatch, operator, *words)
+        assert (done.exit_code, done.output) == (0, f"h: {words[0]} m\n")
     plain = {"name": "m", "path": "new", "options": {}}
-    assert operator.orders == [plain, plain | {"memory_bytes": 100_000_000_000, "on_demand": False}]
+    assert operator.orders == [
+        plain,
+        plain | {"memory_bytes": 100_000_000_000, "on_demand": False},
+        # A directory that is here is named whole, since the host has another one.
+        plain | {"path": str(tmp_path / "here"), "on_demand": True, "idle_s": 5, "options": {"max_num_seqs": "a=b"}},
+        {"name": "m"},
+        {"name": "m", "host": "h"},
+    ]
+    actions = ("replace", "replace", "load", "unload", "sleep")
+    assert operator.paths == [f"/v1/hosted_models/{action}" for action in actions]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +84,7 @@ def test_only_what_is_given_is_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--memory-bytes", "much"), "such as 24GB"),
         (("--memory-bytes", "0"), "at least 1"),
         (("--idle-s", "5"), "sleep"),
+        (("--option", "max_num_seqs"), "write NAME=VALUE"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_ordered(
@@ -76,9 +102,36 @@ def test_waiting_for_room_and_an_interrupt_have_a_word(monkeypatch: pytest.Monke
     assert "the order goes on; `headrace model unload m` takes it back" in stopped.output
 
 
-def test_failed_load_says_how_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = run(monkeypatch, Operator({"state": "failed", "error": "no tokenizer"}), "load", "m", "new")
-    assert "no tokenizer; it is tried again every minute until `headrace model unload m`" in str(failed.exception)
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (
+            {"state": "failed", "error": "no tokenizer"},
+            "m cannot be started: no tokenizer; it is tried again every minute until `headrace model unload m`",
+        ),
+        # The old workers serve again.
+        ({"state": "awake", "error": "no tokenizer", "num_ready": 1}, "m cannot be started: no tokenizer"),
+        ({}, "h does not have m any more"),
+    ],
+)
+def test_failed_load_says_how_it_ends(state: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(run(monkeypatch, Operator({"state": "loading"}, state), "load", "m", "new").exception) == told
+
+
+def test_load_is_waited_for_and_models_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    awake = {"state": "awake", "num_ready": 1}
+    done = run(monkeypatch, Operator({"state": "loading"}, {"error": "the first start failed"}, awake), "wake", "m")
+    assert re.fullmatch(r"h: wake m\nm serves after \d+\.\d s\n", done.output)
+    assert len(pauses) == 3, "it does not ask without a pause"
+    table, listed = run(monkeypatch, Operator(awake), "ls"), run(monkeypatch, Operator(awake), "ls", "--json")
+    assert [line.split()[:4] for line in table.output.splitlines()[1:]] == [
+        ["m", "g", "failed", "0"],
+        ["n", "h", "failed", "0"],
+        ["m", "h", "awake", "1"],
+    ]
+    assert [host["host"] for host in json.loads(listed.output)] == ["g", "h"]
 
 
 def test_table_tells_no_guess_as_a_measurement_and_cuts_no_error_into_a_pipe() -> None:
@@ -89,8 +142,9 @@ def test_table_tells_no_guess_as_a_measurement_and_cuts_no_error_into_a_pipe() -
         return hosted_table(hosts, whole_errors=whole_errors)[1]
 
     assert "about 9.1 s" in row()
-    assert " 9.1 s" in row(load_s=9.0)
-    assert "about" not in row(load_s=9.0)
+    measured = row(load_s=9.0, need_bytes=24_000_000_000)
+    assert measured.split() == ["m", "h", "asleep", "0", "on", "demand", "9.1", "s", "24.00", "GB"]
+    assert "always" in row(on_demand=False)
     assert "now" in row(state="awake", ready_in_s=0.0)
     failed = {"state": "failed", "error": error}
     assert "9.1" not in row(**failed)

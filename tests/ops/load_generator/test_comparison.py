@@ -53,7 +53,7 @@ def test_difference_is_seen_in_its_direction(change: Callable[[], Report], worse
 
 
 def test_interval_holds_the_ratio_of_the_figures() -> None:
-    first, second = report(1), report(2, slower=1.3)
+    first, second = report(1, failed=0.1), report(2, slower=1.3)
     for each in compare(first, second):
         assert each.ratio is not None
         ratio, low, high = each.ratio
@@ -62,11 +62,37 @@ def test_interval_holds_the_ratio_of_the_figures() -> None:
         assert each.second == pytest.approx(ratio * each.first)
     by_name = {each.name: each.first for each in compare(first, second)}
     assert by_name["TTFT p99, ms"] == pytest.approx(first.summary["ttft_p99_ms"], abs=0.001)
-    assert by_name["requests/s"] == pytest.approx(first.summary["requests_per_s"], abs=0.001)
+    for name, key in (("requests/s", "requests_per_s"), ("goodput, requests/s", "goodput_per_s")):
+        assert by_name[name] == pytest.approx(first.summary[key], abs=0.001)
+    assert by_name["output tokens/s"] == pytest.approx(first.summary["output_tokens_per_s"], abs=0.01)
+    assert by_name["completed, %"] == pytest.approx(100 * first.summary["completed"] / 250)
+
+
+@pytest.mark.parametrize(("goodput_ms", "back"), [({}, "cannot be told"), ({"ttft": 0.001}, "worse")])
+def test_goodput_that_a_run_does_not_count_or_never_reaches_has_no_ratio(
+    goodput_ms: dict[str, float], back: str
+) -> None:
+    first, second = report(1), report(2)
+    first.goodput_ms = goodput_ms
+    found = [verdicts(*pair)["goodput, requests/s"] for pair in ((first, second), (second, first))]
+    assert found == ["cannot be told", back]
 
 
 def test_different_loads_are_told_and_few_requests_refused() -> None:
-    lines = table(report(1, requests=3), report(1, requests=4, turns=2))
-    assert lines[-1] == "A and B had different loads: requests 3 and 4; turns None and 2."
+    first, second = (
+        report(1, failed=0.2, requests=3, users=1, tenants=7),
+        report(1, num=500, requests=4, tenants=7, turns=2),
+    )
+    first.num_unfinished = 2
+    lines = table(first, second)
+    lost = 252 - first.summary["completed"]
+    assert lines[-2:] == [
+        "A and B had different loads: requests 3 and 4; turns None and 2; users 1 and None.",
+        f"A: {lost} requests were refused, failed or did not end; latencies are of the others.",
+    ]
+    completed = next(line for line in lines if line.startswith("completed, %")).split()
+    share = first.summary["completed"] / 250
+    assert completed[2:5] == [f"{100 * share:.2f}", "100.00", f"{1 / share:.3f}"]
+    assert (completed[6], completed[-1]) == ("to", "better")
     with pytest.raises(ReportError, match="B has 10 completed requests; intervals need 20 at least"):
         compare(report(1), report(1, num=10))

@@ -25,6 +25,9 @@ def test_page_has_a_plot_of_each_measure_and_needs_nothing_from_elsewhere() -> N
         "Share of blocks in use",
         "Time to first token, by percentile",
     ]
+    for plot in _plots(page):
+        assert all(len(line.attrib["points"].split()) > 1 for line in plot.iter("polyline"))
+        assert any(True for _ in plot.iter("polyline"))
     assert "<h1>A &lt;fleet&gt;</h1>" in page
     assert not re.search(r"https?://|<script|<link", page)
 

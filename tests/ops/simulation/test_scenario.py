@@ -116,7 +116,7 @@ def test_request_that_a_slot_is_free_for_is_not_refused_whatever_runs() -> None:
 
 def test_prompt_longer_than_a_worker_holds_is_refused_alone() -> None:
     outcome = served([Arrival(0.0, 5000, 5), Arrival(0.0, 50, 5)])
-    assert (outcome.num_too_long, outcome.num_served) == (1, 1)
+    assert (outcome.num_too_long, outcome.num_served, outcome.num_requests) == (1, 1, 2)
 
 
 def test_common_beginnings_are_computed_once() -> None:

@@ -1,11 +1,7 @@
 import asyncio
-import contextlib
 import io
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +10,7 @@ import pytest
 from ops.stack.child import Child, ChildLog, ChildSpec, Exit
 from ops.stack.console import Console
 from tests.servers import is_alive
-from tests.waiting import until, wait_for
+from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -69,17 +65,6 @@ async def test_worker_that_was_drained_is_started_again_without_its_log(tmp_path
     assert "all is done" not in watched.output.getvalue()
 
 
-async def test_killed_child_is_started_again_with_a_new_pid(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, SLEEP)
-    watched.child.start()
-    await until(lambda: watched.pids, 30)
-    os.kill(watched.pids[0], signal.SIGKILL)
-    await until(lambda: len(watched.pids) == 2, 30)
-    assert watched.exits[0].reason == "was killed by SIGKILL"
-    assert watched.child.pid == watched.pids[1] != watched.pids[0]
-    await watched.child.stop()
-
-
 async def test_pauses_between_crashes_grow(tmp_path: Path) -> None:
     watched = Watched(tmp_path, "raise SystemExit(1)")
     await watched.run_until(lambda: len(watched.exits) >= 4)
@@ -123,37 +108,6 @@ async def test_command_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     await until(lambda: watched.exits, 30)
     await child.stop()
     assert watched.exits[0] == Exit(127, ("/nonexistent/binary cannot be started: No such file or directory",))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
-def test_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    code = f"""
-import asyncio, os, pathlib, sys
-from ops.stack.child import Child, ChildSpec
-from ops.stack.console import Console
-
-async def main():
-    spec = ChildSpec("worker", "sample", (sys.executable, "-c", {SLEEP!r}), dict(os.environ), 5.0)
-    child = Child(spec, pathlib.Path({str(tmp_path)!r}), Console(), started=lambda c: print(c.pid, flush=True),
-                  ended=lambda c, e: True)
-    child.start()
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        try:
-            wait_for(lambda: b"time.sleep" in Path(f"/proc/{child}/cmdline").read_bytes().rpartition(b"-c")[2])
-            time.sleep(0.2)
-            assert is_alive(child)
-            parent.kill()
-            wait_for(lambda: not is_alive(child))
-        finally:
-            parent.kill()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
 
 
 async def test_child_is_kept_running_where_its_log_cannot_be_written(tmp_path: Path) -> None:

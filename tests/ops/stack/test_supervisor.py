@@ -2,23 +2,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import errno
 import io
 import os
 import re
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from ops.stack import probe
-from ops.stack import supervisor as supervisor_module
 from ops.stack.child import ChildSpec
 from ops.stack.config import UpConfig
 from ops.stack.console import Console
 from ops.stack.plan import Plan, make_plan
-from ops.stack.state import ReadyFile, StateDirectory, read_ready_file
+from ops.stack.state import StateDirectory, read_ready_file
 from ops.stack.supervisor import Supervisor
 from shared.config import resolve
 from shared.errors import DependencyError
@@ -66,29 +67,39 @@ def shell(role: str, script: str) -> ChildSpec:
     return ChildSpec(role, role, ("sh", "-c", script), dict(os.environ), 5.0)
 
 
+def told_pids(state_dir: Path, role: str) -> list[int]:
+    found = read_ready_file(state_dir)
+    return [] if found is None else found.pids[role]
+
+
 def num_starts(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
 def test_ready_file_that_cannot_be_written_is_told_once_and_tried_again(
-    tmp_path: Path, plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plan: Plan, state: StateDirectory
 ) -> None:
-    """On a full disk, say. It raised within a child's own task: that child was never started again."""
+    """In a state directory that was deleted, or on a full disk.
+
+    It raised within a child's own task: that child was never started again.
+    """
     said = io.StringIO()
     running = supervise(plan, state, said)
-
-    def refuse(path: Path, readiness: ReadyFile) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(supervisor_module, "write_ready_file", refuse)
-        running._write_ready_files()
-        running._write_ready_files()
-    assert said.getvalue().count("ready.json cannot be written: No space left on device") == 1
+    shutil.rmtree(tmp_path)
+    running._write_ready_files()
+    running._write_ready_files()
+    assert said.getvalue().count("ready.json cannot be written: No such file or directory") == 1
+    assert said.getvalue().count("\n") == 1
+    tmp_path.mkdir()
     running._write_ready_files()
     found = read_ready_file(tmp_path)
     assert found is not None
     assert found.url == plan.url
+    # What has been written is not written again, wherever it went.
+    shutil.rmtree(tmp_path)
+    running._write_ready_files()
+    assert said.getvalue().count("\n") == 1
+    tmp_path.mkdir()
 
 
 @pytest.mark.parametrize(("status", "expected"), [(2, 1), (1, 3)])
@@ -102,6 +113,8 @@ async def test_part_that_refuses_its_settings_or_ends_three_times_ends_a_start(
     message = f"nats exited with code {status}: no such option (its log: {state.logs / 'nats.log'})"
     with pytest.raises(DependencyError, match=re.escape(message)):
         await asyncio.wait_for(running.start(), 30)
+    # What needs NATS is not started before it answers.
+    assert [child.spec.role for child in running._children] == ["nats"]
     await running.stop()
     assert num_starts(file) == expected
 
@@ -115,11 +128,12 @@ async def test_redis_is_started_again_at_any_time_and_all_parts_once_the_system_
     running.model = model
     running._start_children([shell(role, f"echo begun >>{file}; exit 2")])
     await until(lambda: num_starts(file) == 4, 30)
+    assert (read_ready_file(tmp_path) is not None) == (model is not None), "only what is ready is told of"
     await running.stop()
 
 
 async def test_system_is_ready_only_when_the_last_worker_has_joined(
-    plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def answer(*_: object) -> tuple[str, str]:
         return "a-model", probe.READY
@@ -131,13 +145,25 @@ async def test_system_is_ready_only_when_the_last_worker_has_joined(
     first = asyncio.create_task(running._ask_until_answered())
     await asyncio.sleep(0.2)
     assert not first.done()
-    running._roll_call.workers.update(running._pids("worker"))
-    assert await first == "a-model"
+    assert running._waited_for() == "the worker is starting"
+    running._note_progress("worker", b"t INFO gpu_worker.start.progress_bar loading done=1 of=4 percent=25")
+    assert running._waited_for() == "the worker is loading (1 of 4)"
+    running._note_missing("no answer yet")
+    assert running._waited_for() == "no answer yet"
+    pids = running._pids("worker")
+    running._roll_call.workers.update(pids)
+    running.model = await first
+    assert running.model == "a-model"
+    # Its successor is told of as soon as it runs.
+    os.kill(pids[0], signal.SIGKILL)
+    await until(lambda: told_pids(tmp_path, "worker") not in (pids, []), 30)
+    assert told_pids(tmp_path, "worker") == running._pids("worker")
     await running.stop()
 
 
+@pytest.mark.parametrize(("part", "other"), [("_watching", "_hosting"), ("_hosting", "_watching")])
 async def test_running_system_keeps_its_ready_file_and_ends_when_nobody_watches_it(
-    tmp_path: Path, plan: Plan, state: StateDirectory
+    tmp_path: Path, plan: Plan, state: StateDirectory, part: str, other: str
 ) -> None:
     running = supervise(plan, state)
     waiting = asyncio.create_task(running.wait())
@@ -147,10 +173,14 @@ async def test_running_system_keeps_its_ready_file_and_ends_when_nobody_watches_
     async def fail() -> None:
         raise RuntimeError("the watch has failed")
 
-    running._watching = asyncio.create_task(fail())
+    going_on = asyncio.create_task(asyncio.Event().wait())
+    setattr(running, other, going_on)
+    failing = running._watch(cast("Any", SimpleNamespace(run=fail))) if part == "_watching" else fail()
+    setattr(running, part, asyncio.create_task(failing))
     with pytest.raises(RuntimeError, match="the watch has failed"):
         await asyncio.wait_for(waiting, 10)
     await running.stop()
+    assert going_on.cancelled() or going_on.cancelling()
     assert read_ready_file(tmp_path) is None
 
 

@@ -146,7 +146,9 @@ def test_arguments_stream_as_they_come() -> None:
 
 def test_reasoning_streams_as_it_comes() -> None:
     reader = format_named("hermes-thinking").reader(starts_in_reasoning=True)
-    assert reader.feed("I") == [ReasoningText("I")]
+    # White space where reasoning begins is markup, and where an answer begins it is text.
+    assert reader.feed("\n I") == [ReasoningText("I")]
+    assert read(format_named("hermes"), [" Hi"], tools(), is_exclusive=True) == [ContentText(" Hi")]
     assert reader.feed(" think ") == [ReasoningText(" think")]
     assert reader.feed("</think>") == []
     assert reader.feed("\n\nHi ") == [ContentText("Hi ")]
@@ -171,6 +173,17 @@ def test_what_follows_a_call_and_is_none_is_told(name: str) -> None:
     said = understood(read(format_named(name), [call, ', {"x": 1} and more'], tools()))
     assert said.content.lstrip(", ") == '{"x": 1} and more'
     assert [called for called, _ in said.calls] == ["get_weather"]
+
+
+_WITH_SECTIONS = ("deepseek-v3", "deepseek-v3.2", "kimi", "minimax", "mistral-list", "llama-json", "llama-pythonic")
+
+
+@pytest.mark.parametrize("name", _WITH_SECTIONS)
+def test_answer_that_is_cut_within_a_later_call_tells_none_of_its_markup(name: str) -> None:
+    text = WRITERS[name]([("get_weather", {"city": "a"}), ("search", {"query": "b"})])
+    cut = [understood(read(format_named(name), list(text[:end]), tools())) for end in range(len(text))]
+    assert {each.content for each in cut if each.calls} == {""}
+    assert {len(each.calls) for each in cut} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3.1", "gemma", "llama-json"])

@@ -121,7 +121,10 @@ def check(name: str, size: int, directory: Path, **division: Any) -> None:
     assert_divisible(directory, size, **division)
 
 
-DEFAULT = ("variant-llama", "variant-llama-mqa-biases", "recurrent-qwen3_5_moe", "recurrent-lfm2")
+DEFAULT = (
+    *("variant-llama", "variant-llama-mqa-biases"),
+    *("recurrent-qwen3_5_moe", "recurrent-lfm2", "recurrent-nemotron_h"),
+)
 
 
 @pytest.mark.parametrize("name", DEFAULT)
@@ -236,6 +239,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], Division, str]] = {
     "mamba2-heads": (lambda path: save_recurrent("falcon_h1-options", path), Division(0, 4), "6 heads of Mamba-2"),
     "delta-heads": (lambda path: save_recurrent("qwen3_5", path), Division(0, 4), "2 key heads of linear attention"),
     "experts": (lambda path: save_case(FAMILIES["mixtral"], path), Division(0, 2, True), "5 experts"),
+    "expert-features": (lambda path: save_case(FAMILIES["mixtral"], path), Division(0, 3), "40 features of an expert"),
+    "shared-expert": (
+        lambda path: save_recurrent("qwen3_5_moe", path),
+        Division(0, 3),
+        "40 features of the shared expert",
+    ),
+    "features": (lambda path: save_variant("llama", path), Division(0, 3), "112 features of a feed-forward block"),
+    "channels": (lambda path: save_recurrent("lfm2", path), Division(0, 5), "64 channels of a convolution"),
 }
 
 
@@ -246,6 +257,12 @@ def test_numbers_that_ranks_do_not_divide_are_refused(name: str, tmp_path: Path)
     layers = read_model_config(tmp_path).layers
     with pytest.raises(IndivisibleError, match=f"^{what} cannot be divided"):
         _ = [divided_layer(layer, division) for layer in layers]
+
+
+def test_single_group_of_heads_is_on_every_rank(tmp_path: Path) -> None:
+    save_recurrent("mamba2", tmp_path, n_groups=1)
+    mixers: list[Any] = [divided_layer(layer, Division(1, 2)).mixer for layer in read_model_config(tmp_path).layers]
+    assert {mixer.sizes.num_groups for mixer in mixers} == {1}
 
 
 def _gptq(bits: int, group_size: int, **options: bool) -> Pack:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ops.stack.child import Child, ChildSpec
 from ops.stack.console import Console
+from ops.stack.hosting import worker_process
 from ops.stack.hosting.wishes import Wish
 from ops.stack.hosting.worker_process import AdoptedWorker, HostedWorker
 from shared.errors import DependencyError
@@ -66,8 +67,12 @@ async def test_it_takes_nothing_new_and_ends_once_it_has_finished(tmp_path: Path
     assert adopted.child.pid is None
 
 
-async def test_one_that_cannot_be_told_ends_all_the_same(tmp_path: Path) -> None:
-    adopted = Adopted(tmp_path, answers=False)
+@pytest.mark.parametrize("answers", [False, True])
+async def test_one_that_cannot_be_told_or_never_finishes_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(worker_process, "DRAIN_S", 0.05)
+    adopted = Adopted(tmp_path, answers=answers)
     worker = await adopted.start()
     worker.note_heartbeat(replace(BEAT, running=1))
     worker.stop()

@@ -1,26 +1,36 @@
-"""A host's connection: what the server closes for good is made anew, and orders are heard again."""
+"""A host: whose orders it carries out, what becomes of workers that fail, and what it tells of all that.
+
+What the server closes for good is made anew, and orders are heard again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
 from nats.errors import ConnectionClosedError
 
-from ops.stack.config import HostSettings
+from ops.stack.child import Child, ChildSpec, Exit
+from ops.stack.config import DEMO_MODEL, HostSettings
 from ops.stack.console import Console
 from ops.stack.hosting import host as host_module
 from ops.stack.hosting.host import Host
+from ops.stack.hosting.worker_process import WorkerProcess
 from ops.stack.plan import NatsAccess
 from shared.errors import DependencyError
-from shared.hosted_models import ModelOrder, ModelReply
+from shared.hosted_models import HOST_BEAT_INTERVAL_S, HostBeat, HostedModel, ModelOrder, ModelReply
 from shared.messages import encode
 from shared.nats_connection import connect
-from shared.subjects import model_order_subject
+from shared.subjects import host_subject, model_order_subject
+from tests.gateway.fleet.test_fleet import BEAT
 from tests.servers import NatsServer
 from tests.waiting import until
 
@@ -58,3 +68,159 @@ async def test_connection_on_which_orders_cannot_be_heard_is_closed_and_told(
     with pytest.raises(DependencyError, match="cannot be listened to"):
         await Host(*parts, hang_timeout_s=10, audit_file=tmp_path / "audit.log").start()
     nats.close.assert_awaited_once()
+
+
+class Unstarted(WorkerProcess):
+    """A worker without a process, which is given its own number."""
+
+    def start(self) -> None:
+        self._child.pid = next(NUMBERS)
+
+    def fail(self, status: int) -> None:
+        self._ended(self._child, Exit(status, ("headrace: no tokenizer",)))
+
+
+NUMBERS = itertools.count(1000)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """A host that is connected to nothing, and may load the demo model."""
+    monkeypatch.setattr(host_module, "WorkerProcess", Unstarted)
+    settings = HostSettings(host_name="h", models_dir=str(DEMO_MODEL.parent))
+    parts = (settings, NatsAccess("nats://127.0.0.1:1", None, None), {}, tmp_path, Console(io.StringIO()))
+    host = Host(*parts, hang_timeout_s=10, audit_file=tmp_path / "audit.log")
+    host._nats = Mock(publish=AsyncMock(), close=AsyncMock())
+    return host
+
+
+async def order(host: Host, action: str, reply: str = "_INBOX_gateway.x", **fields: Any) -> str | None:
+    """Give an order about the model `m`, and return what the host answers: "unheard" for nothing."""
+    told: list[bytes] = []
+    data = encode(ModelOrder(action=cast("Any", action), name="m", **fields))
+    message = Mock(data=data, reply=reply, respond=AsyncMock(side_effect=told.append))
+    await host._on_order(message)
+    return msgspec.msgpack.decode(told[0], type=ModelReply).error if told else "unheard"
+
+
+def workers(host: Host) -> list[Unstarted]:
+    host._reconcile({})
+    return cast("list[Unstarted]", list(host._workers.values()))
+
+
+async def beat(host: Host, worker: Unstarted, **fields: Any) -> None:
+    heard = {"worker": worker.id, "pid": worker.pid, "running": 0, "waiting": 0, **fields}
+    await host._on_heartbeat(Mock(data=encode(msgspec.structs.replace(BEAT, **heard))))
+
+
+async def told(host: Host, *, at_once: bool = True) -> HostedModel | None:
+    """Return what gateways are told of the model `m` now; None for nothing."""
+    assert host._nats is not None
+    publish = cast("AsyncMock", host._nats.publish)
+    publish.reset_mock()
+    await host._tell(at_once=at_once)
+    if not publish.await_args_list:
+        return None
+    subject, data = publish.await_args_list[0].args
+    assert subject == host_subject("h")
+    return next(iter(msgspec.msgpack.decode(data, type=HostBeat).models), None)
+
+
+async def test_orders_of_gateways_alone_are_carried_out_and_each_is_in_the_audit_log(
+    host: Host, tmp_path: Path
+) -> None:
+    path = str(DEMO_MODEL)
+    for reply in ("", "_INBOX_worker.x", "x._INBOX_gateway.x"):
+        assert await order(host, "load", reply, path=path) == "unheard"
+    assert workers(host) == []
+    assert "is not loaded" in (await order(host, "sleep") or "")
+    assert await order(host, "load", path=path) is None
+    assert "is loaded already" in (await order(host, "load", path=path) or "")
+    assert "always runs" in (await order(host, "sleep") or "")
+    assert len(workers(host)) == 1
+    assert await order(host, "wake") is None
+    assert await order(host, "unload") is None
+    await until(lambda: workers(host) == [])
+    entries = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+    assert [(each["action"].removeprefix("model."), each["outcome"]) for each in entries] == [
+        *(("sleep", "failed"), ("load", "done"), ("load", "failed"), ("sleep", "failed")),
+        *(("wake", "done"), ("unload", "done")),
+    ]
+
+
+async def test_model_on_demand_is_loaded_once_sleeps_when_told_and_is_woken_for_a_client(host: Host) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL), on_demand=True) is None
+    (worker,) = workers(host)
+    state = await told(host)
+    assert state is not None
+    assert (state.state, state.wakes) == ("loading", 1)
+    # Another machine's process may have this number, and another model this worker's name.
+    await beat(host, worker, pid=1)
+    await beat(host, worker, model="other")
+    assert worker.phase == "loading"
+    await beat(host, worker)
+    assert worker.phase == "ready"
+    assert await told(host, at_once=False) is not None, "its state is another one"
+    assert await told(host, at_once=False) is None
+    host._told_at -= HOST_BEAT_INTERVAL_S
+    assert await told(host, at_once=False) is not None, "gateways hear from it all the time"
+    await beat(host, worker, running=1)
+    assert "has requests" in (await order(host, "sleep") or "")
+    await beat(host, worker)
+    assert await order(host, "sleep") is None
+    assert await order(host, "wake", reply="") == "unheard"
+    # It has not ended yet, so there is nothing to wake.
+    await until(lambda: workers(host) == [])
+    assert await order(host, "wake", reply="") == "unheard"
+    assert len(workers(host)) == 1
+    state = await told(host)
+    assert state is not None
+    assert (state.state, state.wakes) == ("loading", 2)
+
+
+async def test_replacement_that_fails_leaves_the_model_as_it_was(host: Host) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL), options={"max_num_seqs": "3"}) is None
+    (old,) = workers(host)
+    await beat(host, old)
+    assert await order(host, "replace", path=str(DEMO_MODEL), options={"max_num_seqs": "4"}) is None
+    (_, new) = workers(host)
+    # That of the model before says nothing of the new one.
+    old.fail(2)
+    assert [each.wish.generation for each in workers(host)] == [1]
+    new.fail(2)
+    state = await told(host)
+    assert state is not None
+    assert "no tokenizer" in (state.error or "")
+    (restored,) = workers(host)
+    assert (restored.wish.generation, restored.wish.options) == (0, {"max_num_seqs": "3"})
+    await beat(host, restored)
+    state = await told(host)
+    assert state is not None
+    assert (state.state, state.num_ready, state.error) == ("awake", 1, None)
+
+
+async def test_models_of_a_start_are_told_by_name_with_as_many_workers_as_each_has(host: Host, tmp_path: Path) -> None:
+    def child(number: int, model: str, name: str) -> Child:
+        environ = {"HEADRACE_MODEL": model, "HEADRACE_SERVED_MODEL_NAME": name}
+        spec = ChildSpec("worker", f"worker-{number}", ("true",), environ, 1.0)
+        child = Child(spec, tmp_path, Console(), started=lambda _: None, ended=lambda _, __: False)
+        child.pid = number
+        return child
+
+    children = [child(1, "/models/a", "m"), child(2, "/models/a", "m"), child(3, "/models/b", "")]
+    host.adopt(children, 2.5, AsyncMock())
+    assert [(each.name, each.path, each.workers, each.load_s) for each in host._wishes] == [
+        ("m", "/models/a", 2, 2.5),
+        ("b", "/models/b", 1, 2.5),
+    ]
+    assert host.pids == [], "others have started them"
+    first = cast("Unstarted", host._workers["worker-1"])
+    for worker in ("w1", "of-another-machine"):
+        await host._on_heartbeat(Mock(data=encode(msgspec.structs.replace(BEAT, worker=worker, pid=1))))
+    assert first.beat is not None
+    assert first.beat.worker == "w1"
+    first.stop()
+    await asyncio.sleep(0)
+    await host.stop(1)
+    assert first._stopping is not None
+    assert first._stopping.cancelling(), "whoever has started it ends it"
