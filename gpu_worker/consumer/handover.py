@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.25
+_WATCH_INTERVAL_S = 0.1
 _LEAST_TOKENS = 32
 """Fewer are computed sooner than their KV is found."""
 
@@ -56,10 +57,17 @@ class KvHandover:
         self._queues: InteractiveQueues | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, lane: InteractiveLane, queues: InteractiveQueues, tasks: TaskSupervisor) -> None:
-        """Hand requests of a lane over from now on. Call it on the event loop."""
+    def start(
+        self,
+        lane: InteractiveLane,
+        queues: InteractiveQueues,
+        tasks: TaskSupervisor,
+        has_ended: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        """Hand requests of a lane over from now on. Call it on the event loop. `has_ended` asks NATS for a worker."""
         self._lane, self._queues, self._loop = lane, queues, asyncio.get_running_loop()
         tasks.every(SWEEP_INTERVAL_S, self._sweep, "leases of KV")
+        tasks.every(_WATCH_INTERVAL_S, partial(self._watch_prefill, has_ended), "watch of prefill workers")
 
     def taken_queues(self) -> Collection[str]:
         """Return the queues from which this worker takes requests at present."""
@@ -180,6 +188,14 @@ class KvHandover:
         if self._queues is not None:
             with contextlib.suppress(DependencyError, *SEND_ERRORS):
                 await self._queues.start_ready()
+
+    async def _watch_prefill(self, has_ended: Callable[[str], Awaitable[bool]]) -> None:
+        """Compute prompts as soon as it is certain that those who did have ended, before they count as silent."""
+        asked_at = time.monotonic()
+        for worker in self.roles.missed(asked_at):
+            if await has_ended(worker) and self._queues is not None:
+                self.roles.note_ended(worker, asked_at)
+                self._queues.wake()
 
     def _close(self, held: HeldRequest, *, is_done: bool = False) -> None:
         # In a thread: the connection may take no more bytes.
