@@ -329,7 +329,7 @@ class Consumer:
         self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
         self._source.services.receive_gateway(message.data, time.monotonic())
         if self._handover is not None:
-            self._handover.hear_gateway(message.subject, message.data)
+            self._interactive.gateways.note_features(message.subject, message.data)
 
     async def _answer_probe(self, message: Msg) -> None:
         if message.reply.startswith(_GATEWAY_INBOX):

@@ -174,7 +174,7 @@ class BlockServer:
                     continue
                 header = maker.header(group, digest, lease.salt, row.data)
                 yield peer_wire.Found(host.place(row), header, row.data)
-                self._leases.counts.sent_bytes += row.nbytes
+                self._leases.sent_bytes += row.nbytes
 
 
 def _asked(connection: socket.socket, lease: Lease) -> list[Name] | None:

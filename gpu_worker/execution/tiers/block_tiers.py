@@ -296,7 +296,7 @@ class BlockTiers:
         group, digest, block = wanted
         blocks, mark, started = self._groups[group], load.marks[group], time.monotonic()
         if not blocks.row_bytes:
-            load.write(number, _nothing)
+            load.write(number, lambda: None)
             return
         with self._host.pinned(group, digest) as row:
             if row is not None:
@@ -312,7 +312,3 @@ class BlockTiers:
             seconds = (time.monotonic() - started) / self._num_threads
             with self._lock:
                 self._meters[name].observe(blocks.row_bytes, seconds, self._block_size if group == FULL else 0)
-
-
-def _nothing() -> None:
-    """Write a content of no bytes."""

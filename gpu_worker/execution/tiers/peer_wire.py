@@ -32,7 +32,6 @@ FRAME_S = 1.0
 """A frame that has begun is there after so long, or the other side is given up."""
 MOST_FRAME_S = 10.0
 """The same of a long one whose bytes keep coming."""
-DIGEST_BYTES = 32
 ITEM = Struct("<H32s")
 """A content's name: group and chain digest."""
 MAX_ASKED = 64

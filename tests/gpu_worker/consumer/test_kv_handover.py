@@ -66,12 +66,23 @@ class Pair:
         num_held = sum(len(worker.consumer._held) + worker.stats.running + worker.stats.waiting for worker in workers)
         return not (is_held or num_held)
 
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens whose KV was fetched from the other worker."""
+        readings = tiers_of(self.decode).readings()
+        return next(reading.hit_tokens for reading in readings if reading.name == "peer")
 
-def transfer_of(worker: RunningWorker) -> Transfer:
+
+def tiers_of(worker: RunningWorker) -> BlockTiers:
     tiers = worker.worker._engine._engine._tiers
     assert isinstance(tiers, BlockTiers)
-    assert tiers.transfer is not None
-    return tiers.transfer
+    return tiers
+
+
+def transfer_of(worker: RunningWorker) -> Transfer:
+    transfer = tiers_of(worker).transfer
+    assert transfer is not None
+    return transfer
 
 
 async def say_that_gateway_lives(gateway: TestGateway, features: tuple[str, ...] = GATEWAY_FEATURES) -> None:
@@ -115,19 +126,12 @@ async def test_one_worker_computes_the_prompt_and_another_goes_on(pair: Pair, ma
     assert set(rest.workers) == {pair.decode.name}
     assert rest.finish.usage.cached_tokens == 0, "its prompt was computed for it"
     assert rest.finish.usage.completion_tokens == 24
-    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
-    assert peer.hit_tokens > 100
+    assert pair.hit_tokens > 100
     await wait_until(lambda: pair.is_free, 5)
-    assert transfer_of(pair.prefill).leases.counts.read == 1
+    assert transfer_of(pair.prefill).leases.num_read == 1
     roles_of(pair.prefill).role = "both"
     whole = await pair.gateway.ask(PROMPT, sampling=GREEDY, cache_salt="another")
     assert begun.text + rest.text == whole.text
-
-
-def tiers_of(worker: RunningWorker) -> BlockTiers:
-    tiers = worker.worker._engine._engine._tiers
-    assert isinstance(tiers, BlockTiers)
-    return tiers
 
 
 @pytest.mark.parametrize("point", ["computed", "leased", "waiting", "fetched", "decoded"])
@@ -178,8 +182,7 @@ async def test_a_place_that_is_not_of_this_attempt_is_not_asked(pair: Pair, what
     ready: KvReady = msgspec.structs.replace(begun.finish.ready, **{what: wrong[what]})
     rest = await (await pair.next_attempt(request, begun, ready=ready)).wait()
     assert rest.finish.reason == "length"
-    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
-    assert peer.hit_tokens == 0
+    assert pair.hit_tokens == 0
 
 
 async def test_a_worker_that_drains_waits_until_what_it_keeps_is_fetched(pair: Pair) -> None:
@@ -189,8 +192,7 @@ async def test_a_worker_that_drains_waits_until_what_it_keeps_is_fetched(pair: P
     await pair.prefill.wait_for_heartbeat(lambda beat: beat.draining)
     await (await pair.next_attempt(request, begun)).wait()
     await asyncio.wait_for(draining, 10)
-    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
-    assert peer.hit_tokens > 100
+    assert pair.hit_tokens > 100
 
 
 async def test_prompts_are_computed_where_the_prefill_worker_has_ended_and_left_to_one_that_is_slow(pair: Pair) -> None:
