@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -23,6 +25,8 @@ from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.subjects import drain_subject, gateway_subject
 from tests.gpu_worker.consumer.harness import Answer, MakeWorker, RunningWorker, TestGateway, wait_until
+
+_log = logging.getLogger(__name__)
 
 PROMPT = "def function(value):\n    return value * 7\n\n" * 12
 SETTINGS: dict[str, Any] = {
@@ -165,12 +169,14 @@ async def test_a_cancelled_request_leaves_nothing_on_either_side(
             await asyncio.to_thread(is_read.wait, 20)
         elif point == "decoded":
             await rest.wait_for_tokens(3)
+    cancelled_at = time.monotonic()
     await pair.gateway.cancel(request.id)
     if other is not None:
         await wait_until(lambda: len(transfer_of(pair.prefill).leases) == 0)
         await pair.gateway.cancel(other.id)
     # Within a second on a machine that has nothing else to do.
     await wait_until(lambda: pair.is_free, 5)
+    _log.info("%s: both sides are free %.3f s after the cancellation", point, time.monotonic() - cancelled_at)
     may_read.set()
 
 
