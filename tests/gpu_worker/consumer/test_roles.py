@@ -23,20 +23,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: START)
 
 
-def beat(
-    worker: str,
-    role: Role | None,
-    *,
-    draining: bool = False,
-    maker: str = "m",
-    takes: Any = None,
-    prefixes: PrefixNews | None = None,
-) -> PeerBeat:
-    """Return the heartbeat of a worker; without a role it is of an earlier version."""
+def beat(worker: str, role: Role | None, *, draining: bool = False, maker: str = "m", takes: Any = None) -> PeerBeat:
+    """Return the heartbeat of a worker; without a role it is of an earlier version, and does not listen to others."""
     if takes is None:
         takes = ("ready",) if role == "decode" else PROMPT_QUEUES
     news = None if role is None else RoleNews(role, takes, "127.0.0.1:7", maker)
-    return PeerBeat(worker=worker, draining=draining, roles=news, prefixes=prefixes)
+    return PeerBeat(worker=worker, draining=draining, roles=news, prefixes=PrefixNews() if role else None)
 
 
 Make = Callable[..., Roles]
@@ -83,15 +75,13 @@ def test_a_decode_worker_whose_last_prefill_worker_is_silent_or_drains_does_it_a
 
 
 def test_a_decode_worker_asks_for_those_alone_that_left_prompts_to_it_and_miss_a_heartbeat() -> None:
-    listening = PrefixNews()
-    others = beat("deaf", "prefill"), beat("d", "decode", prefixes=listening)
-    made = roles("decode", beat("p", "prefill", prefixes=listening), *others)
+    made = roles("decode", beat("p", "prefill"), beat("old", None), beat("d", "decode"))
     late = START + 10 + MISSED_S + 0.1
     assert (made.missed(NOW), made.missed(late), made.missed(START + 10 + PROMPTS_LEFT_S + 0.1)) == ([], ["p"], [])
     made.note(beat("q", "both"), late)
     assert made.missed(late) == []
-    assert roles("both", beat("p", "prefill", prefixes=listening)).missed(late) == []
-    made = roles("decode", beat("p", "prefill", prefixes=listening))
+    assert roles("both", beat("p", "prefill")).missed(late) == []
+    made = roles("decode", beat("p", "prefill"))
     made.note_reconnected(NOW)
     assert made.missed(late) == [], "it may not be back yet"
 
