@@ -15,9 +15,7 @@ from gpu_worker.consumer.prefixes.peers import PeerBeat
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
 
 HEARD_S = 2.0
-"""A worker that was not heard for so long does nothing for others."""
-PROMPTS_LEFT_S = 1.0
-"""A worker that decodes computes prompts itself, if for so long no other worker was heard that does."""
+"""A worker that was not heard for so long does nothing for others: they compute its prompts, if need be."""
 MISSED_S = 0.3
 """A heartbeat is missed after so long. NATS is asked then whether the worker has ended; one that is slow has not."""
 READY_MEMORY_S = 600.0
@@ -80,7 +78,7 @@ class Roles:
             return PROMPT_QUEUES
         if self.role == "decode":
             is_new = now - self._started_at < HEARD_S
-            if is_new or any(news.role != "decode" for news in self._live(now, PROMPTS_LEFT_S)):
+            if is_new or any(news.role != "decode" for news in self._live(now, HEARD_S)):
                 return ("ready",)
             return (*PROMPT_QUEUES, "ready")
         heard_at = self._prefill_heard_at
@@ -93,7 +91,7 @@ class Roles:
         """
         if self.role != "decode" or any(news.role != "decode" for news in self._live(now, MISSED_S)):
             return []
-        heard_after = max(now - PROMPTS_LEFT_S, self._connected_at)
+        heard_after = max(now - HEARD_S, self._connected_at)
         known = [(name, peer) for name, peer in self._peers.items() if peer.heard_at > heard_after]
         return [name for name, peer in known if peer.news.role != "decode" and peer.is_listening]
 
@@ -106,7 +104,7 @@ class Roles:
         """Return whether another worker goes on with what is begun here."""
         if self.role != "prefill" or not self.maker:
             return False
-        return any("ready" in news.takes and news.maker == self.maker for news in self._live(now))
+        return any("ready" in news.takes and news.maker == self.maker for news in self._live(now, HEARD_S))
 
     def address(self, worker: str, now: float) -> str | None:
         """Return where the KV of another worker is fetched; None where it is not heard, or computes otherwise."""
@@ -115,5 +113,5 @@ class Roles:
             return None
         return peer.news.address if self.maker and peer.news.address else None
 
-    def _live(self, now: float, heard_s: float = HEARD_S) -> list[RoleNews]:
+    def _live(self, now: float, heard_s: float) -> list[RoleNews]:
         return [each.news for each in self._peers.values() if not each.is_draining and now - each.heard_at <= heard_s]

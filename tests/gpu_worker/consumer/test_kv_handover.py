@@ -97,8 +97,8 @@ async def say_that_gateway_lives(gateway: TestGateway, features: tuple[str, ...]
 @pytest.fixture
 async def pair(make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch) -> Pair:
     # A busy machine may be as slow as one that hangs.
-    limits = ((restores, "STALL_S"), (restores, "_GRACE_S"), (roles, "HEARD_S"), (roles, "PROMPTS_LEFT_S"))
-    for module, name in ((peer_wire, "FRAME_S"), *limits):
+    limits = ((peer_wire, "FRAME_S"), (restores, "STALL_S"), (restores, "_GRACE_S"), (roles, "HEARD_S"))
+    for module, name in limits:
         monkeypatch.setattr(module, name, 60.0)
     prefill = await make_worker(role="prefill", **SETTINGS)
     decode = await make_worker(role="decode", **{**SETTINGS, "max_num_seqs": 1})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_worker.consumer.prefixes.peers import PeerBeat
-from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, MISSED_S, PROMPTS_LEFT_S, READY_MEMORY_S, Roles
+from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, MISSED_S, READY_MEMORY_S, Roles
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews
 from shared.prefixes import PrefixNews
 
@@ -68,8 +68,8 @@ def test_queues_by_role_and_company(role: Role, others: list[Role | None], expec
 def test_a_decode_worker_whose_last_prefill_worker_is_silent_or_drains_does_it_all() -> None:
     made = roles("decode", beat("p", "prefill"))
     assert made.takes(NOW) == ("ready",)
-    assert made.takes(START + 10 + PROMPTS_LEFT_S - 0.1) == ("ready",)
-    assert made.takes(START + 10 + PROMPTS_LEFT_S + 0.1) == EVERYTHING
+    assert made.takes(START + 10 + HEARD_S - 0.1) == ("ready",)
+    assert made.takes(START + 10 + HEARD_S + 0.1) == EVERYTHING
     made.note(beat("p", "prefill", draining=True), NOW)
     assert made.takes(NOW) == EVERYTHING
 
@@ -77,7 +77,7 @@ def test_a_decode_worker_whose_last_prefill_worker_is_silent_or_drains_does_it_a
 def test_a_decode_worker_asks_for_those_alone_that_left_prompts_to_it_and_miss_a_heartbeat() -> None:
     made = roles("decode", beat("p", "prefill"), beat("old", None), beat("d", "decode"))
     late = START + 10 + MISSED_S + 0.1
-    assert (made.missed(NOW), made.missed(late), made.missed(START + 10 + PROMPTS_LEFT_S + 0.1)) == ([], ["p"], [])
+    assert (made.missed(NOW), made.missed(late), made.missed(START + 10 + HEARD_S + 0.1)) == ([], ["p"], [])
     made.note(beat("q", "both"), late)
     assert made.missed(late) == []
     assert roles("both", beat("p", "prefill")).missed(late) == []
