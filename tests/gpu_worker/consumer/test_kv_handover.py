@@ -202,15 +202,18 @@ async def test_a_worker_that_drains_waits_until_what_it_keeps_is_fetched(pair: P
 
 
 async def test_prompts_are_computed_where_the_prefill_worker_has_ended_and_left_to_one_that_is_slow(pair: Pair) -> None:
+    role, now = roles_of(pair.decode), asyncio.get_running_loop().time
+    role._started_at -= roles.HEARD_S
     pair.prefill.worker.consumer._is_silent = True
     await asyncio.sleep(4 * roles.MISSED_S)
-    assert roles_of(pair.decode).missed(asyncio.get_running_loop().time()) == [pair.prefill.name]
+    assert (role.missed(now()), role.takes(now())) == ([pair.prefill.name], ("ready",))
     _, answer = await pair.begin()
     assert set((await answer.wait(60)).workers) == {pair.prefill.name}
     # Silence alone says so after a minute here.
     await pair.prefill.close()
+    await wait_until(lambda: "interactive" in role.takes(now()))
     _, answer = await pair.begin()
-    assert set((await answer.wait(30)).workers) == {pair.decode.name}
+    assert set((await answer.wait(60)).workers) == {pair.decode.name}
 
 
 async def test_a_request_of_a_gateway_that_does_not_know_of_this_stays(pair: Pair) -> None:
