@@ -88,6 +88,7 @@ class HostTier:
         counts = _num_rows(groups, num_bytes)
         sizes = [count * group.row_bytes for count, group in zip(counts, groups, strict=True)]
         begins = list(accumulate((-(-size // PAGESIZE) * PAGESIZE for size in sizes), initial=0))
+        self.file: int | None
         self.file, memory = (make_shared(begins[-1]) if is_shared else None) or (None, None)
         self._shared_at = 0 if memory is None else memory.ctypes.data
         self._rows = [
