@@ -28,7 +28,8 @@ hr.reply.<tenant>.<...>             batch results sent to a subject that the job
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
-hr.peer.<model>.<worker>            what another worker of the model says to one: offers and claims of requests
+hr.peer.<model>.<worker>            what another worker of the model says to one: offers and claims of requests; b""
+                                    asks NATS whether it still listens
 hr.probe.<worker>                   a gateway probes a worker whose heartbeats it misses
 hr.drain.<worker>                   an operator drains a worker (b""), or b"cordon", b"uncordon", b"role prefill"; the
                                     answer is b"", or why it does not

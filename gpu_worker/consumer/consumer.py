@@ -130,7 +130,8 @@ class Consumer:
         self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
         self._tasks.start(self._ensure_records(), "streams of batch results")
         if self._handover is not None:
-            self._handover.start(self._interactive, self._interactive_queues, self._tasks)
+            parts = self._interactive, self._interactive_queues, self._tasks
+            self._handover.start(*parts, self._affinity.has_ended)
         await wait_for(queue, self._interactive_queues.start)
         self._batch_queue.start()
 
@@ -241,6 +242,8 @@ class Consumer:
         _log.warning("connection to NATS is back")
         self._source.num_reconnects += 1
         self._interactive.gateways.restart(time.monotonic())
+        if self._handover is not None:
+            self._handover.roles.note_reconnected(time.monotonic())
         replies = {held.request.reply for held in self._held if held.request.lane == "interactive"}
         subjects = {*self._outbox.replies, *(reply for reply in replies if reply is not None)}
         self._searches.spawn(self._greet_gateways(self._subscribers.reconnected(subjects)), "search for subscribers")
@@ -326,7 +329,7 @@ class Consumer:
         self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
         self._source.services.receive_gateway(message.data, time.monotonic())
         if self._handover is not None:
-            self._handover.hear_gateway(message.subject, message.data)
+            self._interactive.gateways.note_features(message.subject, message.data)
 
     async def _answer_probe(self, message: Msg) -> None:
         if message.reply.startswith(_GATEWAY_INBOX):

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.25
+_WATCH_INTERVAL_S = 0.1
 _LEAST_TOKENS = 32
 """Fewer are computed sooner than their KV is found."""
 
@@ -56,19 +57,21 @@ class KvHandover:
         self._queues: InteractiveQueues | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, lane: InteractiveLane, queues: InteractiveQueues, tasks: TaskSupervisor) -> None:
-        """Hand requests of a lane over from now on. Call it on the event loop."""
+    def start(
+        self,
+        lane: InteractiveLane,
+        queues: InteractiveQueues,
+        tasks: TaskSupervisor,
+        has_ended: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        """Hand requests of a lane over from now on. Call it on the event loop. `has_ended` asks NATS for a worker."""
         self._lane, self._queues, self._loop = lane, queues, asyncio.get_running_loop()
         tasks.every(SWEEP_INTERVAL_S, self._sweep, "leases of KV")
+        tasks.every(_WATCH_INTERVAL_S, partial(self._watch_prefill, has_ended), "watch of prefill workers")
 
     def taken_queues(self) -> Collection[str]:
         """Return the queues from which this worker takes requests at present."""
         return self.roles.takes(time.monotonic())
-
-    def hear_gateway(self, subject: str, data: bytes) -> None:
-        """Take note of a gateway's heartbeat."""
-        if self._lane is not None:
-            self._lane.gateways.note_features(subject, data)
 
     def set_role(self, name: str) -> str:
         """Take on a role; return what is wrong with it, if anything is."""
@@ -86,25 +89,19 @@ class KvHandover:
 
         The KV of one that was handed over to this worker is not needed elsewhere any more.
         """
-        if held.request.ready is not None:
-            self._close(held, is_done=True)
-        sequence = held.sequence
-        if held.request.kv_budget is not None:
-            # It may have evicted some of what another worker would fetch.
+        self.let_go(held, is_done=True)
+        sequence, request = held.sequence, held.request
+        # With a budget it may have evicted some of what another worker would fetch.
+        if sequence is None or held.probation or request.lane != "interactive" or request.kv_budget is not None:
             return
-        if sequence is None or held.probation or held.request.lane != "interactive" or not self._held.is_current(held):
+        if self._lane is None or request.reply is None or not self._lane.gateways.knows_ready(request.reply):
             return
-        if not (self._is_known_to_gateway(held) and self.roles.hands_over(time.monotonic())):
+        if not (self._held.is_current(held) and self.roles.hands_over(time.monotonic())):
             return
         num_blocks = -(-sequence.num_prompt_tokens // max(1, self._transfer.block_tokens))
-        if not self._transfer.leases.has_room(num_blocks * self._transfer.block_bytes):
-            # Who decodes is behind: it is faster to go on here than to compute it again there.
-            return
-        self._engine.hand_over(sequence.id, partial(self._left_engine, held))
-
-    def _is_known_to_gateway(self, held: HeldRequest) -> bool:
-        reply = held.request.reply
-        return reply is not None and self._lane is not None and self._lane.gateways.knows_ready(reply)
+        # Without room who decodes is behind: it is faster to go on here than to compute it again there.
+        if self._transfer.leases.has_room(num_blocks * self._transfer.block_bytes):
+            self._engine.hand_over(sequence.id, partial(self._left_engine, held))
 
     def _left_engine(self, held: HeldRequest, sequence: Sequence) -> None:
         """Lease what a sequence has left behind. Called on the engine's thread."""
@@ -125,28 +122,25 @@ class KvHandover:
 
     async def fetch(self, held: HeldRequest, num_prompt_tokens: int) -> None:
         """Open the lease of a request that was handed over to this worker."""
-        ready = held.request.ready
-        if ready is None or not ready.lease:
-            return
-        if (ready.request, ready.epoch + 1) != (held.request.id, held.request.epoch):
+        request, ready = held.request, held.request.ready
+        if ready is None or not ready.lease or (ready.request, ready.epoch + 1) != (request.id, request.epoch):
             return
         address = self.roles.address(ready.worker, time.monotonic())
         if address is None or self._loop is None:
             return
+        attempt = request.id, request.epoch, num_prompt_tokens + len(request.emitted)
         peers, openers = self._transfer.peers, self._transfer.openers
-        num_tokens = num_prompt_tokens + len(held.request.emitted)
-        is_open = await self._loop.run_in_executor(
-            openers, peers.open, address, ready.lease, ready.request, held.request.epoch, num_tokens
-        )
-        if not is_open:
-            _log.info("the KV of a request is not there; its prompt is computed", extra=log_fields(held.request))
+        if not await self._loop.run_in_executor(openers, peers.open, address, ready.lease, *attempt):
+            _log.info("the KV of a request is not there; its prompt is computed", extra=log_fields(request))
         elif not self._held.is_current(held):
-            self._close(held)
+            self.let_go(held)
 
-    def removed(self, held: HeldRequest) -> None:
-        """Let go of what is fetched for a request that has ended here."""
-        if held.request.ready is not None:
-            self._close(held)
+    def let_go(self, held: HeldRequest, *, is_done: bool = False) -> None:
+        """Let go of what is fetched for a request, which has ended here or `is_done` with it."""
+        peers = self._transfer.peers
+        if held.request.ready is not None and len(peers):
+            # In a thread: the connection may take no more bytes.
+            self._transfer.openers.submit(peers.close, held.request.id, is_done=is_done)
 
     def cancel(self, cancel: Cancel) -> None:
         """Free what is leased for requests that were cancelled."""
@@ -181,8 +175,10 @@ class KvHandover:
             with contextlib.suppress(DependencyError, *SEND_ERRORS):
                 await self._queues.start_ready()
 
-    def _close(self, held: HeldRequest, *, is_done: bool = False) -> None:
-        # In a thread: the connection may take no more bytes.
-        peers = self._transfer.peers
-        if len(peers):
-            self._transfer.openers.submit(peers.close, held.request.id, is_done=is_done)
+    async def _watch_prefill(self, has_ended: Callable[[str], Awaitable[bool]]) -> None:
+        """Compute prompts as soon as it is certain that those who did have ended, before they count as silent."""
+        asked_at = time.monotonic()
+        for worker in self.roles.missed(asked_at):
+            if await has_ended(worker) and self._queues is not None:
+                self.roles.note_ended(worker, asked_at)
+                self._queues.wake()

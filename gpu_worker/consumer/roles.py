@@ -15,9 +15,9 @@ from gpu_worker.consumer.prefixes.peers import PeerBeat
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
 
 HEARD_S = 2.0
-"""A worker that was not heard for so long does nothing for others."""
-PROMPTS_LEFT_S = 1.0
-"""A worker that decodes computes prompts itself, if for so long no other worker was heard that does."""
+"""A worker that was not heard for so long does nothing for others: they compute its prompts, if need be."""
+MISSED_S = 0.3
+"""A heartbeat is missed after so long. NATS is asked then whether the worker has ended; one that is slow has not."""
 READY_MEMORY_S = 600.0
 """For so long after a prefill worker was heard there may be requests that it has handed over."""
 MAX_PEERS = 1024
@@ -32,6 +32,7 @@ class _Peer(NamedTuple):
     heard_at: float
     news: RoleNews
     is_draining: bool
+    is_listening: bool
 
 
 class Roles:
@@ -47,7 +48,7 @@ class Roles:
         self.maker = ""
         self._worker = worker
         self._peers: dict[str, _Peer] = {}
-        self._started_at = time.monotonic()
+        self._started_at = self._connected_at = time.monotonic()
         self._prefill_heard_at: float | None = None
 
     def note(self, beat: PeerBeat, now: float) -> None:
@@ -58,9 +59,13 @@ class Roles:
         if len(self._peers) >= MAX_PEERS:
             del self._peers[next(iter(self._peers))]
         news = beat.roles or _DOES_BOTH
-        self._peers[beat.worker] = _Peer(now, news, beat.draining)
+        self._peers[beat.worker] = _Peer(now, news, beat.draining, beat.prefixes is not None)
         if news.role == "prefill":
             self._prefill_heard_at = now
+
+    def note_reconnected(self, now: float) -> None:
+        """Take note that NATS was away: others may not be back yet."""
+        self._connected_at = now
 
     @property
     def most_claimed(self) -> float:
@@ -73,17 +78,33 @@ class Roles:
             return PROMPT_QUEUES
         if self.role == "decode":
             is_new = now - self._started_at < HEARD_S
-            if is_new or any(news.role != "decode" for news in self._live(now, PROMPTS_LEFT_S)):
+            if is_new or any(news.role != "decode" for news in self._live(now, HEARD_S)):
                 return ("ready",)
             return (*PROMPT_QUEUES, "ready")
         heard_at = self._prefill_heard_at
         return (*PROMPT_QUEUES, "ready") if heard_at and now - heard_at < READY_MEMORY_S else PROMPT_QUEUES
 
+    def missed(self, now: float) -> list[str]:
+        """Return the workers whose prompts this one computes if they have ended: none was heard for `MISSED_S`.
+
+        Only those that listen to other workers of the model, and were heard since NATS is there: it knows of their end.
+        """
+        if self.role != "decode" or any(news.role != "decode" for news in self._live(now, MISSED_S)):
+            return []
+        heard_after = max(now - HEARD_S, self._connected_at)
+        known = [(name, peer) for name, peer in self._peers.items() if peer.heard_at > heard_after]
+        return [name for name, peer in known if peer.news.role != "decode" and peer.is_listening]
+
+    def note_ended(self, worker: str, asked_at: float) -> None:
+        """Forget a worker that had ended at `asked_at`, unless its successor was heard since."""
+        if (peer := self._peers.get(worker)) is not None and peer.heard_at <= asked_at:
+            del self._peers[worker]
+
     def hands_over(self, now: float) -> bool:
         """Return whether another worker goes on with what is begun here."""
         if self.role != "prefill" or not self.maker:
             return False
-        return any("ready" in news.takes and news.maker == self.maker for news in self._live(now))
+        return any("ready" in news.takes and news.maker == self.maker for news in self._live(now, HEARD_S))
 
     def address(self, worker: str, now: float) -> str | None:
         """Return where the KV of another worker is fetched; None where it is not heard, or computes otherwise."""
@@ -92,5 +113,5 @@ class Roles:
             return None
         return peer.news.address if self.maker and peer.news.address else None
 
-    def _live(self, now: float, heard_s: float = HEARD_S) -> list[RoleNews]:
+    def _live(self, now: float, heard_s: float) -> list[RoleNews]:
         return [each.news for each in self._peers.values() if not each.is_draining and now - each.heard_at <= heard_s]

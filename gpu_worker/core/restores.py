@@ -8,8 +8,8 @@ takes longer than computing the tokens leaves the rest to be computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
@@ -145,7 +145,7 @@ class Restores:
         while num_blocks != count:
             count = num_blocks
             for number, rule in enumerate(self._blocks.rules, start=1):
-                num_blocks = rule.resumable(digests, num_blocks, _kept(tiers, number))
+                num_blocks = rule.resumable(digests, num_blocks, partial(tiers.has, number))
         extent = _Extent(num_blocks)
         self._look_up(extent, FULL, digests, range(num_blocks))
         for number, group in enumerate(self._blocks.windows, start=1):
@@ -205,7 +205,3 @@ class Restores:
                 restore.sequence.num_restored_blocks += wanted.group == FULL
         for group, pool in self._pools.items():
             pool.release(restore.held[group])
-
-
-def _kept(tiers: KvTiers, group: int) -> Callable[[bytes], bool]:
-    return lambda digest: tiers.has(group, digest)

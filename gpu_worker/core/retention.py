@@ -127,7 +127,6 @@ class Retention:
         grant = self._grants.get(digest)
         if grant is not None:
             self._remove(grant, digest)
-            del self._grants[digest]
 
     def expire(self, now: float, limit: float = inf) -> list[bytes]:
         """Return contents whose time is over, the ends of prefixes first; they are no longer retained."""
@@ -167,11 +166,10 @@ class Retention:
     def _pop(self, grant: _Grant) -> bytes:
         digest = next(reversed(grant.digests))
         self._remove(grant, digest)
-        del self._grants[digest]
         return digest
 
     def _remove(self, grant: _Grant, digest: bytes) -> None:
-        del grant.digests[digest]
+        del grant.digests[digest], self._grants[digest]
         grant.tenant.used -= grant.cost
         self.used -= grant.cost
 

@@ -153,7 +153,7 @@ class Worker:
 
     def _removed(self, held: HeldRequest) -> None:
         if self._handover is not None:
-            self._handover.removed(held)
+            self._handover.let_go(held)
         if self._observer is not None:
             self._observer.removed(held)
 

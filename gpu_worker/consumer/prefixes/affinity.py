@@ -12,6 +12,7 @@ from asyncio import TimerHandle, get_running_loop
 from collections.abc import Callable
 
 from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.prefixes.chain import PrefixChain, prefix_chain
@@ -26,10 +27,11 @@ from gpu_worker.consumer.prefixes.messages import (
     decode_peer_message,
 )
 from gpu_worker.consumer.prefixes.peers import PeerBeat, PeerPrefixes
-from gpu_worker.consumer.prefixes.waiting import WaitingRequests
+from gpu_worker.consumer.prefixes.waiting import ANSWER_S, WaitingRequests
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import cache_salt
+from shared.calls import call_process
 from shared.direct_client import DirectClient
 from shared.messages import UNDECODABLE, Request, encode
 from shared.nats_connection import SEND_ERRORS
@@ -67,6 +69,16 @@ class PeerConnection:
         except SEND_ERRORS:
             return False
         return True
+
+    async def has_ended(self, worker: str) -> bool:
+        """Return whether NATS says that a worker listens no more; False where there is no word of it at once."""
+        try:
+            await call_process(self._nats, peer_subject(self._model, worker), b"", ANSWER_S)
+        except NoRespondersError:
+            return True
+        except SEND_ERRORS:
+            return False
+        return False
 
     def time(self) -> float:
         """Return monotonic seconds."""
@@ -167,6 +179,10 @@ class PrefixAffinity:
         """Take note of another worker's heartbeat."""
         if beat.worker != self._peers.worker:
             self._others.note(beat, self._peers.time())
+
+    async def has_ended(self, worker: str) -> bool:
+        """Return whether a worker that announces prefixes has certainly ended, or has lost its connection."""
+        return self._is_open and await self._peers.has_ended(worker)
 
     def _receive(self, message: Msg) -> None:
         if not message.data:

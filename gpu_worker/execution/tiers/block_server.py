@@ -116,13 +116,12 @@ class BlockServer:
         try:
             sender = self._sender(connection)
             maker = self._maker()
-            opened = None if maker is None or sender is None else self._open(connection)
-            if opened is None or maker is None or sender is None:
+            lease = None if maker is None or sender is None else self._open(connection)
+            if lease is None or maker is None or sender is None:
                 send_frame(connection, Kind.REFUSED)
                 return
-            lease, kind = opened
             sender.begin()
-            send_frame(connection, kind, b"".join(ITEM.pack(*name) for name in lease.rows))
+            send_frame(connection, Kind.CONTENTS, b"".join(ITEM.pack(*name) for name in lease.rows))
             while (names := _asked(connection, lease)) is not None:
                 sender.send(self._find(names, lease, maker))
             was_read = True
@@ -135,8 +134,8 @@ class BlockServer:
                 self._leases.end(lease, was_read=was_read)
             self._end(connection)
 
-    def _open(self, connection: socket.socket) -> tuple[Lease, Kind] | None:
-        """Return the lease that the first frame opens, and what its list is sent as."""
+    def _open(self, connection: socket.socket) -> Lease | None:
+        """Return the lease that the first frame opens."""
         kind, body = receive_frame(connection, peer_wire.MAX_REQUEST_BYTES, OPEN_S)
         if kind is not Kind.OPEN:
             raise PeerError(f"a connection begins with a frame {kind.name}")
@@ -151,8 +150,7 @@ class BlockServer:
             del self._strangers[connection]
         if opening.version != peer_wire.VERSION:
             return None
-        lease = self._leases.open(opening.lease, opening.request, opening.epoch, connection)
-        return None if lease is None else (lease, Kind.CONTENTS_OF_MANY if opening.asks_many else Kind.CONTENTS)
+        return self._leases.open(opening.lease, opening.request, opening.epoch, connection)
 
     def _sender(self, connection: socket.socket) -> peer_wire.Sender | None:
         """Return how contents go to a connection; None to one of another user."""
@@ -174,7 +172,7 @@ class BlockServer:
                     continue
                 header = maker.header(group, digest, lease.salt, row.data)
                 yield peer_wire.Found(host.place(row), header, row.data)
-                self._leases.counts.sent_bytes += row.nbytes
+                self._leases.sent_bytes += row.nbytes
 
 
 def _asked(connection: socket.socket, lease: Lease) -> list[Name] | None:

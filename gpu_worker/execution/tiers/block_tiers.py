@@ -126,6 +126,7 @@ class BlockTiers:
         self._block_size = block_size
         self._host = host
         self._files = files
+        self._kept = (host,) if files is None else (host, files)
         self._pending: list[dict[bytes, tuple[int, bytes]]] = [{} for _ in groups]
         self._salts: dict[bytes, bytes] = {}
         self._num_not_paying = 0
@@ -227,26 +228,23 @@ class BlockTiers:
         for pending in self._pending:
             for digest in digests:
                 pending.pop(digest, None)
-        self._host.forget(digests)
-        if self._files is not None:
-            self._files.forget(digests)
+        for tier in self._kept:
+            tier.forget(digests)
 
     def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float) -> None:
         """Evict contents last, in all groups and tiers."""
         digests = list(digests)
         # So that the host's memory knows what was published last.
         self.flush()
-        self._host.retain(tenant, weight, digests, until)
-        if self._files is not None:
-            self._files.retain(tenant, weight, digests, until)
+        for tier in self._kept:
+            tier.retain(tenant, weight, digests, until)
 
     def spend(self, digests: Iterable[bytes]) -> None:
         """Evict contents before others, in all groups and tiers."""
         digests = list(digests)
         self.flush()
-        self._host.spend(digests)
-        if self._files is not None:
-            self._files.spend(digests)
+        for tier in self._kept:
+            tier.spend(digests)
 
     def suspend(self) -> None:
         """Fetch nothing more that was leased, as another worker may hang; if nothing was, read no files for a while."""
@@ -296,7 +294,7 @@ class BlockTiers:
         group, digest, block = wanted
         blocks, mark, started = self._groups[group], load.marks[group], time.monotonic()
         if not blocks.row_bytes:
-            load.write(number, _nothing)
+            load.write(number, lambda: None)
             return
         with self._host.pinned(group, digest) as row:
             if row is not None:
@@ -312,7 +310,3 @@ class BlockTiers:
             seconds = (time.monotonic() - started) / self._num_threads
             with self._lock:
                 self._meters[name].observe(blocks.row_bytes, seconds, self._block_size if group == FULL else 0)
-
-
-def _nothing() -> None:
-    """Write a content of no bytes."""

@@ -112,18 +112,15 @@ class FileIndex:
         """Take out the file that is missed least, and return its key; None where there is none."""
         with self._lock:
             self._retention.expire(self._clock())
-            heads: list[tuple[float, str]] = []
-            retained: list[tuple[float, str]] = []
+            heads: list[tuple[bool, float, str]] = []
             for kind, entries in self._kinds.items():
                 if entries:
-                    key = self._head(entries)
-                    entry = entries[key]
-                    (retained if key.encode() in self._retention else heads).append(
-                        (entry.base + self._tokens_of(kind) / max(1, entry.num_bytes), key)
-                    )
-            if not heads and not retained:
+                    entry = entries[key := self._head(entries)]
+                    priority = entry.base + self._tokens_of(kind) / max(1, entry.num_bytes)
+                    heads.append((key.encode() in self._retention, priority, key))
+            if not heads:
                 return None
-            priority, key = min(heads or retained)
+            _, priority, key = min(heads)
             self._last_priority = max(self._last_priority, priority)
             self._remove(key)
             return key

@@ -171,11 +171,8 @@ class BucketStore:
 
     def delete(self, key: str) -> None:
         """Delete an object."""
-        try:
-            with bucket_errors():
-                self._client.delete(self._bucket, key)
-        except FileNotFoundError:
-            return
+        with contextlib.suppress(FileNotFoundError), bucket_errors():
+            self._client.delete(self._bucket, key)
 
     def folders(self) -> Iterable[Folder]:
         """List everything, and return it by folder."""

@@ -88,9 +88,8 @@ class HostTier:
         counts = _num_rows(groups, num_bytes)
         sizes = [count * group.row_bytes for count, group in zip(counts, groups, strict=True)]
         begins = list(accumulate((-(-size // PAGESIZE) * PAGESIZE for size in sizes), initial=0))
-        shared = make_shared(begins[-1]) if is_shared else None
-        self.file = None if shared is None else shared[0]
-        memory = None if shared is None else shared[1]
+        self.file: int | None
+        self.file, memory = (make_shared(begins[-1]) if is_shared else None) or (None, None)
         self._shared_at = 0 if memory is None else memory.ctypes.data
         self._rows = [
             group.make_rows(count, None if memory is None else memory[begin : begin + size])
@@ -174,9 +173,8 @@ class HostTier:
         """Give the row of a content, which stays as it is meanwhile; None where it is not there."""
         with self._lock:
             entry = self._entries[group].get(digest)
-            if entry is None or not entry.is_filled:
-                entry = None
-            else:
+            entry = entry if entry is not None and entry.is_filled else None
+            if entry is not None:
                 self._pin(group, digest, entry)
         if entry is None:
             yield None

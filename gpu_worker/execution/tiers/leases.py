@@ -8,6 +8,7 @@ Any thread may call it.
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 import threading
@@ -47,31 +48,23 @@ class Lease:
 
 
 @dataclass(slots=True)
-class LeaseCounts:
-    """Counts since the start: leases granted, those read to the end, those that ended otherwise, and bytes sent."""
-
-    granted: int = 0
-    read: int = 0
-    unread: int = 0
-    refused: int = 0
-    sent_bytes: int = 0
-
-
-@dataclass(slots=True)
 class Leases:
     """Owns the leases of a worker.
 
     Attributes:
         num_bytes: Of the rows that are held; a row counts for each lease.
+        num_read, num_unread: Leases that were read to the end, and those that ended otherwise.
     """
 
     host: HostTier
     lease_s: float
     clock: Callable[[], float] = time.monotonic
-    counts: LeaseCounts = field(default_factory=LeaseCounts)
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _ended: threading.Condition = field(default_factory=threading.Condition)
     num_bytes: int = 0
+    num_read: int = 0
+    num_unread: int = 0
+    sent_bytes: int = 0
     # When one was opened or gave way, and when the latest that was opened had been granted.
     _moved_at: float = float("-inf")
     _latest_opened: float = float("-inf")
@@ -116,7 +109,6 @@ class Leases:
             if old is not None:
                 self._by_token[lease.token] = lease
                 self.num_bytes += num_bytes
-                self.counts.granted += 1
             if old:
                 self._moved_at = now
         if old is None:
@@ -132,7 +124,6 @@ class Leases:
             lease = self._by_token.get(token)
             is_right = lease is not None and (lease.request, lease.epoch) == (request, epoch)
             if lease is None or not is_right or lease.reader is not None or self.clock() > lease.ends_at:
-                self.counts.refused += 1
                 return None
             lease.reader = reader
             self._moved_at = self.clock()
@@ -147,10 +138,8 @@ class Leases:
             lease.has_ended = True
             del self._by_token[lease.token]
             self.num_bytes -= lease.num_bytes
-            if was_read:
-                self.counts.read += 1
-            else:
-                self.counts.unread += 1
+            self.num_read += was_read
+            self.num_unread += not was_read
             reader = lease.reader
             self._ended.notify_all()
         if reader is not None:
@@ -177,5 +166,4 @@ class Leases:
 
     def close(self) -> None:
         """End all leases."""
-        for lease in list(self._by_token.values()):
-            self.end(lease)
+        self.sweep(math.inf)

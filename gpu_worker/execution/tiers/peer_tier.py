@@ -38,16 +38,9 @@ class PeerSession:
     """A connection on which one lease is read. Several threads may have a `get` on its way."""
 
     def __init__(
-        self,
-        connection: socket.socket,
-        receiver: peer_wire.Receiver,
-        contents: frozenset[Name],
-        address: str,
-        max_asked: int = peer_wire.MAX_ASKED,
+        self, connection: socket.socket, receiver: peer_wire.Receiver, contents: frozenset[Name], address: str
     ) -> None:
-        """Read `contents`, asking for `max_asked` at once at most."""
         self.contents = contents
-        self._max_asked = max_asked
         self.address = address
         self.is_closed = False
         self._connection = connection
@@ -97,7 +90,7 @@ class PeerSession:
     def _receive(self, name: Name) -> None:
         if name not in self._asked:
             asked = {name: None}
-            while self._expected and len(asked) < self._max_asked:
+            while self._expected and len(asked) < peer_wire.MAX_ASKED:
                 later = self._expected.popleft()
                 if later not in self._asked and later not in self._received:
                     asked[later] = None
@@ -156,7 +149,7 @@ class PeerTier:
             return False
         try:
             most_contents = len(self._rows) * (1 + num_tokens // self._block_tokens)
-            opening = encode(peer_wire.Opening(peer_wire.VERSION, lease, request, epoch, asks_many=True))
+            opening = encode(peer_wire.Opening(peer_wire.VERSION, lease, request, epoch))
             session = _open(address, opening, self._rows, most_contents)
         except (OSError, ValueError, ConfigError) as error:
             # The address is what a heartbeat says.
@@ -182,12 +175,9 @@ class PeerTier:
 
     def expect(self, names: Iterable[Name]) -> None:
         """Take note of the contents that are going to be read, in this order."""
-        found: dict[PeerSession, list[Name]] = {}
         for name in names:
             if (session := self._find(*name)) is not None:
-                found.setdefault(session, []).append(name)
-        for session, own in found.items():
-            session.expect(own)
+                session.expect((name,))
 
     def forget(self, names: Iterable[Name]) -> None:
         """Let go of contents of `expect` that were not read: whoever wanted them has ended."""
@@ -264,10 +254,9 @@ def _open(address: str, opening: bytes, rows: list[int], most_contents: int) -> 
         send_frame(connection, Kind.OPEN, opening)
         receiver.begin()
         kind, body = receive_frame(connection, most_contents * ITEM.size)
-        if kind not in (Kind.CONTENTS, Kind.CONTENTS_OF_MANY) or len(body) % ITEM.size:
+        if kind is not Kind.CONTENTS or len(body) % ITEM.size:
             raise PeerError("the lease is not known there, or over")
-        max_asked = peer_wire.MAX_ASKED if kind is Kind.CONTENTS_OF_MANY else 1
-        return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), address, max_asked)
+        return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), address)
     except BaseException:
         receiver.close()
         connection.close()

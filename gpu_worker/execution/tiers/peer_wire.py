@@ -1,9 +1,8 @@
 """Frames between a worker that keeps KV under leases and one that fetches it.
 
 Length (4 bytes, little endian, of what follows), kind (1 byte), body. The client opens a lease and is told what there
-is; then it asks for contents, many at once where the server is known to take that, gets them in that order, and says in
-the end that it has all it wants. What a frame may be long is known before it is read, and who is slow amid a frame is
-given up.
+is; then it asks for contents, many at once, gets them in that order, and says in the end that it has all it wants. What
+a frame may be long is known before it is read, and who is slow amid a frame is given up.
 
 Between hosts a content's bytes follow its header (`Sender`, `Receiver`). On one host the receiver has the sender's
 memory (`shared_memory`), is told the place, and reads it there (`SharedSender`, `SharedReceiver`). Either way the same
@@ -32,7 +31,6 @@ FRAME_S = 1.0
 """A frame that has begun is there after so long, or the other side is given up."""
 MOST_FRAME_S = 10.0
 """The same of a long one whose bytes keep coming."""
-DIGEST_BYTES = 32
 ITEM = Struct("<H32s")
 """A content's name: group and chain digest."""
 MAX_ASKED = 64
@@ -52,24 +50,22 @@ class Kind(enum.IntEnum):
     OPEN = 1
     GET = 2
     DONE = 3
-    CONTENTS = 4
     BLOCK = 5
     MISSING = 6
     REFUSED = 7
     SHARED = 8
     PLACES = 9
-    CONTENTS_OF_MANY = 10
-    """`CONTENTS` of a server that takes many names in a `GET`, to a client that `asks_many`."""
+    CONTENTS = 10
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """The body of `OPEN`."""
+    """The body of `OPEN`; `asks_many` is read by the version before, which knew of clients that do not."""
 
     version: int
     lease: LeaseToken
     request: RequestId
     epoch: Epoch
-    asks_many: bool = False
+    asks_many: bool = True
 
 
 class PeerError(OSError):

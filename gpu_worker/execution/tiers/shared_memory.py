@@ -13,7 +13,7 @@ import mmap
 import os
 import socket
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 
 import numpy as np
@@ -44,31 +44,24 @@ def make_shared(num_bytes: int) -> tuple[int, npt.NDArray[np.uint8]] | None:
 
 def listen(address: str, backlog: int) -> socket.socket | None:
     """Listen for processes of this host that look for a worker at an address; None where that is not possible."""
-    with suppress(AttributeError, OSError):
-        server = socket.socket(socket.AF_UNIX)
-        try:
-            server.bind(_name(address))
-            server.listen(backlog)
-        except OSError:
-            server.close()
-            raise
+    with suppress(AttributeError, OSError), ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(_name(address))
+        server.listen(backlog)
+        stack.pop_all()
         return server
     return None
 
 
 def connect(address: str, timeout_s: float) -> socket.socket | None:
     """Connect to the worker at an address, if it is a process of this host and user."""
-    with suppress(AttributeError, OSError):
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(timeout_s)
-            connection.connect(_name(address))
-            if is_own_user(connection):
-                return connection
-        except OSError:
-            connection.close()
-            raise
-        connection.close()
+    with suppress(AttributeError, OSError), ExitStack() as stack:
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+        connection.settimeout(timeout_s)
+        connection.connect(_name(address))
+        if is_own_user(connection):
+            stack.pop_all()
+            return connection
     return None
 
 

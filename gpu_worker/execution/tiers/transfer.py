@@ -61,9 +61,9 @@ class Transfer:
             used_bytes=leases.num_bytes,
             total_bytes=leases.max_bytes,
             hit_tokens=hit_tokens,
-            stored_bytes=leases.counts.sent_bytes,
+            stored_bytes=leases.sent_bytes,
             loaded_bytes=loaded_bytes,
-            dropped=leases.counts.unread,
+            dropped=leases.num_unread,
             refused=peers.num_refused,
             failed=peers.num_failed,
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -23,6 +25,8 @@ from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.subjects import drain_subject, gateway_subject
 from tests.gpu_worker.consumer.harness import Answer, MakeWorker, RunningWorker, TestGateway, wait_until
+
+_log = logging.getLogger(__name__)
 
 PROMPT = "def function(value):\n    return value * 7\n\n" * 12
 SETTINGS: dict[str, Any] = {
@@ -66,12 +70,23 @@ class Pair:
         num_held = sum(len(worker.consumer._held) + worker.stats.running + worker.stats.waiting for worker in workers)
         return not (is_held or num_held)
 
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens whose KV was fetched from the other worker."""
+        readings = tiers_of(self.decode).readings()
+        return next(reading.hit_tokens for reading in readings if reading.name == "peer")
 
-def transfer_of(worker: RunningWorker) -> Transfer:
+
+def tiers_of(worker: RunningWorker) -> BlockTiers:
     tiers = worker.worker._engine._engine._tiers
     assert isinstance(tiers, BlockTiers)
-    assert tiers.transfer is not None
-    return tiers.transfer
+    return tiers
+
+
+def transfer_of(worker: RunningWorker) -> Transfer:
+    transfer = tiers_of(worker).transfer
+    assert transfer is not None
+    return transfer
 
 
 async def say_that_gateway_lives(gateway: TestGateway, features: tuple[str, ...] = GATEWAY_FEATURES) -> None:
@@ -82,8 +97,8 @@ async def say_that_gateway_lives(gateway: TestGateway, features: tuple[str, ...]
 @pytest.fixture
 async def pair(make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch) -> Pair:
     # A busy machine may be as slow as one that hangs.
-    limits = ((restores, "STALL_S"), (restores, "_GRACE_S"), (roles, "HEARD_S"), (roles, "PROMPTS_LEFT_S"))
-    for module, name in ((peer_wire, "FRAME_S"), *limits):
+    limits = ((peer_wire, "FRAME_S"), (restores, "STALL_S"), (restores, "_GRACE_S"), (roles, "HEARD_S"))
+    for module, name in limits:
         monkeypatch.setattr(module, name, 60.0)
     prefill = await make_worker(role="prefill", **SETTINGS)
     decode = await make_worker(role="decode", **{**SETTINGS, "max_num_seqs": 1})
@@ -115,19 +130,12 @@ async def test_one_worker_computes_the_prompt_and_another_goes_on(pair: Pair, ma
     assert set(rest.workers) == {pair.decode.name}
     assert rest.finish.usage.cached_tokens == 0, "its prompt was computed for it"
     assert rest.finish.usage.completion_tokens == 24
-    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
-    assert peer.hit_tokens > 100
+    assert pair.hit_tokens > 100
     await wait_until(lambda: pair.is_free, 5)
-    assert transfer_of(pair.prefill).leases.counts.read == 1
+    assert transfer_of(pair.prefill).leases.num_read == 1
     roles_of(pair.prefill).role = "both"
     whole = await pair.gateway.ask(PROMPT, sampling=GREEDY, cache_salt="another")
     assert begun.text + rest.text == whole.text
-
-
-def tiers_of(worker: RunningWorker) -> BlockTiers:
-    tiers = worker.worker._engine._engine._tiers
-    assert isinstance(tiers, BlockTiers)
-    return tiers
 
 
 @pytest.mark.parametrize("point", ["computed", "leased", "waiting", "fetched", "decoded"])
@@ -161,12 +169,14 @@ async def test_a_cancelled_request_leaves_nothing_on_either_side(
             await asyncio.to_thread(is_read.wait, 20)
         elif point == "decoded":
             await rest.wait_for_tokens(3)
+    cancelled_at = time.monotonic()
     await pair.gateway.cancel(request.id)
     if other is not None:
         await wait_until(lambda: len(transfer_of(pair.prefill).leases) == 0)
         await pair.gateway.cancel(other.id)
     # Within a second on a machine that has nothing else to do.
     await wait_until(lambda: pair.is_free, 5)
+    _log.info("%s: both sides are free %.3f s after the cancellation", point, time.monotonic() - cancelled_at)
     may_read.set()
 
 
@@ -178,8 +188,7 @@ async def test_a_place_that_is_not_of_this_attempt_is_not_asked(pair: Pair, what
     ready: KvReady = msgspec.structs.replace(begun.finish.ready, **{what: wrong[what]})
     rest = await (await pair.next_attempt(request, begun, ready=ready)).wait()
     assert rest.finish.reason == "length"
-    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
-    assert peer.hit_tokens == 0
+    assert pair.hit_tokens == 0
 
 
 async def test_a_worker_that_drains_waits_until_what_it_keeps_is_fetched(pair: Pair) -> None:
@@ -189,8 +198,22 @@ async def test_a_worker_that_drains_waits_until_what_it_keeps_is_fetched(pair: P
     await pair.prefill.wait_for_heartbeat(lambda beat: beat.draining)
     await (await pair.next_attempt(request, begun)).wait()
     await asyncio.wait_for(draining, 10)
-    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
-    assert peer.hit_tokens > 100
+    assert pair.hit_tokens > 100
+
+
+async def test_prompts_are_computed_where_the_prefill_worker_has_ended_and_left_to_one_that_is_slow(pair: Pair) -> None:
+    role, now = roles_of(pair.decode), asyncio.get_running_loop().time
+    role._started_at -= roles.HEARD_S
+    pair.prefill.worker.consumer._is_silent = True
+    await asyncio.sleep(4 * roles.MISSED_S)
+    assert (role.missed(now()), role.takes(now())) == ([pair.prefill.name], ("ready",))
+    _, answer = await pair.begin()
+    assert set((await answer.wait(60)).workers) == {pair.prefill.name}
+    # Silence alone says so after a minute here.
+    await pair.prefill.close()
+    await wait_until(lambda: "interactive" in role.takes(now()))
+    _, answer = await pair.begin()
+    assert set((await answer.wait(60)).workers) == {pair.decode.name}
 
 
 async def test_a_request_of_a_gateway_that_does_not_know_of_this_stays(pair: Pair) -> None:

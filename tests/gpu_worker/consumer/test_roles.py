@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gpu_worker.consumer.prefixes.peers import PeerBeat
-from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, PROMPTS_LEFT_S, READY_MEMORY_S, Roles
+from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, MISSED_S, READY_MEMORY_S, Roles
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews
+from shared.prefixes import PrefixNews
 
 EVERYTHING = (*PROMPT_QUEUES, "ready")
 START = 1000.0
@@ -23,11 +24,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def beat(worker: str, role: Role | None, *, draining: bool = False, maker: str = "m", takes: Any = None) -> PeerBeat:
-    """Return the heartbeat of a worker; without a role it is of an earlier version."""
+    """Return the heartbeat of a worker; without a role it is of an earlier version, and does not listen to others."""
     if takes is None:
         takes = ("ready",) if role == "decode" else PROMPT_QUEUES
     news = None if role is None else RoleNews(role, takes, "127.0.0.1:7", maker)
-    return PeerBeat(worker=worker, draining=draining, roles=news)
+    return PeerBeat(worker=worker, draining=draining, roles=news, prefixes=PrefixNews() if role else None)
 
 
 Make = Callable[..., Roles]
@@ -67,9 +68,29 @@ def test_queues_by_role_and_company(role: Role, others: list[Role | None], expec
 def test_a_decode_worker_whose_last_prefill_worker_is_silent_or_drains_does_it_all() -> None:
     made = roles("decode", beat("p", "prefill"))
     assert made.takes(NOW) == ("ready",)
-    assert made.takes(START + 10 + PROMPTS_LEFT_S - 0.1) == ("ready",)
-    assert made.takes(START + 10 + PROMPTS_LEFT_S + 0.1) == EVERYTHING
+    assert made.takes(START + 10 + HEARD_S - 0.1) == ("ready",)
+    assert made.takes(START + 10 + HEARD_S + 0.1) == EVERYTHING
     made.note(beat("p", "prefill", draining=True), NOW)
+    assert made.takes(NOW) == EVERYTHING
+
+
+def test_a_decode_worker_asks_for_those_alone_that_left_prompts_to_it_and_miss_a_heartbeat() -> None:
+    made = roles("decode", beat("p", "prefill"), beat("old", None), beat("d", "decode"))
+    late = START + 10 + MISSED_S + 0.1
+    assert (made.missed(NOW), made.missed(late), made.missed(START + 10 + HEARD_S + 0.1)) == ([], ["p"], [])
+    made.note(beat("q", "both"), late)
+    assert made.missed(late) == []
+    assert roles("both", beat("p", "prefill")).missed(late) == []
+    made = roles("decode", beat("p", "prefill"))
+    made.note_reconnected(NOW)
+    assert made.missed(late) == [], "it may not be back yet"
+
+
+def test_a_decode_worker_does_it_all_once_the_prefill_worker_has_ended() -> None:
+    made = roles("decode", beat("p", "prefill"))
+    made.note_ended("p", START + 9)
+    assert made.takes(NOW) == ("ready",), "a successor was heard since"
+    made.note_ended("p", NOW)
     assert made.takes(NOW) == EVERYTHING
 
 

@@ -131,27 +131,32 @@ def test_another_worker_that_shares_the_store_finds_what_one_has_written(store: 
     assert stranger.hit_tokens(store.name) == 0
 
 
+def content(digest: bytes) -> bytes:
+    return np.random.default_rng(list(digest)).bytes(ROW_BYTES)
+
+
 class Rows:
-    """Contents of which none is written."""
+    """A host's memory that has all contents, made from their digests."""
+
+    def __init__(self) -> None:
+        self.forgotten: set[bytes] = set()
+        self.during: Callable[[], None] = lambda: None
 
     def pinned(self, group: int, digest: bytes) -> object:
-        raise AssertionError("nothing is written here")
+        self.during()
+        return nullcontext(np.frombuffer(content(digest), dtype=np.uint8).copy())
 
     def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
-        return True
+        return digest not in self.forgotten
 
     def knows(self, group: int, digest: bytes) -> bool:
         return False
 
 
-def content(digest: bytes) -> bytes:
-    return np.random.default_rng(list(digest)).bytes(ROW_BYTES)
-
-
 def open_files(
     directory: Path,
     max_bytes: int = 1 << 30,
-    rows: object = None,
+    rows: Rows | None = None,
     store: FileStore | None = None,
     retained_share: float = 0.0,
 ) -> BlockFiles:
@@ -406,24 +411,9 @@ def test_what_a_process_was_writing_when_it_was_killed_is_never_seen(tmp_path: P
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["before.kv"]
 
 
-class OneRow(Rows):
-    """Contents from their digests."""
-
-    def __init__(self) -> None:
-        self.forgotten: set[bytes] = set()
-        self.during: Callable[[], None] = lambda: None
-
-    def pinned(self, group: int, digest: bytes) -> object:
-        self.during()
-        return nullcontext(np.frombuffer(content(digest), dtype=np.uint8).copy())
-
-    def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
-        return digest not in self.forgotten
-
-
 def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
     size = ROW_BYTES + HEADER_BYTES
-    files = open_files(tmp_path, max_bytes=10 * size, rows=OneRow())
+    files = open_files(tmp_path, max_bytes=10 * size)
     for number, digest in enumerate(DIGESTS[:30]):
         files.add(Kept(0, digest, SALT))
         wait_for(lambda digest=digest: files.has(0, digest))  # type: ignore[misc]
@@ -450,7 +440,7 @@ def test_content_that_costs_more_to_compute_for_its_bytes_stays_longer() -> None
 
 
 def test_what_is_forgotten_while_it_is_written_does_not_stay(tmp_path: Path) -> None:
-    rows = OneRow()
+    rows = Rows()
     files, digest = open_files(tmp_path, rows=rows), b"d" * 32
     rows.during = lambda: (rows.forgotten.add(digest), files.forget([digest]))[0]
     files.add(Kept(0, digest, SALT))
@@ -483,7 +473,7 @@ def test_what_is_forgotten_is_not_found_while_it_waits_to_be_deleted(tmp_path: P
 
 
 def test_a_worker_that_is_stopped_writes_what_it_has_computed(tmp_path: Path) -> None:
-    files = open_files(tmp_path, rows=OneRow())
+    files = open_files(tmp_path)
     for digest in DIGESTS:
         files.add(Kept(0, digest, SALT))
     files.drain(30)
@@ -520,7 +510,7 @@ def test_spent_files_do_not_make_others_old() -> None:
 
 def test_a_prefix_is_retained_on_the_disk_in_the_background(tmp_path: Path) -> None:
     size = ROW_BYTES + HEADER_BYTES
-    files = open_files(tmp_path, max_bytes=10 * size, rows=OneRow(), retained_share=0.5)
+    files = open_files(tmp_path, max_bytes=10 * size, retained_share=0.5)
     files.add(Kept(0, DIGESTS[0], SALT))
     wait_for(lambda: files.has(0, DIGESTS[0]))
     files.retain("a", 1.0, DIGESTS[:1], time.monotonic() + 600.0)
