@@ -9,7 +9,7 @@ ARGS ?=
 # Tests that compute share two processes. The others start servers, kill them and watch the clock: they mostly wait, and
 # run beside them in two more processes, which the machine prefers (`nice`) because their answers are timed.
 COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/kernels tests/shared \
-	$(addprefix tests/ops/,bench demo_model deploy quantize) \
+	$(addprefix tests/ops/,bench demo_model deploy quantize simulation sizing) \
 	$(addprefix tests/gpu_worker/,core engine execution layers matrix models quantization speculative start structured_output text)
 PYTEST := $(BIN)/python -m pytest
 # In order: what the tests of a folder share, such as a running system, is stopped behind them.
