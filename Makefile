@@ -9,14 +9,14 @@ ARGS ?=
 # Tests that compute share two processes. The others start servers, kill them and watch the clock: they mostly wait, and
 # run beside them in two more processes, which the machine prefers (`nice`) because their answers are timed.
 COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/kernels tests/shared \
-	$(addprefix tests/ops/,bench demo_model deploy quantize) \
+	$(addprefix tests/ops/,bench demo_model deploy quantize simulation sizing) \
 	$(addprefix tests/gpu_worker/,core engine execution layers matrix models quantization speculative start structured_output text)
 PYTEST := $(BIN)/python -m pytest
 # In order: what the tests of a folder share, such as a running system, is stopped behind them.
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up test computing-tests waiting-tests chaos clients lint docs lock mutants bench bench-engine bench-served bench-spec
+.PHONY: help up test cpu-kernels computing-tests waiting-tests chaos clients lint docs lock mutants bench bench-engine bench-served bench-spec
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
@@ -40,9 +40,7 @@ up: $(VENV)/.embedded
 test computing-tests waiting-tests: export PYTHONDONTWRITEBYTECODE =
 
 ifeq ($(strip $(ARGS)),)
-test: $(VENV)/.test
-	@echo "compiling the CPU kernels, once"
-	@$(BIN)/python -c "from kernels.cpu_library import compile_cpu_library; compile_cpu_library(lambda *_: None)"
+test: cpu-kernels
 	@$(MAKE) --no-print-directory -k -j 2 computing-tests waiting-tests
 
 computing-tests:
@@ -56,6 +54,10 @@ else
 test: $(VENV)/.test
 	@$(PYTEST) $(ARGS)
 endif
+
+cpu-kernels: $(VENV)/.test
+	@echo "compiling the CPU kernels, once"
+	@$(BIN)/python -c "from kernels.cpu_library import compile_cpu_library; compile_cpu_library(lambda *_: None)"
 
 clients: $(VENV)/.test
 	@exec $(PYTEST) -m clients tests/clients $(ARGS)
@@ -96,8 +98,11 @@ $(BIN)/python:
 	@echo "Making $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-# One stamp for each set of extras: pip runs again only when pyproject.toml has changed.
+# One stamp for each set of extras, and for those that it contains: pip runs again only when pyproject.toml has changed.
+IN_docs := embedded
+IN_test := embedded
+IN_dev := test embedded
 $(VENV)/.embedded $(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	@echo "Installing headrace[$*] into $(VENV): some minutes the first time, most of them for PyTorch; log: $(VENV)/pip.log"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar off --log $(VENV)/pip.log -e '.[$*]'
-	@touch $@
+	@touch $@ $(addprefix $(VENV)/.,$(IN_$*))

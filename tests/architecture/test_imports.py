@@ -38,15 +38,6 @@ def test_gateway_imports_without_any_ml_package() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_simulated_worker_imports_no_torch() -> None:
-    code = """
-import gpu_worker.start.worker, gpu_worker.execution.simulated_runner
-print([name for name in ("torch", "triton") if name in sys.modules])
-"""
-    done = _run(code, "torch", "triton")
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
-
-
 def test_core_of_the_worker_imports_no_ml_package_and_no_nats() -> None:
     code = "import gpu_worker.core.scheduler, gpu_worker.core.block_pool, gpu_worker.core.prefix_cache"
     done = _run(code, *ML_PACKAGES, "nats")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -114,11 +115,22 @@ def best_fixed(world: World, acceptance: float) -> float:
     return max(speeds)
 
 
-@pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.slow), 30])
+ACCEPTANCES = (0.0, 0.2, 0.5, 0.8, 0.97)
+BATCHES = (1, 4, 30)
+# By default the least, the middle and the largest values; of any two of the three each pair meets.
+PAIRWISE = {
+    (memory_bound, 0.0, 1), (compute_bound, 0.0, 30), (compute_bound, 0.5, 1), (memory_bound, 0.5, 30),
+    (memory_bound, 0.97, 1), (compute_bound, 0.97, 30),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "acceptance", [0.0, pytest.param(0.2, marks=pytest.mark.slow), 0.5, pytest.param(0.8, marks=pytest.mark.slow), 0.97]
+    ("step_s", "acceptance", "batch"),
+    [
+        pytest.param(*case, marks=[] if case in PAIRWISE else pytest.mark.slow)
+        for case in itertools.product((memory_bound, compute_bound), ACCEPTANCES, BATCHES)
+    ],
 )
-@pytest.mark.parametrize("step_s", [memory_bound, compute_bound])
 def test_speed_is_near_the_best_depth_and_never_below_plain(
     step_s: Callable[[int], float], acceptance: float, batch: int
 ) -> None:

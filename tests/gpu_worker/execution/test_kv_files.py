@@ -115,8 +115,11 @@ def test_a_bucket_and_a_directory_keep_the_same_promises(store: FileStore) -> No
     assert [key for folder in store.folders() for key in store.files(folder.name)] == ["m/1/cd/y.kv"]
 
 
-def test_another_worker_that_shares_the_store_finds_what_one_has_written(store: FileStore, models: Models) -> None:
-    store.refresh_s = 0.02
+def test_another_worker_that_shares_the_store_finds_what_one_has_written(
+    store: FileStore, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever looks into a store does so as long as the process lives: no more often than usual after this test.
+    monkeypatch.setattr(store, "refresh_s", 0.02)
     one, other, stranger = (
         serve_with(store, models, "llama", weights=weights) for weights in (b"w" * 32, b"w" * 32, b"v" * 32)
     )
@@ -290,13 +293,13 @@ def broken_files(tmp_path: Path, count: int = 0) -> tuple[BrokenStore, BlockFile
     store, digests = BrokenStore(tmp_path), DIGESTS[:count]
     for digest in digests:
         DirectoryStore.write(store, MAKER.key(0, digest), [stored(MAKER, 0, digest)])
-    store.refresh_s = 0.01
     return store, open_files(tmp_path, store=store), digests
 
 
 def test_a_directory_that_cannot_be_listed_is_asked_less_and_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(BrokenStore, "refresh_s", 0.01)
     store, files, (digest,) = broken_files(tmp_path, 1)
     pauses: list[float] = []
     sleep = time.sleep

@@ -60,7 +60,7 @@ def test_simulated_workers_find_what_unbounded_memory_would_where_there_is_room(
     assert 0.95 <= outcome.num_cached_tokens / oracle_hits(arrivals, BLOCK_SIZE) <= 1.0
 
 
-@pytest.mark.parametrize(("num_blocks", "max_num_seqs"), [(512, 16), (192, 8)])
+@pytest.mark.parametrize(("num_blocks", "max_num_seqs"), [pytest.param(512, 16, marks=pytest.mark.slow), (192, 8)])
 def test_turns_that_wait_for_their_prefix_start_no_later_than_pulled_alone(num_blocks: int, max_num_seqs: int) -> None:
     trace = AgentTrace(sessions=20, output=60, pause_s=1.5)
     config = replace(CONFIG, num_blocks=num_blocks, max_num_seqs=max_num_seqs)

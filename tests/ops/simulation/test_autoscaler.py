@@ -32,7 +32,7 @@ def day(peak: float) -> Iterator[Arrival]:
             yield Arrival(at, 64, 64)
 
 
-@pytest.mark.parametrize("times", [FLAT, STEEP])
+@pytest.mark.parametrize("times", [pytest.param(FLAT, marks=pytest.mark.slow), STEEP])
 def test_fleet_grows_before_requests_are_refused_and_shrinks_without_losing_one(times: StepTimes) -> None:
     fixed = served(day(2.0), PLAIN, times=times)
     assert fixed.num_refusals > 100

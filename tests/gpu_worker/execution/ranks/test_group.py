@@ -80,8 +80,12 @@ def check(
         for way, outcome in zip(ways, expected, strict=True):
             assert_same(run.answer(sequences(), **way), outcome)
         assert group is not None
+        (*_, last) = group._processes.values()
         for rank in range(1, size):
             replace_rank(run, group, rank, signal.SIGKILL if rank % 2 else signal.SIGSTOP)
+        # The silence of a process that was replaced loses no group.
+        group._froze(last, 1.0)
+        assert group.lost is None
         # What was drafted and cached before is of no use now; the answers are the same.
         for way, outcome in zip(ways, expected, strict=True):
             assert_same(run.answer(sequences(), **way), outcome)
@@ -173,15 +177,6 @@ def test_rank_that_freezes_in_a_step_is_replaced(directory: Path, caplog: pytest
     assert [error.startswith("the group of ranks is lost: rank 1 (process ") for error in errors] == [True]
     assert "has stood still" in errors[0]
     assert_gone(pids)
-
-
-def test_process_that_was_replaced_loses_no_group_by_its_silence(directory: Path) -> None:
-    with started(directory, 2) as (run, group):
-        assert group is not None
-        (before,) = group._processes.values()
-        replace_rank(run, group, 1, signal.SIGKILL)
-        group._froze(before, 1.0)
-        assert group.lost is None
 
 
 @pytest.mark.slow
