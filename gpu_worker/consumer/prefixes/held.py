@@ -27,12 +27,14 @@ class HeldPrefix:
 
     Attributes:
         block: Digest of the block in which it ends.
+        before: The link before it.
         follower: The link that came next.
         is_shared: Different links came next: it is the beginning of several conversations.
     """
 
     block: bytes
     num_tokens: int
+    before: bytes | None
     follower: bytes | None
     is_shared: bool = False
 
@@ -62,8 +64,9 @@ class HeldPrefixes:
             num_covered = int(num_tokens * chain.share(index))
             place = num_covered // self._block_size - 1
             if 0 <= place < len(blocks):
+                before = links[index - 1] if index else None
                 follower = links[index + 1] if index + 1 < len(links) else None
-                self._note(links[index], HeldPrefix(blocks[place], num_covered, follower))
+                self._note(links[index], HeldPrefix(blocks[place], num_covered, before, follower))
         while len(self._noted) > self._max_noted:
             link, _ = self._noted.popitem(last=False)
             self._announced.pop(link, None)
@@ -73,12 +76,8 @@ class HeldPrefixes:
         """Return what is cached of a chain, or of a part of one, up to the last link that is."""
         for link in reversed(links):
             held = self._noted.get(link)
-            if held is None:
-                continue
-            if self._is_cached(held.block):
+            if held is not None and self._is_cached(held.block):
                 return held
-            del self._noted[link]
-            self._announced.pop(link, None)
         return None
 
     def take_news(self) -> bytes:
@@ -87,12 +86,19 @@ class HeldPrefixes:
         return b"".join(news)
 
     def announced(self) -> bytes:
-        """Return all links to announce: those whose blocks are still cached, the latest last."""
-        for link in list(self._announced):
-            if not self._is_cached(self._noted[link].block):
-                del self._noted[link], self._announced[link]
-        self._news = []
-        return b"".join(self._announced)
+        """Return all links to announce, the latest last; for one that is not cached any more the last before it."""
+        announced = OrderedDict.fromkeys(filter(None, map(self._last_cached, self._announced)))
+        self._announced, self._news = announced, []
+        return b"".join(announced)
+
+    def _last_cached(self, link: bytes | None) -> bytes | None:
+        """Return a link, or the last one before it whose block is cached, and forget those that are not."""
+        while link is not None and (held := self._noted.get(link)) is not None:
+            if self._is_cached(held.block):
+                return link
+            del self._noted[link]
+            link = held.before
+        return None
 
     def _note(self, link: bytes, new: HeldPrefix) -> None:
         before = self._noted.pop(link, None)

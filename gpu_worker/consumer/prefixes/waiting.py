@@ -159,19 +159,21 @@ class WaitingRequests:
         own = self._held.longest(chain.links)
         num_held = 0 if own is None else own.num_tokens
         waits_s: dict[str, tuple[float, int]] = {}
+        # What its holder has evicted since it announced that leaves a shorter prefix, which is worth asking for too.
+        last_first = max(0, len(chain.links) - MAX_OFFERED_LINKS)
         for place, worker in holders:
             saved = num_tokens * chain.share(place) - num_held
             wait_s = self._wait_s(message, request, saved, num_tokens, worker)
             if wait_s >= MIN_WAIT_S:
-                waits_s[worker] = (wait_s, place)
+                waits_s[worker] = (wait_s, min(place, last_first))
         if not waits_s and may_move and (own is None or own.is_shared):
             # A conversation that begins here would stay here: others may have more memory for it.
             num_blank = self._engine.num_blank_blocks + self._capacity.num_blocks_for(num_tokens)
             left_s = self._left_s(message, request, ROOM_ANSWER_S, 0.0)
             waits_s = {worker: (left_s, len(chain.links)) for worker in self._others.emptier(num_blank, now)}
         return {
-            worker: (wait_s, self._offer(chain.links[place : place + MAX_OFFERED_LINKS], num_tokens, num_held))
-            for worker, (wait_s, place) in waits_s.items()
+            worker: (wait_s, self._offer(chain.links[first : first + MAX_OFFERED_LINKS], num_tokens, num_held))
+            for worker, (wait_s, first) in waits_s.items()
         }
 
     def receive(self, answer: Answer) -> None:

@@ -54,6 +54,14 @@ def test_evicted_blocks_are_held_no_more() -> None:
     assert cache.announced() == set()
 
 
+def test_beginning_of_a_prompt_is_announced_once_its_end_is_evicted() -> None:
+    cache = Cache()
+    cache.compute(*"abcdefgh")
+    assert cache.announced() == {"e", "g", "h"}
+    cache.blocks.intersection_update({b"ab"})
+    assert cache.announced() == {"c"}
+
+
 def test_prompt_that_is_not_cached_is_not_held() -> None:
     cache = Cache()
     cache.held.note(chain(*"abcd"), 8, [])

@@ -390,6 +390,20 @@ def serve(served: VirtualFleet, *jobs: Job) -> VirtualWorker:
     return next(worker for worker in served.workers if worker.name in jobs[-1].workers)
 
 
+# It is asked before it has told of that, and after.
+@pytest.mark.parametrize("passed_s", [0.0, 2.0])
+def test_worker_that_has_evicted_the_end_of_a_prompt_is_asked_for_its_beginning(passed_s: float) -> None:
+    served, request = fleet(2), long_job(1).request
+    holder = serve(served, long_job(1))
+    (puller,) = (worker for worker in served.workers if worker is not holder)
+    chain = prefix_chain(request, cache_salt(request))
+    assert chain is not None
+    for link in chain.links[1:]:
+        holder.engine.scheduler._blocks.pool.forget(holder.prefixes._noted[link].block)
+    served.clock.run(lambda: False, until=served.now + passed_s)
+    assert begin_at(served, puller, request) == [(holder.name, 0.0)]
+
+
 @pytest.mark.parametrize(
     ("listing", "num_running", "expected"),
     [
