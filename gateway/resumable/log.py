@@ -20,7 +20,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from gateway.errors import ApiError
 from gateway.resumable.fences import Fences
-from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_head, decode_key, encode
+from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_head, decode_key, digest_of, encode
 from gateway.resumable.store import MessageStore
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
@@ -131,11 +131,14 @@ class StreamLog:
 
     async def requests(self, head: StreamHead) -> list[bytes]:
         """Return the pieces of a stream's requests; raise `ApiError` 410 if some are no longer kept."""
-        subjects = (_request_subject(head, number) for number in range(head.num_request_pieces))
+        subjects = [stream_subject(head.tenant, head.id, "req", number) for number in range(head.num_request_pieces)]
         found = await asyncio.gather(*map(self._last, subjects))
         present = [each[0] for each in found if each is not None]
         if len(present) < len(found):
             raise no_longer_kept(head.id, "its requests are gone")
+        # Two that begin at once by the same id write to the same subjects, and one of them gets the head.
+        if head.requests_digest not in (None, digest_of(present)):
+            raise no_longer_kept(head.id, "another request of the same id has overwritten its own")
         return present
 
     async def pieces(self, head: StreamHead, first: int) -> list[bytes]:
@@ -226,9 +229,10 @@ class StreamLog:
 
     async def _create(self, head: StreamHead, requests: Sequence[bytes]) -> int | None:
         if await self._last(stream_subject(head.tenant, head.id, "head")) is not None:
+            # Who takes that stream over is to find its own requests.
             return None
         for number, piece in enumerate(requests):
-            self._nats.send(_request_subject(head, number), piece)
+            self.send(head.tenant, head.id, "req", number, payload=piece)
         return await self._publish_head(head, 0)
 
     async def _publish_head(self, head: StreamHead, seq: int) -> int | None:
@@ -276,12 +280,6 @@ class StreamLog:
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
         found = await self._store.last(subject)
         return None if found is None else (found.data, found.seq)
-
-
-def _request_subject(head: StreamHead, number: int) -> str:
-    """Subject of a piece of a stream's requests: whoever begins another of its id at the same time has another."""
-    place = ("req", number) if head.requests_digest is None else ("req", head.requests_digest, number)
-    return stream_subject(head.tenant, head.id, *place)
 
 
 @contextlib.contextmanager

@@ -120,7 +120,7 @@ async def test_stream_keeps_its_requests_when_another_is_to_have_its_id(
     assert await log.requests(head) == [b"own"]
 
 
-async def test_stream_has_its_own_requests_when_two_begin_one_of_its_id_at_once(
+async def test_stream_never_has_the_requests_of_another_that_began_at_once_by_its_id(
     opened: tuple[StreamLog, JetStreamContext],
 ) -> None:
     log, _ = opened
@@ -137,7 +137,18 @@ async def test_stream_has_its_own_requests_when_two_begin_one_of_its_id_at_once(
     assert (error.status, error.param) == (409, "x-request-id")
     found = await log.find("t", "s")
     assert found is not None
-    assert await log.requests(found.head) == kept[found.head.owner]
+    head = found.head
+    own, other = kept[head.owner], kept["two" if head.owner == "one" else "one"]
+
+    async def written_last(pieces: list[bytes]) -> list[bytes]:
+        for number, piece in enumerate(pieces):
+            log.send("t", "s", "req", number, payload=piece)
+        return await log.requests(head)
+
+    assert await written_last(own) == own
+    with pytest.raises(ApiError, match="has overwritten its own") as raised:
+        await written_last(other)
+    assert raised.value.status == 410
 
 
 async def test_key_is_released_by_whoever_has_claimed_it_alone(opened: tuple[StreamLog, JetStreamContext]) -> None:
