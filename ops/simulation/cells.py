@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from multiprocessing.context import ForkProcess
 
 import msgspec
 
-from ops.simulation.outcome import Moment, Outcome, TokenGaps
+from ops.simulation.outcome import Moment, Outcome
 from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.workload import Arrival
 from shared.errors import HeadraceError
@@ -90,9 +91,9 @@ def _send(work: Callable[[], Outcome], writer: Connection) -> None:
 
 def _merged(parts: list[Outcome]) -> Outcome:
     """Add up what cells have shown; their heartbeats come at the same times."""
-    gaps = TokenGaps()
+    gaps: Counter[int] = Counter()
     for part in parts:
-        gaps.add_all(part.gaps)
+        gaps.update(part.gaps)
     sums = {
         name: sum(getattr(part, name) for part in parts)
         for name in Outcome.__struct_fields__
@@ -102,7 +103,7 @@ def _merged(parts: list[Outcome]) -> Outcome:
         **sums,
         ttfts_s=[each for part in parts for each in part.ttfts_s],
         ends_s=[each for part in parts for each in part.ends_s],
-        gaps=gaps.counts,
+        gaps=gaps,
         moments=list(_moments([part.moments for part in parts])),
         duration_s=max(part.duration_s for part in parts),
     )

@@ -27,10 +27,6 @@ class TokenGaps:
         """Count a gap `times` times, once for each stream that had it."""
         self.counts[math.floor(math.log(gap_s) * _SCALE) if gap_s > 0 else -(10**6)] += times
 
-    def add_all(self, counts: Mapping[int, int]) -> None:
-        """Add the counts of another."""
-        self.counts.update(counts)
-
     def percentile(self, percent: float) -> float:
         """Return the seconds below which `percent` of the gaps are; 0 without any."""
         left = self.counts.total() * percent / 100

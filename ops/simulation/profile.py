@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -31,9 +31,7 @@ class WorkerLimits:
 
     def config(self) -> SchedulerConfig:
         """Return the configuration of a scheduler."""
-        return SchedulerConfig(
-            self.block_size, self.num_blocks, self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len
-        )
+        return SchedulerConfig(*astuple(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,14 +126,6 @@ def test_common_beginnings_are_computed_once() -> None:
     assert apart.num_cached_tokens == 0
 
 
-def test_affinity_finds_more_prefixes_than_pulling_alone() -> None:
-    load = Synthetic(300, 6.0, 1600, 5, shared_prefix=1536, num_prefixes=12)
-    tight = replace(CONFIG, num_blocks=500, max_model_len=4096)
-    both = [served(load, config=tight, workers=4, is_affine=is_affine) for is_affine in (False, True)]
-    assert both[1].num_cached_tokens > 1.1 * both[0].num_cached_tokens
-    assert both[1].num_served == 300
-
-
 def test_tenant_that_sends_little_does_not_wait_behind_one_that_floods() -> None:
     flood = [Arrival(0.0, 64, 50, "flood") for _ in range(400)]
     person = [Arrival(2.0 + number, 64, 5, "person") for number in range(5)]
