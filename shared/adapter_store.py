@@ -31,7 +31,7 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_ADAPTER_BYTES = 8 << 30
 MAX_CONFIG_BYTES = 1 << 20
 MAX_TOLD_RANK = (1 << 20) - 1
-"""Workers serve far smaller ones, and check them: here a rank only informs."""
+"""Upper bound of the reported rank; workers check the ranks that they serve, which are far smaller."""
 # A store that takes longer for a call counts as away.
 CALL_S = 30.0
 # Jobs of batches wait for seven days at most, unless `headrace setup` says otherwise.

@@ -216,7 +216,7 @@ class ResultShares:
         return tenants
 
     async def _ledger(self, tenant: str) -> tuple[list[Piece], int]:
-        """Return a ledger and its revision. NATS wrote it after all its pieces were stored, whatever those say."""
+        """Return a ledger and its revision. No piece is younger than NATS's time of the ledger: later times are cut."""
         message = await last_message(self._js, ENDS_STREAM, ledger_subject(tenant))
         if message is None:
             return [], 0

@@ -263,7 +263,7 @@ async def adapter_orders(
 
 
 async def sweep_forever(store: AdapterStore, fleet: Fleet, read_names: Callable[[], Awaitable[None]]) -> None:
-    """Sweep once an interval. The first one is over before the first sweep: workers have told their names by then."""
+    """Sweep every hour, first after an hour: by then all workers have reported their adapters."""
     while True:
         await asyncio.sleep(SWEEP_INTERVAL_S)
         try:

@@ -72,8 +72,8 @@ class FrameReceiver:
     ) -> None:
         """Deliver to the sinks of `flights`; report ends and losses to `endings`.
 
-        `serves_another` says of a worker and a model whether its heartbeats are those of another model. In `models`
-        the times between deltas are counted. `on_receipt` is called with each end: its worker, and its flight if that
+        `serves_another` says of a worker and a model whether its heartbeats are those of another model. Gaps between
+        deltas are observed in `models`. `on_receipt` is called with each end: its worker, and its flight if that
         has not ended.
         """
         self._by_id = flights.by_id

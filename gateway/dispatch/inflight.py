@@ -248,7 +248,7 @@ _NOTHING = _Count()
 
 
 def _moved(flight: Flight, before: _Count | None, after: _Count | None) -> _Count | None:
-    """Count a flight in `after`, which is returned, and no more in `before`."""
+    """Move a flight from the count `before` to `after`; return `after`."""
     if before is not None:
         before.requests -= 1
         before.tokens -= flight.estimated_tokens

@@ -97,7 +97,7 @@ class Publisher:
             raise queue_unavailable() from error
 
     def _queue(self, flight: Flight) -> Queue:
-        """Return the queue that a flight goes to; of `resumed` every worker of its model must know.
+        """Return the queue of a flight; `resumed` only if every worker of its model reads it.
 
         What had its turn does not wait again behind those who came later, and what others give way to not behind these.
         Workers with a suspect take nothing new.

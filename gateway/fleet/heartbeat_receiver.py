@@ -72,7 +72,7 @@ class HeartbeatReceiver:
             self._fleet.note_host_beat(heartbeat, self._loop.time())
 
     def _read(self, message: Msg, decode: Callable[[bytes], Beat], subject_of: Callable[[Beat], str]) -> Beat | None:
-        """Return the heartbeat in a message; drop a message that is none, or that names another process."""
+        """Decode a heartbeat; drop undecodable messages and those that name another process."""
         try:
             heartbeat = decode(message.data)
             subject = subject_of(heartbeat)

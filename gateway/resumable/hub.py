@@ -32,7 +32,7 @@ from shared.bounds import RESPONSE_ID
 from shared.direct_client import DirectClient
 
 CLAIM_S = 3.0
-"""For the head of a stream for which an idempotency key stands: a stream that has none by then is not begun."""
+"""A stream with an idempotency key must store its head within this time; otherwise it ends with a 503."""
 # After that, another one may be begun: by now, whatever was sent in time has reached NATS.
 _CLAIM_LAPSES_S = CLAIM_S + 2.0
 _HEAD_POLL_S = 0.05

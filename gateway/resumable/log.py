@@ -218,7 +218,7 @@ class StreamLog:
             return await self._publish(subject, encode(record), seq)
 
     async def release_key(self, tenant: str, digest: str, seq: int) -> None:
-        """Let an idempotency key no longer stand for what message `seq` says; a later one stays. 0 is any."""
+        """Release an idempotency key up to message `seq`; a later claim stays. 0 releases any."""
         await self._purge(stream_subject(tenant, digest, "key"), seq)
 
     async def close(self) -> None:
@@ -274,7 +274,7 @@ class StreamLog:
         return b"".join(chunks), seq
 
     async def _purge(self, subject: str, last_seq: int = 0) -> None:
-        """Drop the messages of a subject, up to one where it is given."""
+        """Drop the messages of a subject, up to `last_seq` if given."""
         await self._js.purge_stream(STREAMS_STREAM, subject=subject, seq=last_seq + 1 if last_seq else None)
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:

@@ -132,7 +132,7 @@ class StreamHead(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="str
         created: Unix seconds by the clock of NATS.
         ended: The same, of its end; None while it is generated.
         is_cut: Its log became too large, and was dropped.
-        requests_digest: Digest of its requests, by which others' are told from them; None from an earlier version.
+        requests_digest: Digest of its requests, to detect another stream's; None from an earlier version.
         key_digest: Digest of the idempotency key that stands for it.
         body_digest: Digest of the body that came with the key; None from an earlier version.
         key_seq: Number of the message by which the key stands for it; 0 from an earlier version.

@@ -130,7 +130,7 @@ class TenantUse:
 
 
 class ModelTable(dict[str, ModelMetrics]):
-    """The measures of each model; of several together where there are more than `MAX_NAMES`. A model is looked up."""
+    """The measures of each model, made when first read; models beyond `MAX_NAMES` share one entry."""
 
     def __init__(self) -> None:
         self.names = BoundedNames()

@@ -99,7 +99,7 @@ class KvHandover:
         if not (self._held.is_current(held) and self.roles.hands_over(time.monotonic())):
             return
         num_blocks = -(-sequence.num_prompt_tokens // max(1, self._transfer.block_tokens))
-        # Without room who decodes is behind: it is faster to go on here than to compute it again there.
+        # Without room the decode workers are behind: going on here is faster than computing the prompt again there.
         if self._transfer.leases.has_room(num_blocks * self._transfer.block_bytes):
             self._engine.hand_over(sequence.id, partial(self._left_engine, held))
 
@@ -136,7 +136,7 @@ class KvHandover:
             self.let_go(held)
 
     def let_go(self, held: HeldRequest, *, is_done: bool = False) -> None:
-        """Let go of what is fetched for a request, which has ended here or `is_done` with it."""
+        """Close the request's KV connection; `is_done` tells the sender that all was read."""
         peers = self._transfer.peers
         if held.request.ready is not None and len(peers):
             # In a thread: the connection may take no more bytes.
@@ -176,7 +176,7 @@ class KvHandover:
                 await self._queues.start_ready()
 
     async def _watch_prefill(self, has_ended: Callable[[str], Awaitable[bool]]) -> None:
-        """Compute prompts as soon as it is certain that those who did have ended, before they count as silent."""
+        """Take prompts as soon as NATS says that a prefill worker has ended, before it counts as silent."""
         asked_at = time.monotonic()
         for worker in self.roles.missed(asked_at):
             if await has_ended(worker) and self._queues is not None:

@@ -15,7 +15,7 @@ from gpu_worker.consumer.prefixes.peers import PeerBeat
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
 
 HEARD_S = 2.0
-"""A worker that was not heard for so long does nothing for others: they compute its prompts, if need be."""
+"""A worker not heard for this long counts as gone; decode workers then compute prompts themselves."""
 MISSED_S = 0.3
 """A heartbeat is missed after so long. NATS is asked then whether the worker has ended; one that is slow has not."""
 READY_MEMORY_S = 600.0
@@ -87,7 +87,8 @@ class Roles:
     def missed(self, now: float) -> list[str]:
         """Return the workers whose prompts this one computes if they have ended: none was heard for `MISSED_S`.
 
-        Only those that listen to other workers of the model, and were heard since NATS is there: it knows of their end.
+        Only workers that listen on their peer subject and were heard since the last reconnection: for others, no
+        subscriber does not mean the end.
         """
         if self.role != "decode" or any(news.role != "decode" for news in self._live(now, MISSED_S)):
             return []

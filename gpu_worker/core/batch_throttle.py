@@ -61,7 +61,7 @@ class BatchAllowance:
     def take_chunk(self, num_wanted: int) -> int:
         """Return how many of `num_wanted` tokens of one more sequence's prompt the step may hold, and take their time.
 
-        None where too few fit.
+        0 where too few fit.
         """
         count = num_wanted
         seconds = self.left_s - self._sequence_s

@@ -101,7 +101,7 @@ def block_budget(budget: KvBudget, block_size: int, max_num_blocks: int) -> Bloc
 
 
 class BlockScores:
-    """Belongs to one sequence."""
+    """How much attention the blocks of one sequence got, and which of them are evicted for it."""
 
     def __init__(self, budget: BlockBudget, evicted: Values[int] = ()) -> None:
         """Score for a budget; `evicted` are the places of earlier attempts' evictions, one behind the other."""

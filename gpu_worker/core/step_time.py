@@ -171,7 +171,7 @@ class DeviceTime:
     A sequence pays for its tokens what the model expects of them: an equal part of what a step takes whatever is in it,
     the cost of a sequence of its lane, and that of each token beyond its first, drafts included. The parts are scaled
     to the time that the step took, so they add up to it. What a step computes for sequences that have ended meanwhile
-    is paid by the others; without others, by those of the next step.
+    is paid by the others; without others, by those of the next step. So all shares add up to the time of all steps.
     """
 
     def __init__(self, model: StepTimeModel) -> None:

@@ -20,7 +20,7 @@ from kernels.state_rows import StateRows
 
 
 class ScoredGroup(Struct, frozen=True):
-    """Sequences that have as many of the tokens each.
+    """Sequences with equally many scored tokens each.
 
     Attributes:
         first: How many tokens are in the groups before.
@@ -36,7 +36,7 @@ class ScoredGroup(Struct, frozen=True):
 
 
 class ScoredTokens(Struct, frozen=True):
-    """All of them.
+    """All scored tokens of a step.
 
     Attributes:
         tokens: `[num_scored]` int64, places in the step, group by group.

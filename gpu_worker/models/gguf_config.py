@@ -71,7 +71,7 @@ def _rows(gguf: ModelFields, name: str, missing: str) -> int:
 
 
 def _fields(gguf: ModelFields, theta: float) -> Fields:
-    """Read what all have; `theta` is the rotation's base where the file names none."""
+    """Read what all rotary encoders have; `theta` is the rotation's base where the file names none."""
     head = sorted(name for name in gguf.tensors if name.startswith("cls."))
     if head:
         problem = "are of a head that scores; files of this architecture make vectors: serve the model's safetensors"

@@ -59,7 +59,11 @@ class TensorFile:
     """An open file. Close it, and read nothing afterwards; the position of `fd` is never moved."""
 
     def __init__(self, path: Path, max_tensors: int | None = None) -> None:
-        """Open a file and read its header; `CheckpointError` if it is not a whole safetensors file, or has more."""
+        """Open a file and read its header.
+
+        Raises:
+            CheckpointError: It is not a whole safetensors file, or has more than `max_tensors` tensors.
+        """
         if not path.is_file():
             raise CheckpointError(
                 path, f"is missing; weights are read from safetensors files only{_other_weights(path)}"
@@ -146,9 +150,12 @@ def _check_size(path: Path, max_tensors: int) -> None:
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if 8 + length > os.fstat(file.fileno()).st_size:
-            return  # The library tells of it.
-        if length > _HEADER_BYTES_EACH * max_tensors or file.read(length).count(_IN_EACH) > max_tensors:
-            raise CheckpointError(path, f"has a header of {length} bytes; at most {max_tensors} tensors are read")
+            # The library reports it.
+            return
+        most = _HEADER_BYTES_EACH * max_tensors
+        if length > most or file.read(length).count(_IN_EACH) > max_tensors:
+            problem = f"has a header of {length} bytes; at most {most} bytes and {max_tensors} tensors are read"
+            raise CheckpointError(path, problem)
 
 
 def _stored(entry: _Entry, start: int) -> StoredTensor:

@@ -1,4 +1,4 @@
-"""Reads fields of untrusted files, checked for type and range where they are used, and `quantization_config` of them.
+"""Typed, checked fields of untrusted files, and the reader of `quantization_config`.
 
 Patterns are regular expressions, so only those that cannot take forever are compiled.
 """

@@ -41,7 +41,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class AdapterOrders:
-    """Carries out orders; without `adapters` and a store it refuses them. Writes `adapters.named`."""
+    """Carries out orders; without `adapters` and a store it refuses them. Writes `adapters.named`.
+
+    The adapters of `--lora-modules` go into the store, and heartbeats report their names. An operator's order for a
+    name wins over them, so a restart undoes no `headrace adapter add`.
+    """
 
     _nats: DirectClient
     _worker: str

@@ -53,7 +53,7 @@ class StopStrings:
         return text[:cut]
 
     def skip(self, pieces: Iterable[str]) -> None:
-        """Do what `feed` does with each piece, for a caller that has the text: many are searched at once, in C."""
+        """Advance as `feed` does without returning text; many pieces are searched at once."""
         num_kept = max(len(automaton.stop) for automaton in self._automata) - 1
         rest, tail = iter(pieces), self._held
         while not self.is_matched and (several := list(islice(rest, _PIECES_AT_ONCE))):

@@ -86,8 +86,8 @@ def paged_attention(
 
     Args:
         query: May be strided in its first dimension.
-        cache: Keys and values may be strided in all but their last dimension; on CPUs the keys of a block may lie side
-            by side instead. Values may be a part of the keys, such as their first numbers.
+        cache: Keys and values may be strided in all but their last dimension; on CPUs a block's keys may be contiguous
+            along its tokens instead. Values may be a part of the keys, such as their first numbers.
         block_tables: Blocks of each sequence, in order. Contiguous, as are all tensors below.
         query_starts: First query row of each sequence, then the number of rows.
         context_lens: Cached tokens of each sequence.

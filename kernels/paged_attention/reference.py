@@ -35,7 +35,7 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """That a cache has some of the tokens that a query attends to.
+    """A cache that holds only some of the tokens that a query attends to.
 
     Attributes:
         tokens: Those that the cache has, one after another in its blocks.
@@ -55,6 +55,8 @@ def merge_partials(values: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor 
         lse: `[num_parts, num_tokens, num_heads]` float32
         sinks: `[num_heads]` float32
         result: `[num_tokens, num_heads, value_dim]` float32
+
+    Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
     """
     total = torch.logsumexp(lse, 0)
     if sinks is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class WorkerLimits:
 
     def config(self) -> SchedulerConfig:
         """Return the configuration of a scheduler."""
-        return SchedulerConfig(*astuple(self))
+        return SchedulerConfig(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

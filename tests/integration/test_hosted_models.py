@@ -176,8 +176,14 @@ def test_two_models_that_are_always_busy_take_turns_and_retry_after_comes_true(s
         # A machine that does much else loads more slowly than it did before.
         assert time.monotonic() - began < int(refused.headers["retry-after"]) + 20
         with load_on(lambda number: check(ask(system, "busy-right", f"right {number}")), 3) as right:
-            before = {name: starts(name) for name in names}
-            wait_for(lambda: all(starts(name) >= before[name] + 2 for name in names), 120)
+            before, used = {name: starts(name) for name in names}, set()
+
+            def have_had_turns() -> bool:
+                used.update(host["used_bytes"] for host in operator(system, "").json()["hosts"])
+                return all(starts(name) >= before[name] + 2 for name in names)
+
+            wait_for(have_had_turns, 120)
+            assert max(used) == NEED
             count = len(left), len(right)
             wait_for(lambda: len(left) > count[0] and len(right) > count[1], 60)
     for name in names:

@@ -71,7 +71,7 @@ class PeerConnection:
         return True
 
     async def has_ended(self, worker: str) -> bool:
-        """Return whether NATS says that a worker listens no more; False where there is no word of it at once."""
+        """Return whether NATS has no subscriber for a worker; False if it does not answer at once."""
         try:
             await call_process(self._nats, peer_subject(self._model, worker), b"", ANSWER_S)
         except NoRespondersError:

@@ -87,7 +87,8 @@ class HeldPrefixes:
 
     def announced(self) -> bytes:
         """Return all links to announce, the latest last; for one that is not cached any more the last before it."""
-        announced = OrderedDict.fromkeys(filter(None, map(self._last_cached, self._announced)))
+        latest_first = dict.fromkeys(filter(None, map(self._last_cached, reversed(self._announced))))
+        announced = OrderedDict.fromkeys(reversed(latest_first))
         self._announced, self._news = announced, []
         return b"".join(announced)
 

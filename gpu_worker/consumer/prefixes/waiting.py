@@ -159,7 +159,7 @@ class WaitingRequests:
         own = self._held.longest(chain.links)
         num_held = 0 if own is None else own.num_tokens
         waits_s: dict[str, tuple[float, int]] = {}
-        # What its holder has evicted since it announced that leaves a shorter prefix, which is worth asking for too.
+        # The holder may have evicted the end since it announced it: ask for earlier links too.
         last_first = max(0, len(chain.links) - MAX_OFFERED_LINKS)
         for place, worker in holders:
             saved = num_tokens * chain.share(place) - num_held

@@ -22,7 +22,7 @@ from kernels.low_rank import AdapterRows
 
 
 class StagedScores:
-    """The tokens, on their way to the device."""
+    """A step's scored tokens, on their way to the device."""
 
     def __init__(self, layout: HostStep, scored_from: Int64s, block_size: int, upload: Upload) -> None:
         """Find the tokens from place `scored_from` on in the cache, one number for each sequence of the step.

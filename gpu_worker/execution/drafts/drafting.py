@@ -1,4 +1,4 @@
-"""The drafts of a step: asked from a proposer, which is shown what steps computed before, and what remains of them.
+"""A step's drafts: asked of a proposer that saw earlier steps; and the tokens and states left after verification.
 
 A step leaves a recurrent state after the last token that is not a draft, because a wrong draft could not be undone.
 Layers keep a few numbers for each draft token, from which the state after the accepted drafts is computed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Sequence as Values
 from dataclasses import astuple, dataclass
 from itertools import groupby
 
@@ -146,7 +145,7 @@ class StatePool:
         max_draft_tokens: Of a sequence, that are kept until it is known which of them stand.
     """
 
-    layers: Values[LayerState | None]
+    layers: Sequence[LayerState | None]
     max_draft_tokens: int
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:

@@ -59,7 +59,7 @@ class Kind(enum.IntEnum):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """The body of `OPEN`; `asks_many` is read by the version before, which knew of clients that do not."""
+    """The body of `OPEN`. Only the previous version reads `asks_many`."""
 
     version: int
     lease: LeaseToken

@@ -1,7 +1,7 @@
 """Rows or columns of a matrix chosen, in another order, or multiplied by numbers, in the same form where that can be.
 
 Where rows that share scales are taken apart, or get different factors, the matrix is made dense, in float32: that costs
-memory, never accuracy. Likewise columns, but that groups along the input may become smaller instead.
+memory, never accuracy. The same holds for columns, except that groups along the input become smaller where they can.
 """
 
 from __future__ import annotations

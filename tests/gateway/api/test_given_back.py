@@ -134,7 +134,7 @@ class Requests:
 
     @property
     def num_places(self) -> int:
-        return self.service._metrics.active_streams
+        return self.service._places._shares.used
 
 
 @pytest.fixture

@@ -49,8 +49,12 @@ class Received:
         self.flights = FlightTable()
         serves_another = lambda worker, model: worker == "of-n" and model != "n"  # noqa: E731
         self.gaps: list[tuple[str, float, int]] = []
-        note_gap = lambda seconds, num_streams=1: self.gaps.append(("m", seconds, num_streams))  # noqa: E731
-        models: Any = {"m": SimpleNamespace(gap_s=SimpleNamespace(observe=note_gap))}
+
+        def measures(model: str) -> SimpleNamespace:
+            observe = lambda seconds, num_streams=1: self.gaps.append((model, seconds, num_streams))  # noqa: E731
+            return SimpleNamespace(gap_s=SimpleNamespace(observe=observe))
+
+        models: Any = {model: measures(model) for model in ("m", "n")}
         self.receiver = FrameReceiver(self.flights, self, self, serves_another, models)  # type: ignore[arg-type]
 
     def accept(self, frame: Frame) -> None:

@@ -21,6 +21,7 @@ from gateway.resumable.record import PIECE_BYTES, Entry, KeyRecord, StreamForm, 
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import STREAMS_STREAM, StreamLimits
+from shared.subjects import stream_subject
 from tests.servers import NatsServer
 
 MAX_BYTES = 2 << 20
@@ -123,7 +124,7 @@ async def test_stream_keeps_its_requests_when_another_is_to_have_its_id(
 async def test_stream_never_has_the_requests_of_another_that_began_at_once_by_its_id(
     opened: tuple[StreamLog, JetStreamContext],
 ) -> None:
-    log, _ = opened
+    log, js = opened
     kept = {"one": [b"first of one", b"rest"], "two": [b"first of two", b"rest"]}
     heads = [
         msgspec.structs.replace(
@@ -142,7 +143,7 @@ async def test_stream_never_has_the_requests_of_another_that_began_at_once_by_it
 
     async def written_last(pieces: list[bytes]) -> list[bytes]:
         for number, piece in enumerate(pieces):
-            log.send("t", "s", "req", number, payload=piece)
+            await js.publish(stream_subject("t", "s", "req", number), piece)
         return await log.requests(head)
 
     assert await written_last(own) == own

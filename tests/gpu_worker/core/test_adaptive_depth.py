@@ -117,7 +117,7 @@ def best_fixed(world: World, acceptance: float) -> float:
 
 ACCEPTANCES = (0.0, 0.2, 0.5, 0.8, 0.97)
 BATCHES = (1, 4, 30)
-# By default the least, the middle and the largest values; of any two of the three each pair meets.
+# By default acceptances 0, 0.5 and 0.97, batches 1 and 30: every pair of values occurs.
 PAIRWISE = {
     (memory_bound, 0.0, 1), (compute_bound, 0.0, 30), (compute_bound, 0.5, 1), (memory_bound, 0.5, 30),
     (memory_bound, 0.97, 1), (compute_bound, 0.97, 30),

@@ -1,4 +1,4 @@
-"""Random lives of a scheduler with groups of windows, or some of whose sequences have budgets, checked as others are.
+"""Random lives of a scheduler whose layers have windows or states, or whose sequences have KV budgets.
 
 After every step the runner reads back which tokens a sequence keeps, and to which places their keys are turned.
 """

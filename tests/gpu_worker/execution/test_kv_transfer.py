@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -401,6 +402,13 @@ def test_a_reader_that_dies_at_any_point_frees_the_lease(pair: Pair, point: str)
         return
     wait_for(lambda: not len(pair.giving.leases), 5)
     assert_rows_are_free(pair)
+
+
+def test_opening_is_one_that_the_version_before_answers_with_many_contents(pair: Pair) -> None:
+    _, gone = pair.begin()
+    opening = msgspec.msgpack.decode(encode(Opening(1, pair.grant(gone).token, "r", 1)))
+    assert (len(opening), opening[-1]) == (5, True)
+    assert int(Kind.CONTENTS) == 10
 
 
 def test_only_what_the_lease_names_is_sent(pair: Pair) -> None:

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from PIL import Image, ImageOps
 
-from gpu_worker.media.decode_process import LIMITS, DecodeWork, _decode, check_scans
+from gpu_worker.media.decode_process import LIMITS, DecodeWork, _decode
 from gpu_worker.media.decoder import Decoder, SlowImageError
 from shared.errors import BadRequestError
 from shared.image_header import ImageProblemError
@@ -147,19 +147,3 @@ async def test_decoder_that_finds_no_memory_says_nothing_of_the_image(
         monkeypatch.setattr(Image, "open", Mock(side_effect=OSError(number, "no")))
         with pytest.raises(raised):
             _decode(asked)
-
-
-@pytest.mark.parametrize("filler", [b"\xff\x02\xff\xff", b"\xff\xff\xff", b"\0\xff\0", b"\xff\xd0"])
-def test_scans_cannot_be_hidden_from_the_count(filler: bytes) -> None:
-    with pytest.raises(ImageProblemError, match="more than 64 scans"):
-        check_scans(scans_added(encoded(picture(), "JPEG", progressive=True), 100, filler))
-    with pytest.raises(ImageProblemError, match="more than 4096 markers"):
-        check_scans(b"\xff\xd8" + b"\xff\x01" * 5000)
-
-
-def test_jpeg_of_as_many_scans_as_are_allowed_is_read() -> None:
-    jpeg = encoded(picture(), "JPEG", progressive=True)
-    missing = 64 - jpeg.count(b"\xff\xda")
-    check_scans(scans_added(jpeg, missing))
-    with pytest.raises(ImageProblemError, match="more than 64 scans"):
-        check_scans(scans_added(jpeg, missing + 1))

@@ -1,7 +1,11 @@
 import asyncio
+import contextlib
 import io
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import pytest
 from ops.stack.child import Child, ChildLog, ChildSpec, Exit
 from ops.stack.console import Console
 from tests.servers import is_alive
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -136,3 +140,34 @@ def test_full_log_moves_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(watched.run_until(lambda: watched.exits))
     assert watched.log.stat().st_size <= 100
     assert (tmp_path / "sample.log.1").stat().st_size <= 100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
+def test_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, os, pathlib, sys
+from ops.stack.child import Child, ChildSpec
+from ops.stack.console import Console
+
+async def main():
+    spec = ChildSpec("worker", "sample", (sys.executable, "-c", {SLEEP!r}), dict(os.environ), 5.0)
+    child = Child(spec, pathlib.Path({str(tmp_path)!r}), Console(), started=lambda c: print(c.pid, flush=True),
+                  ended=lambda c, e: True)
+    child.start()
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            wait_for(lambda: b"time.sleep" in Path(f"/proc/{child}/cmdline").read_bytes().rpartition(b"-c")[2])
+            time.sleep(0.2)
+            assert is_alive(child)
+            parent.kill()
+            wait_for(lambda: not is_alive(child))
+        finally:
+            parent.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)

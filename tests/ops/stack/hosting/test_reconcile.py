@@ -293,3 +293,34 @@ def test_random_life_never_overflows_and_serves_everything_that_fits(seed: int) 
             w.name for w in life.wanted.values() if not w.on_demand
         }
     assert life.starts < 700
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_tenant_that_always_comes_back_starves_no_other_model(order: str) -> None:
+    """One client of `a` asks again half a second after each answer; a client of `b` asks once."""
+    activities = {name: Activity() for name in "ab"}
+    waiting = {"a": 0, "b": 1}
+    state: tuple[str, str, float] | None = None  # model, phase, since
+    last_answer, served_b = -1.0, None
+    for tick in range(600):
+        now = tick / 5
+        waiting["a"] = int(now - last_answer >= 0.5)
+        if state is not None and state[1] == "ready" and waiting[state[0]]:
+            if state[0] == "b":
+                served_b = now
+                break
+            waiting["a"], last_answer = 0, now
+        seen = [] if state is None else [worker(state[0], phase=state[1], ready_at=state[2])]
+        for name, activity in activities.items():
+            activity.note(waiting[name], 0, [each for each in seen if each.model == name], now)
+        found = decided([on_demand(name) for name in order], seen, now, **activities)
+        if state is not None and state[1] == "stopping" and now - state[2] > 0.5:
+            state = None
+        elif state is not None and state[1] == "loading" and now - state[2] > 2.0:
+            state = (state[0], "ready", now)
+        elif state is not None and found.stops:
+            state = (state[0], "stopping", now)
+        elif found.starts:
+            state = (found.starts[0], "loading", now)
+    assert served_b is not None
+    assert served_b < 20
