@@ -47,6 +47,13 @@ def test_product_is_taken_where_it_is_right(product: Any, expected: bool, monkey
     assert is_right(CPU) == expected
 
 
+@pytest.mark.parametrize("answer", [True, False])
+def test_hopper_has_the_product_where_it_is_right(answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_product, "is_right", lambda _: answer)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert block_product.has_block_product.__wrapped__(torch.device("cuda", 0)) is answer
+
+
 def test_device_that_is_no_hopper_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_product, "is_right", lambda _: pytest.fail("asked"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
