@@ -202,7 +202,9 @@ def _check_not_failed(model: dict[str, Any], action: str) -> None:
         remedy = f"it is tried again every minute until `headrace model unload {name}`"
         raise DependencyError(f"{name} cannot be started: {error}; {remedy}")
     sleeps = model["state"] in ("asleep", "stopping")
-    if error and (model["num_ready"] or sleeps):
+    # One that is woken serves all the same: its error may be that of a replacement that was undone.
+    is_incomplete = model["num_ready"] and action != "wake"
+    if error and (is_incomplete or sleeps):
         # The old workers are there again, or it sleeps again and nothing starts it.
         raise DependencyError(f"{name} cannot be started: {error}")
     if sleeps:

@@ -157,7 +157,7 @@ def test_replacement_that_was_undone_is_told_whatever_became_of_the_old_one(
     loading = {"state": "awake", "num_ready": 0, "error": None}
     refused = run(monkeypatch, Operator(loading, undone), "replace", "m", "new")
     assert str(refused.exception) == "m cannot be replaced and stays what it was: no tokenizer"
-    served = run(monkeypatch, Operator(undone | {"state": "awake", "num_ready": 1, "error": None}), "wake", "m")
+    served = run(monkeypatch, Operator(undone | {"state": "awake", "num_ready": 1}), "wake", "m")
     assert "m serves after" in served.output
 
 
