@@ -32,6 +32,7 @@ class HostedModel(Struct, frozen=True, kw_only=True):
         ready_in_s: Predicted time until a worker serves a request that comes now; 0 while one does.
         need_bytes: Memory of one worker.
         error: Why it failed to start the last time; None when it did not.
+        replace_error: Why its last replacement was undone; None when it was not, and from the next replacement on.
         load_s: How long its last start took; None before the first.
         wakes: How often requests, or an operator, have had it loaded from sleep since the host began.
         last: The last heartbeat of one of its workers, without metrics: how answers are to be read while none runs.
@@ -46,6 +47,7 @@ class HostedModel(Struct, frozen=True, kw_only=True):
     ready_in_s: Seconds = 0.0
     need_bytes: Counter = 0
     error: Sentence | None = None
+    replace_error: Sentence | None = None
     load_s: Seconds | None = None
     wakes: Counter = 0
     last: Heartbeat | None = None

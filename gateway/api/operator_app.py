@@ -49,6 +49,7 @@ from shared.subjects import model_order_subject
 
 TIMEOUT_S = 10.0
 ACTIONS: tuple[Action, ...] = ("load", "replace", "unload", "sleep", "wake")
+_HOSTED_MODELS = "/v1/hosted_models"
 
 
 class _Where(Struct):
@@ -153,9 +154,16 @@ class OperatorServices:
 def create_operator_app(services: OperatorServices) -> ASGIApp:
     """Return the application of the operator's port."""
     routes = OperatorRoutes(services).routes()
-    served = ", ".join(route.path for route in routes)
-    advice = f"The operator's port has {served}; the API is at the public port."
-    return application(routes, Port(services.metrics, lambda path: advice))
+    return application(routes, Port(services.metrics, partial(_advice, [route.path for route in routes])))
+
+
+def _advice(served: Sequence[str], path: str) -> str:
+    """Return what to do instead of asking for a path that is not served."""
+    if path.startswith(f"{_HOSTED_MODELS}/"):
+        return f"The actions are {', '.join(ACTIONS)}: POST {_HOSTED_MODELS}/load, for example."
+    # Some paths are served with two methods.
+    each_once = ", ".join(dict.fromkeys(each.replace(":path}", "}") for each in served))
+    return f"The operator's port has {each_once}; the API is at the public port."
 
 
 class OperatorRoutes:
@@ -180,9 +188,9 @@ class OperatorRoutes:
             self._route("/v1/adapters", partial(_shown, lambda: AdapterList(adapters.shown()))),
             self._route("/v1/load_lora_adapter", partial(_ordered, adapters.load), "POST"),
             self._route("/v1/unload_lora_adapter", partial(_ordered, adapters.unload), "POST"),
-            self._route("/v1/hosted_models", partial(_shown, lambda: {"hosts": hosted.shown()})),
+            self._route(_HOSTED_MODELS, partial(_shown, lambda: {"hosts": hosted.shown()})),
             *(
-                self._route(f"/v1/hosted_models/{each}", partial(_ordered, partial(models.order, each)), "POST")
+                self._route(f"{_HOSTED_MODELS}/{each}", partial(_ordered, partial(models.order, each)), "POST")
                 for each in ACTIONS
             ),
             *(self._route(each.path, each.handler, each.method, is_open=each.is_open) for each in self._services.more),

@@ -15,7 +15,7 @@ MAX_MODELS = 1024
 
 _SHOWN = (
     *("name", "path", "state", "on_demand", "num_ready", "num_withheld", "ready_in_s", "need_bytes", "error"),
-    *("load_s", "wakes"),
+    *("replace_error", "load_s", "wakes"),
 )
 # What a request may wait for, the best first.
 _COMING: tuple[HostedState, ...] = ("awake", "loading", "asleep", "stopping", "no_room", "failed")

@@ -154,14 +154,23 @@ def _order(operator: Endpoint, action: str, body: dict[str, Any], *, waits: bool
     if waits:
         began = time.monotonic()
         try:
-            _wait(operator, done["host"], done["name"])
+            _wait(operator, action, done["host"], done["name"])
         except KeyboardInterrupt:
-            click.echo(f"the order goes on; `headrace model unload {done['name']}` takes it back", err=True)
+            click.echo(f"the order goes on; {_HOW_IT_ENDS[action].format(name=done['name'])}", err=True)
             raise
         click.echo(f"{done['name']} serves after {time.monotonic() - began:.1f} s")
 
 
-def _wait(operator: Endpoint, host: str, name: str) -> None:
+# Of orders that are waited for, for those who stop waiting.
+_HOW_IT_ENDS = {
+    "load": "`headrace model unload {name}` takes it back",
+    "replace": "{name} stays what it was until the new one serves, and if that cannot be started; "
+    "`headrace model ls` shows it",
+    "wake": "once {name} serves, `headrace model sleep {name}` takes it back",
+}
+
+
+def _wait(operator: Endpoint, action: str, host: str, name: str) -> None:
     told = False
     while True:
         time.sleep(_POLL_S)
@@ -174,19 +183,32 @@ def _wait(operator: Endpoint, host: str, name: str) -> None:
         if not found:
             raise DependencyError(f"{host} does not have {name} any more")
         (model,) = found
-        if model["state"] == "failed":
-            remedy = f"it is tried again every minute until `headrace model unload {name}`"
-            raise DependencyError(f"{name} cannot be started: {model['error']}; {remedy}")
+        _check_not_failed(model, action)
         if model["state"] == "no_room" and not told:
             told = True
             click.echo(f"{name} waits for room: no other model can give way yet", err=True)
-        if model["error"] and model["num_ready"]:
-            # Of one that could not be replaced, the old workers are there again.
-            raise DependencyError(f"{name} cannot be started: {model['error']}")
         if model["num_ready"] and model["num_ready"] == model.get("num_withheld", 0):
             raise DependencyError(f"{name} is loaded, but its workers are cordoned: `headrace uncordon` them")
         if model["num_ready"]:
             return
+
+
+def _check_not_failed(model: dict[str, Any], action: str) -> None:
+    """Raise if the order has failed; an error of a model that is still loading is that of a start before."""
+    name, error = model["name"], model["error"]
+    if action == "replace" and (undone := model.get("replace_error")):
+        raise DependencyError(f"{name} cannot be replaced and stays what it was: {undone}")
+    if model["state"] == "failed":
+        remedy = f"it is tried again every minute until `headrace model unload {name}`"
+        raise DependencyError(f"{name} cannot be started: {error}; {remedy}")
+    sleeps = model["state"] in ("asleep", "stopping")
+    # One that is woken serves all the same: its error may be that of a replacement that was undone.
+    is_incomplete = model["num_ready"] and action != "wake"
+    if error and (is_incomplete or sleeps):
+        # The old workers are there again, or it sleeps again and nothing starts it.
+        raise DependencyError(f"{name} cannot be started: {error}")
+    if sleeps:
+        raise DependencyError(f"{name} sleeps again: it was told to, or nothing asked for it")
 
 
 _HEADS = ("MODEL", "HOST", "STATE", "WORKERS", "MODE", "READY IN", "MEMORY", "ERROR")

@@ -239,7 +239,7 @@ class Host:
         assert model.previous is not None
         self._console.say("host", f"{model.previous.name} cannot be replaced and stays what it was: {model.error}")
         self._wishes.restore(model.previous)
-        model.previous, model.failures = None, 0
+        model.replace_error, model.previous, model.failures = model.error, None, 0
         model.activity.may_start_at = float("-inf")
 
     async def _on_heartbeat(self, message: Msg) -> None:
@@ -255,9 +255,12 @@ class Host:
             return
         self._console.say(worker.id, f"serves {beat.model} after {load_s:.1f} s")
         self._wishes.note_start(beat.model, worker.wish.generation, load_s, beat)
-        model = self._model(beat.model)
-        model.failures, model.error, model.previous = 0, None, None
-        model.activity.asked, model.activity.active_at = False, self._clock()
+        model, wish = self._model(beat.model), self._wishes.get(beat.model)
+        model.activity.active_at = self._clock()
+        if wish is not None and worker.wish.generation == wish.generation:
+            # A worker of what the model was before says nothing of a replacement.
+            model.failures, model.error, model.previous = 0, None, None
+            model.activity.asked = False
 
     def _adopted(self, beat: Heartbeat) -> AdoptedWorker | None:
         """Return the adopted worker of a process; one of another machine may have the same number."""
@@ -293,7 +296,8 @@ class Host:
             model = self._model(order.name)
             # Of several that never served, the first one has.
             model.previous = model.previous or old
-            model.failures, model.error, model.activity.may_start_at = 0, None, float("-inf")
+            model.failures, model.error, model.replace_error = 0, None, None
+            model.activity.may_start_at = float("-inf")
         elif order.action == "unload":
             self._wishes.unload(order.name)
             return

@@ -24,7 +24,13 @@ UNKNOWN_ROOM_S = 5.0
 
 @dataclass(slots=True)
 class KnownModel:
-    """Written by the host; `previous` is what the model was before it was replaced, until the new one serves."""
+    """Written by the host.
+
+    Attributes:
+        error: Why a worker failed to start the last time; None when it did not.
+        previous: What the model was before it was replaced, until a worker of the new content serves.
+        replace_error: Why the last replacement was undone; None when it was not.
+    """
 
     activity: Activity
     failures: int = 0
@@ -32,6 +38,7 @@ class KnownModel:
     has_room: bool = True
     wakes: int = 0
     previous: Wish | None = None
+    replace_error: str | None = None
 
     def note_failure(self, error: str, now: float, *, was_well: bool, is_final: bool) -> bool:
         """Take note of a worker that ended by itself; return whether the model counts as failed now.
@@ -70,6 +77,7 @@ def told_of(
         ready_in_s=round(_ready_in_s(wish, state, model.activity, workers, settings, now, ahead), 2),
         need_bytes=wish.need_bytes,
         error=model.error,
+        replace_error=model.replace_error,
         load_s=wish.load_s,
         wakes=model.wakes,
         last=wish.last,

@@ -100,6 +100,9 @@ class Wishes:
         self._directories = list(_allowed(settings.models_dir))
         self._by_name = {wish.name: wish for wish in self._read()}
         self._adopted: frozenset[str] = frozenset()
+        # The newest generation of each name, also of a replacement that was undone: its workers may still run, and
+        # must not count as those of the next replacement.
+        self._newest: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Wish]:
         """Yield all."""
@@ -130,7 +133,8 @@ class Wishes:
     def replace(self, order: ModelOrder) -> Wish:
         """Change what a name means, and return what it meant; what is not given stays, but for the path."""
         old = self.known(order.name)
-        self._put(self._checked(order, old))
+        newest = max(old.generation, self._newest.get(order.name, 0))
+        self._put(self._checked(order, msgspec.structs.replace(old, generation=newest)))
         return old
 
     def unload(self, name: str) -> None:
@@ -226,6 +230,7 @@ class Wishes:
 
     def _put(self, wish: Wish) -> None:
         self._by_name[wish.name] = wish
+        self._newest[wish.name] = max(wish.generation, self._newest.get(wish.name, 0))
         self._write()
 
     def _read(self) -> list[Wish]:
@@ -267,7 +272,13 @@ def _checked_options(options: Mapping[str, str]) -> WorkerConfig:
     for name in options:
         if name not in ORDER_OPTIONS:
             raise OrderError(f"options: {name[:64]!r} is not one of {', '.join(sorted(ORDER_OPTIONS))}")
-    return resolve(WorkerConfig, dict(options), {})
+    try:
+        return resolve(WorkerConfig, dict(options), {})
+    except ConfigError as error:
+        option = next((name for name in options if variable_name(name) == error.variable), None)
+        if option is None:
+            raise
+        raise OrderError(f"--option {option}: {error.problem}") from None
 
 
 def _weight_bytes(path: Path) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
-from gateway.api.operator_app import ModelOrders
+from gateway.api.operator_app import ModelOrders, OperatorRoute
 from gateway.errors import ApiError
 from gateway.fleet.hosted_models import HostedModels
+from tests.gateway.api.test_app import assert_error
+from tests.gateway.api.test_operator_app import client
 
 
 @pytest.mark.parametrize(
@@ -29,3 +32,19 @@ async def test_wrong_order_is_refused_with_the_field(body: bytes, status: int, p
     with pytest.raises(ApiError, match=told) as refused:
         await orders.order("load", body)
     assert (refused.value.status, refused.value.param) == (status, param)
+
+
+async def test_unknown_action_is_told_the_actions_alone() -> None:
+    async with client(None) as http:
+        answer = await http.post("/v1/hosted_models/banana", json={"name": "m"})
+    message = assert_error(answer, 404, "unknown_url")["message"]
+    assert "The actions are load, replace, unload, sleep, wake: " in message
+    assert "/v1/scaling" not in message
+
+
+async def test_unknown_path_is_told_each_path_once() -> None:
+    both = tuple(OperatorRoute("/v1/aliases", AsyncMock(), method) for method in ("GET", "POST"))
+    async with client(None, more=both) as http:
+        message = assert_error(await http.get("/v1/models"), 404, "unknown_url")["message"]
+    assert message.count("/v1/aliases") == 1
+    assert "/v1/scaling, /v1/scaling/{model}, " in message

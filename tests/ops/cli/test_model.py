@@ -103,6 +103,21 @@ def test_waiting_for_room_and_an_interrupt_have_a_word(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("replace", "m", "new"), "the order goes on; m stays what it was until the new one serves"),
+        (("wake", "m"), "the order goes on; once m serves, `headrace model sleep m` takes it back"),
+    ],
+)
+def test_interrupt_advises_no_unload_where_that_removes_what_was_there_before(
+    words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = run(monkeypatch, Operator({"state": "loading"}), *words)
+    assert told in stopped.output
+    assert "unload" not in stopped.output
+
+
+@pytest.mark.parametrize(
     ("state", "told"),
     [
         (
@@ -111,6 +126,10 @@ def test_waiting_for_room_and_an_interrupt_have_a_word(monkeypatch: pytest.Monke
         ),
         # The old workers serve again.
         ({"state": "awake", "error": "no tokenizer", "num_ready": 1}, "m cannot be started: no tokenizer"),
+        # It is loaded on demand, and nothing starts it any more.
+        ({"state": "asleep", "error": "no tokenizer"}, "m cannot be started: no tokenizer"),
+        ({"state": "stopping", "error": "no tokenizer"}, "m cannot be started: no tokenizer"),
+        ({"state": "asleep"}, "m sleeps again: it was told to, or nothing asked for it"),
         ({}, "h does not have m any more"),
     ],
 )
@@ -118,11 +137,36 @@ def test_failed_load_says_how_it_ends(state: dict[str, Any], told: str, monkeypa
     assert str(run(monkeypatch, Operator({"state": "loading"}, state), "load", "m", "new").exception) == told
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"state": "asleep", "error": "no tokenizer"},
+        {"state": "loading", "error": "no tokenizer"},
+        {"state": "failed", "error": "of the old one, which has been started again"},
+        {"state": "no_room", "error": "no tokenizer"},
+        {"state": "stopping", "error": "no tokenizer"},
+        {"state": "awake", "error": "no tokenizer", "num_ready": 1},
+        # The old one has been started again, and all is well with it.
+        {"state": "awake", "num_ready": 1},
+    ],
+)
+def test_replacement_that_was_undone_is_told_whatever_became_of_the_old_one(
+    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undone = state | {"replace_error": "no tokenizer"}
+    loading = {"state": "awake", "num_ready": 0, "error": None}
+    refused = run(monkeypatch, Operator(loading, undone), "replace", "m", "new")
+    assert str(refused.exception) == "m cannot be replaced and stays what it was: no tokenizer"
+    served = run(monkeypatch, Operator(undone | {"state": "awake", "num_ready": 1}), "wake", "m")
+    assert "m serves after" in served.output
+
+
 def test_load_is_waited_for_and_models_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     awake = {"state": "awake", "num_ready": 1}
-    done = run(monkeypatch, Operator({"state": "loading"}, {"error": "the first start failed"}, awake), "wake", "m")
+    retried = {"state": "loading", "error": "the first start failed"}
+    done = run(monkeypatch, Operator({"state": "loading"}, retried, awake), "wake", "m")
     assert re.fullmatch(r"h: wake m\nm serves after \d+\.\d s\n", done.output)
     assert len(pauses) == 3, "it does not ask without a pause"
     table, listed = run(monkeypatch, Operator(awake), "ls"), run(monkeypatch, Operator(awake), "ls", "--json")

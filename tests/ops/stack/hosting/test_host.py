@@ -199,6 +199,56 @@ async def test_replacement_that_fails_leaves_the_model_as_it_was(host: Host) -> 
     assert (state.state, state.num_ready, state.error) == ("awake", 1, None)
 
 
+async def test_worker_of_the_old_content_that_comes_up_late_does_not_confirm_a_replacement(host: Host) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL), on_demand=True, options={"max_num_seqs": "3"}) is None
+    (old,) = workers(host)
+    assert await order(host, "replace", path=str(DEMO_MODEL), options={"max_num_seqs": "4"}) is None
+    (_, new) = workers(host)
+    await beat(host, old)
+    new.fail(2)
+    assert workers(host) == [old], "it goes on, and no other one is started"
+    assert old.phase == "ready"
+    state = await told(host)
+    assert state is not None
+    assert (state.state, state.num_ready) == ("awake", 1)
+    assert "no tokenizer" in (state.replace_error or "")
+    wish = host._wishes.known("m")
+    assert (wish.generation, wish.options) == (0, {"max_num_seqs": "3"})
+
+
+async def test_replacement_is_confirmed_by_its_own_worker(host: Host) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL), on_demand=True) is None
+    (old,) = workers(host)
+    assert await order(host, "replace", path=str(DEMO_MODEL)) is None
+    (_, new) = workers(host)
+    await beat(host, old)
+    assert host._model("m").activity.asked, "the new one has not served yet"
+    await beat(host, new)
+    assert not host._model("m").activity.asked
+    new.fail(1)
+    state = await told(host)
+    assert state is not None
+    assert (host._wishes.known("m").generation, state.replace_error) == (1, None)
+
+
+async def test_undone_replacement_is_told_until_the_next_one_is_ordered(host: Host) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL)) is None
+    (old,) = workers(host)
+    assert await order(host, "replace", path=str(DEMO_MODEL)) is None
+    (_, new) = workers(host)
+    new.fail(2)
+    # The old one comes up after that: it serves, and still the replacement has failed.
+    await beat(host, old)
+    state = await told(host)
+    assert state is not None
+    assert (state.state, state.num_ready, state.error) == ("awake", 1, None)
+    assert "no tokenizer" in (state.replace_error or "")
+    assert await order(host, "replace", path=str(DEMO_MODEL)) is None
+    state = await told(host)
+    assert state is not None
+    assert state.replace_error is None
+
+
 async def test_models_of_a_start_are_told_by_name_with_as_many_workers_as_each_has(host: Host, tmp_path: Path) -> None:
     def child(number: int, model: str, name: str) -> Child:
         environ = {"HEADRACE_MODEL": model, "HEADRACE_SERVED_MODEL_NAME": name}

@@ -91,7 +91,7 @@ def test_options_that_name_files_or_addresses_are_refused(models: Path, name: st
 @pytest.mark.parametrize(
     ("order", "problem"),
     [
-        (load(options={"max_num_seqs": "many"}), "HEADRACE_MAX_NUM_SEQS"),
+        (load(options={"max_num_seqs": "many"}), "^--option max_num_seqs: 'many' is not a whole number"),
         (load(path="c"), "^path: .*does not exist"),
         (load(name="m\0"), "must not contain a NUL"),
         (ModelOrder(action="load", name="m"), "^path: name the directory"),
@@ -146,6 +146,16 @@ def test_orders_about_models_that_others_start_are_not_kept(models: Path) -> Non
     assert (host.known("m").generation, host.known("m").path) == (1, str(models / "b"))
     host.load(load("new"))
     assert sorted(wish.name for wish in wishes(models)) == ["kept", "new"]
+
+
+def test_generation_of_a_replacement_that_was_undone_is_not_given_to_the_next(models: Path) -> None:
+    """A worker of the one that was undone may still run, and would count as one of the next."""
+    host = wishes(models)
+    host.load(load())
+    host.restore(host.replace(load(path="b")))
+    assert host.known("m").generation == 0
+    host.replace(load(path="b"))
+    assert host.known("m").generation == 2
 
 
 def test_damaged_list_is_told(models: Path) -> None:
