@@ -96,9 +96,9 @@ Change = Callable[[AliasTable], AliasTable]
 
 
 def set_alias(
-    table: AliasTable, name: str, model: str, tenant: str | None, is_served: IsServed, is_hidden: IsServed
+    table: AliasTable, name: str, model: str, tenant: str | None, is_served: IsServed, is_hidden: IsServed, now: float
 ) -> AliasTable:
-    """Return the table with an alias for a model, in place of what the alias stood for. A canary of it ends.
+    """Return the table with an alias for a model, in place of what the alias stood for. A canary of it ends `now`.
 
     What `is_hidden` finds goes before aliases; what `is_served` finds besides may be made up, and stops only new ones.
 
@@ -119,8 +119,16 @@ def set_alias(
     others = tuple(each for each in table.aliases if (each.name, each.tenant) != (name, tenant))
     if len(others) >= MAX_ALIASES:
         raise _refusal("name", f"There are {MAX_ALIASES} aliases, and no more are kept: remove one first.")
-    made = Alias(name=name, model=model, tenant=tenant)
+    made = Alias(name=name, model=model, tenant=tenant, canary=_ended_by_set(table.find(name, tenant), model, now))
     return AliasTable(tuple(sorted((*others, made), key=lambda each: (each.name, each.tenant or ""))))
+
+
+def _ended_by_set(alias: Alias | None, model: str, now: float) -> Canary | None:
+    """Return the alias's last canary; one that runs ends, as the alias is set to its model or to another."""
+    if alias is None or alias.running is None:
+        return None if alias is None else alias.canary
+    state: State = "promoted" if model == alias.running.model else "rolled_back"
+    return msgspec.structs.replace(alias.running, state=state, reason=f"the alias was set to {model}", ended=now)
 
 
 def remove_alias(table: AliasTable, name: str, tenant: str | None) -> AliasTable:

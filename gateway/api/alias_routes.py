@@ -121,9 +121,8 @@ class AliasRoutes:
         body = decode_typed(AliasBody, await request.body())
         with self._audited("alias.set", body):
             is_served, is_hidden = self._is_served(body.tenant), self._is_hidden(body.tenant)
-            await self._store.change(
-                lambda table: set_alias(table, body.name, body.model, body.tenant, is_served, is_hidden)
-            )
+            set_ = partial(set_alias, is_served=is_served, is_hidden=is_hidden, now=time.time())
+            await self._store.change(lambda table: set_(table, body.name, body.model, body.tenant))
         return await self._list(request)
 
     async def _remove(self, request: Request) -> Response:

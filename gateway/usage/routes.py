@@ -38,8 +38,8 @@ _OPENAI = frozenset({"start_time", "end_time", "bucket_width", "limit", "page", 
 class ModelUsage(Struct, forbid_unknown_fields=True):
     """What the tenant has had of one model in one lane.
 
-    `device_seconds` are its shares of what devices computed, `energy_joules` those of devices that tell, and `cost` is
-    `device_seconds` at the operator's price; null without one.
+    `device_seconds` are its shares of what devices computed, `energy_joules` those of devices that tell (null if none
+    does), and `cost` is `device_seconds` at the operator's price; null without one.
     """
 
     model: str
@@ -49,7 +49,7 @@ class ModelUsage(Struct, forbid_unknown_fields=True):
     cached_tokens: int
     completion_tokens: int
     device_seconds: float
-    energy_joules: float
+    energy_joules: float | None
     cost: float | None
     cost_per_million_tokens: float | None
 
@@ -203,7 +203,7 @@ class UsageRoutes:
         return groups, width
 
     def _model_usage(self, model: str, lane: str, counts: dict[str, int]) -> ModelUsage:
-        device_s = counts.get("device_us", 0) / 1e6
+        device_s, energy_mj = counts.get("device_us", 0) / 1e6, counts.get("energy_mj", 0)
         prompt, completion = counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0)
         cost = None if self._cost is None else device_s / 3600 * self._cost
         return ModelUsage(
@@ -214,7 +214,7 @@ class UsageRoutes:
             cached_tokens=counts.get("cached_tokens", 0),
             completion_tokens=completion,
             device_seconds=device_s,
-            energy_joules=counts.get("energy_mj", 0) / 1e3,
+            energy_joules=energy_mj / 1e3 if energy_mj else None,
             cost=cost,
             cost_per_million_tokens=1e6 * cost / (prompt + completion) if cost and prompt + completion else None,
         )

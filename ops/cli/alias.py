@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -32,10 +33,14 @@ _tenant = click.option("--tenant", help="For this tenant alone, in place of the 
 @_tenant
 @click.pass_obj
 def set_(access: OperatorAccess, /, name: str, model: str, tenant: str | None) -> None:
-    """Let NAME stand for MODEL: a served model or adapter."""
-    body = {"name": name, "model": model, "tenant": tenant}
-    find_operator(access).call("POST", "/v1/aliases", body)
-    click.echo(f"{name} stands for {model}")
+    """Let NAME stand for MODEL: a served model or adapter. A running canary of NAME ends."""
+    operator = find_operator(access)
+    before = _aliases(operator.call("GET", "/v1/aliases"), name)
+    operator.call("POST", "/v1/aliases", {"name": name, "model": model, "tenant": tenant})
+    click.echo(f"{name} stands for {model} for {_whose(tenant)}")
+    canary = before.get(tenant, {}).get("canary")
+    if canary is not None:
+        click.echo(f"its canary, {canary['percent']:g}% to {canary['model']}, is ended")
 
 
 @command.command("ls")
@@ -58,8 +63,19 @@ def list_(access: OperatorAccess) -> None:
 @click.pass_obj
 def remove(access: OperatorAccess, /, name: str, tenant: str | None) -> None:
     """Remove an alias; a canary of it ends."""
-    find_operator(access).call("POST", "/v1/aliases/remove", {"name": name, "tenant": tenant})
-    click.echo(f"{name} stands for nothing")
+    left = find_operator(access).call("POST", "/v1/aliases/remove", {"name": name, "tenant": tenant})
+    click.echo(f"the alias {name} for {_whose(tenant)} is removed")
+    for whose, alias in _aliases(left, name).items():
+        click.echo(f"{name} still stands for {alias['model']} for {_whose(whose)}")
+
+
+def _whose(tenant: str | None) -> str:
+    return "all tenants" if tenant is None else f"the tenant {tenant}"
+
+
+def _aliases(told: dict[str, Any], name: str) -> dict[str | None, dict[str, Any]]:
+    """Return the aliases of a name, by tenant; None for all tenants."""
+    return {each["tenant"]: each for each in told["aliases"] if each["name"] == name}
 
 
 _HEADS = ("ARM", "MODEL", "REQUESTS", "ERRORS", "TTFT P50", "P99", "ITL P50", "P99", "LOGPROB")
@@ -77,22 +93,33 @@ def canary(ctx: click.Context, /, **values: Any) -> None:
 
 
 _of_tenant = click.option("--tenant", help="Of this tenant's alias; that for all if not given.")
-_SHARE = click.FloatRange(0, 1)
-_RATIO = click.FloatRange(1, 100)
+
+
+class _Number(click.FloatRange):
+    """A number within bounds. `nan` is in none of them: it compares false with every bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+_SHARE = _Number(0, 1)
+_RATIO = _Number(1, 100)
+_PERCENT = _Number(0, 100, min_open=True)
 
 
 @canary.command()
 @click.argument("alias")
 @click.option("--to", "model", required=True, metavar="MODEL", help="The model to try.")
-@click.option("--percent", type=click.FloatRange(0, 100, min_open=True), required=True, help="Share of conversations.")
+@click.option("--percent", type=_PERCENT, required=True, help="Share of conversations.")
 @_of_tenant
 @click.option("--min-requests", type=click.IntRange(20, 1_000_000), help="Its requests before it is judged; 100.")
 @click.option("--max-error-rate", type=_SHARE, help="How much more of its answers may fail; 0.01.")
 @click.option("--max-ttft-ratio", type=_RATIO, help="How many times as long its first token may take; 1.5.")
 @click.option("--max-itl-ratio", type=_RATIO, help="How many times as long its other tokens may take; 1.5.")
-@click.option(
-    "--max-logprob-drop", type=click.FloatRange(0, 10), help="How much lower its mean log probability may be; 0.2."
-)
+@click.option("--max-logprob-drop", type=_Number(0, 10), help="How much lower its mean log probability may be; 0.2.")
 @click.option("--logprob-share", type=_SHARE, help="Share of requests whose log probabilities are compared; 0.1.")
 @click.pass_obj
 def start(
@@ -134,7 +161,7 @@ def show(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
 
 @canary.command()
 @click.argument("alias")
-@click.argument("share", type=click.FloatRange(0, 100, min_open=True), metavar="PERCENT")
+@click.argument("share", type=_PERCENT, metavar="PERCENT")
 @_of_tenant
 @click.pass_obj
 def percent(access: OperatorAccess, /, alias: str, share: float, tenant: str | None) -> None:

@@ -116,6 +116,8 @@ def run_serve(config: BenchServeConfig) -> int:
     from ops.load_generator.run import measure
     from ops.load_generator.summary import as_page, table
 
+    if config.json is not None and config.html is not None and config.json.resolve() == config.html.resolve():
+        raise ConfigError("HEADRACE_HTML", f"is {config.html}, which is the file of --json too: give another")
     check_writable("HEADRACE_JSON", config.json)
     check_writable("HEADRACE_HTML", config.html)
     load, fields, slo_ms = _load(config), _fields(config), _limits(config.goodput)

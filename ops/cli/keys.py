@@ -187,6 +187,10 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
         noun = "a key, which was" if number == 1 else f"{number} keys, which were"
         click.echo(f"{config.file} has {noun} shown when made; without --first one more is made", err=True)
         return
+    if config.keys_file is None and not config.file.exists():
+        click.echo(
+            f"no `headrace up` has run with {config.state_dir}: {config.file} is made for one that will", err=True
+        )
     record |= {"models": models or (ALL_MODELS,), "expires": _ending(expires)}
     with audited(config.audit_log, "keys.create", keys_file=config.file, **record) as what:
         made, key = create_key(config.file, **record)

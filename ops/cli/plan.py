@@ -64,6 +64,11 @@ def run(config: PlanConfig) -> int:
     size, device = read_model_size(config.model), find_device(config.device)
     load = Workload(config.rate, config.prompt, config.output, _seconds(config.ttft_p99_ms), _seconds(config.itl_ms))
     length = config.max_model_len or config.prompt + config.output
+    if config.max_model_len is None and length > size.config.max_model_len:
+        problem = (
+            f"is {config.prompt}; with --output {config.output} it exceeds the model's {size.config.max_model_len}"
+        )
+        raise ConfigError("HEADRACE_PROMPT", f"{problem} tokens")
     if not config.prompt + config.output <= length <= size.config.max_model_len:
         raise ConfigError(
             "HEADRACE_MAX_MODEL_LEN",
@@ -98,23 +103,25 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _figures(each: Option, load: Workload, price: float | None) -> dict[str, Any]:
+    from ops.sizing.plan import rounded
+
     figures: dict[str, Any] = {
         "weights": each.weights,
         "cache": each.cache,
         "devices_a_worker": each.ranks,
-        "weights_gb_a_device": round(each.roofline.weight_bytes / 1e9, 1),
+        "weights_gb_a_device": rounded(each.roofline.weight_bytes / 1e9, 1),
         "cache_tokens": each.num_blocks * 16,
         "sequences_at_once": each.concurrency,
         "running": each.usual.batch,
-        "ttft_ms": round(1e3 * each.usual.ttft_s, 1),
-        "itl_ms": round(1e3 * each.usual.itl_s, 2),
-        "requests_per_s_at_most": round(each.most.requests_per_s, 2),
+        "ttft_ms": rounded(1e3 * each.usual.ttft_s, 1),
+        "itl_ms": rounded(1e3 * each.usual.itl_s, 2),
+        "requests_per_s_at_most": rounded(each.most.requests_per_s, 2),
         "workers": each.workers,
         "devices": each.devices,
     }
     if price is not None:
-        figures["cost_per_hour"] = round(each.devices * price, 2)
-        figures["cost_per_million_output_tokens"] = round(each.cost_per_million(price, load), 2)
+        figures["cost_per_hour"] = rounded(each.devices * price, 2)
+        figures["cost_per_million_output_tokens"] = rounded(each.cost_per_million(price, load), 2)
     return figures
 
 
@@ -148,12 +155,14 @@ def _tests(config: PlanConfig, best: Option, load: Workload, limits: Limits) -> 
 
 
 def _test(name: str, devices: int, outcome: Outcome) -> dict[str, Any]:
+    from ops.sizing.plan import rounded
+
     return {
         "name": name,
         "devices": devices,
-        "ttft_p50_ms": round(1e3 * outcome.ttft_s[50], 1),
-        "ttft_p99_ms": round(1e3 * outcome.ttft_s[99], 1),
-        "itl_p99_ms": round(1e3 * outcome.itl_s[99], 1),
+        "ttft_p50_ms": rounded(1e3 * outcome.ttft_s[50], 1),
+        "ttft_p99_ms": rounded(1e3 * outcome.ttft_s[99], 1),
+        "itl_p99_ms": rounded(1e3 * outcome.itl_s[99], 1),
         "refused": f"{outcome.refused_share:.2%}",
         "moved": outcome.num_moves,
         "busy": f"{outcome.device_share:.0%}",

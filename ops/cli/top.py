@@ -92,7 +92,7 @@ def _state(each: dict[str, Any]) -> str:
     golden = each.get("golden") or {}
     if problem := golden.get("problem"):
         return printable_cell(f"{'withdrawn' if golden['has_withdrawn'] else 'goes on'}: {problem}")
-    return "draining" if each["draining"] else ""
+    return "cordoned or draining" if each["draining"] else ""
 
 
 def _gateway(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def usage(config: UsageConfig) -> int:
     and workers. Days and hours are read with a key of the tenant, at `/v1/usage`. Needs the operator's key.
     """
     found = find_operator(config).call("GET", "/console/api/tenants")["use"]
-    used = [dict.fromkeys(_COLUMNS, 0) | each for each in found if config.tenant in (None, each["tenant"])]
+    used = [_shown_use(each) for each in found if config.tenant in (None, each["tenant"])]
     if config.json:
         for each in used:
             print(json.dumps({name: each[name] for name in (*_NAMES, *_COLUMNS)}))
@@ -153,11 +153,17 @@ def usage(config: UsageConfig) -> int:
     rows = [(*map(str.upper, _NAMES), *(head for head, _ in _COLUMNS.values()))]
     for each in used:
         cells = (
-            str(each[name]) if unit is None else f"{each[name] / unit:.3f}" for name, (_, unit) in _COLUMNS.items()
+            "-" if each[name] is None else str(each[name]) if unit is None else f"{each[name] / unit:.3f}"
+            for name, (_, unit) in _COLUMNS.items()
         )
         rows.append((*(printable_cell(each[name]) for name in _NAMES), *cells))
     print("\n".join(aligned(rows)))
     return 0
+
+
+def _shown_use(each: dict[str, Any]) -> dict[str, Any]:
+    """Return all measures of a tenant's use; the energy is None where no device told it."""
+    return dict.fromkeys(_COLUMNS, 0) | each | {"energy_mj": each.get("energy_mj") or None}
 
 
 USAGE = settings_command(UsageConfig, "usage", usage)

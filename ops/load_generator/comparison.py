@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -83,14 +83,42 @@ def table(first: Report, second: Report) -> list[str]:
         if each.ratio is not None:
             ratio, span = f"{each.ratio[0]:.3f}", f"{each.ratio[1]:.3f} to {each.ratio[2]:.3f}"
         rows.append([each.name, *figures, ratio, span, each.verdict])
-    names = {*first.load, *second.load}
-    pairs = {name: (first.load.get(name), second.load.get(name)) for name in sorted(names)}
-    different = [f"{name} {one} and {other}" for name, (one, other) in pairs.items() if one != other]
-    notes = [f"A and B had different loads: {'; '.join(different)}."] if different else []
-    for name, report in (("A", first), ("B", second)):
-        if lost := len(report.requests) + report.num_unfinished - report.summary["completed"]:
-            notes.append(f"{name}: {lost} requests were refused, failed or did not end; latencies are of the others.")
+    notes = [*_differences(first, second), *_losses("A", first), *_losses("B", second)]
     return [*aligned(rows), *([""] if notes else []), *notes]
+
+
+def _differences(first: Report, second: Report) -> Iterator[str]:
+    """Yield how the loads differ, by the options of `headrace bench serve`, and the limits of goodput."""
+    names = sorted({*first.load, *second.load} - {"goodput"})
+    pairs = {name: (first.load.get(name), second.load.get(name)) for name in names}
+    different = [
+        f"--{name.replace('_', '-')} {_value(one)} and {_value(other)}"
+        for name, (one, other) in pairs.items()
+        if one != other
+    ]
+    if different:
+        yield f"A and B had different loads: {'; '.join(different)}."
+    if first.goodput_ms != second.goodput_ms:
+        limits = " and ".join(_limits(each.goodput_ms) for each in (first, second))
+        yield f"A and B count goodput by different limits: --goodput {limits}."
+
+
+def _limits(goodput_ms: dict[str, float]) -> str:
+    return " ".join(f"{kind}:{limit:g}" for kind, limit in goodput_ms.items()) or "not set"
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else "set" if value is True else str(value)
+
+
+def _losses(name: str, report: Report) -> Iterator[str]:
+    """Yield what a run lacks."""
+    completed, planned = report.summary["completed"], len(report.requests) + report.num_unfinished
+    if report.num_unfinished:
+        yield f"{name} was interrupted: it has {len(report.requests)} of {planned} requests, those of its beginning."
+    if completed < planned:
+        lost = f"{planned - completed} were refused, failed or did not end"
+        yield f"{name}: {completed} of {planned} requests completed; {lost}, and latencies are of the completed ones."
 
 
 def _figures(report: Report) -> list[tuple[str, Sample, bool]]:

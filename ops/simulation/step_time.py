@@ -89,6 +89,10 @@ class HostTimes:
     step_s: float = 0.0
     sequence_s: float = 0.0
 
+    def seconds(self, num_sequences: float) -> float:
+        """Return the host's time of a step."""
+        return self.step_s + self.sequence_s * num_sequences
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -132,4 +136,4 @@ class StepTimes:
     def seconds(self, work: StepWork) -> tuple[float, float]:
         """Return the device's seconds of a step, and those from its beginning to the next one's."""
         device_s = self.device.seconds(work.num_decodes, work.num_context, work.chunks)
-        return device_s, device_s + self.host.step_s + self.host.sequence_s * (work.num_decodes + len(work.chunks))
+        return device_s, device_s + self.host.seconds(work.num_sequences)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ops.sizing.devices import Device
 from ops.sizing.model_size import BLOCK_SIZE, CACHE_DTYPES, FORMATS, ModelSize
-from ops.sizing.roofline import Roofline
+from ops.sizing.roofline import HOST_TIMES, Roofline
 from shared.errors import ConfigError
 
 FULL_SHARE = 0.8
@@ -99,6 +99,11 @@ class Option:
         return self.devices * price / 3600 / (load.rate * load.output) * 1e6
 
 
+def rounded(value: float, decimals: int) -> float:
+    """Round to so many decimals, or to more where a small value would keep fewer than three digits."""
+    return round(value, decimals if not value else max(decimals, 2 - math.floor(math.log10(abs(value)))))
+
+
 def steady(roofline: Roofline, batch: int, load: Workload, max_num_batched_tokens: int) -> Steady | None:
     """Return the performance of a worker with `batch` sequences; None if prefill alone exceeds its steps."""
     chunk = min(load.prompt, max_num_batched_tokens - batch)
@@ -113,8 +118,8 @@ def steady(roofline: Roofline, batch: int, load: Workload, max_num_batched_token
         return None
     behind = (load.prompt - load.prompt // num_chunks) // 2
     prompts = [(behind, max(1, round(together * load.prompt / num_chunks)))]
-    decode_s = roofline.seconds(batch, context, [])
-    mixed_s = roofline.seconds(batch, context, prompts)
+    decode_s = roofline.seconds(batch, context, []) + HOST_TIMES.seconds(batch)
+    mixed_s = roofline.seconds(batch, context, prompts) + HOST_TIMES.seconds(batch + together)
     step_s = (1 - min(1.0, share)) * decode_s + min(1.0, share) * mixed_s
     return Steady(batch, batch / (load.output * step_s), step_s, step_s / 2 + num_chunks * mixed_s)
 
@@ -140,7 +145,11 @@ def option(size: ModelSize, device: Device, load: Workload, limits: Limits, name
     ]
     if not states:
         alone = steady(roofline, 1, load, num_tokens)
-        times = "" if alone is None else f": TTFT {1e3 * alone.ttft_s:.1f} ms, ITL {1e3 * alone.itl_s:.2f} ms"
+        times = (
+            ""
+            if alone is None
+            else f": TTFT {rounded(1e3 * alone.ttft_s, 1)} ms, ITL {rounded(1e3 * alone.itl_s, 2)} ms"
+        )
         problem = f"not even one sequence at a time keeps the times that are asked for{times}"
         raise ConfigError("HEADRACE_DEVICE", problem)
     most = max(states, key=lambda state: state.requests_per_s)
@@ -164,6 +173,7 @@ def options(
             try:
                 found.append(option(size, device, load, limits, (weights, cache, count)))
             except ConfigError as error:
-                reasons.append(f"{name}: {error.problem.removeprefix(f'{count} x {device.name}: ')}")
+                problem = error.problem.removeprefix(f"{count} x {device.name}: ").removeprefix("is ")
+                reasons.append(f"{name}: {problem}")
     found.sort(key=lambda each: (each.devices, each.usual.ttft_s))
     return found, list(dict.fromkeys(reasons))

@@ -2,7 +2,7 @@
 
 Source: Williams, Waterman, Patterson, Roofline (2009). What steps reach of a device's rates was not measured here. The
 three shares were chosen to lie in the middle of TensorRT-LLM's published throughput of Llama 3.3 70B on two H200 (rows
-from 20 % below to 21 % above), and by vLLM's steps of an 8B model at batch 1. ops/docs/sizing.md has all rows.
+from 20 % below to 20 % above), and by vLLM's steps of an 8B model at batch 1. ops/docs/sizing.md has all rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Roofline:
         config = self.size.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
         if heads and (heads % self.ranks or (kv_heads % self.ranks and self.ranks % kv_heads)):
-            problem = f"{self.ranks} ranks cannot divide {heads} heads, and {kv_heads} of keys and values"
+            problem = f"{self.ranks} ranks cannot divide {heads} attention heads and {kv_heads} KV heads"
             raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is unsupported: {problem}")
 
     def seconds(self, num_decodes: int, num_context: int, chunks: Iterable[Chunk]) -> float:

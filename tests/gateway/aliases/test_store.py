@@ -80,7 +80,7 @@ async def make(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Make]:
 
 
 async def set_chat(gateway: Gateway, name: str = "chat") -> None:
-    await gateway.store.change(lambda table: set_alias(table, name, "one", None, is_served, is_served))
+    await gateway.store.change(lambda table: set_alias(table, name, "one", None, is_served, is_served, 5.0))
 
 
 async def start(gateway: Gateway, min_requests: int = 40) -> None:

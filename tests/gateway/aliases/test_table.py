@@ -45,7 +45,7 @@ FLEET = cast(
 
 
 def table(tenant: str | None = None) -> AliasTable:
-    return set_alias(AliasTable(), "chat", "one", tenant, MODELS.__contains__, MODELS.__contains__)
+    return set_alias(AliasTable(), "chat", "one", tenant, MODELS.__contains__, MODELS.__contains__, 5.0)
 
 
 def with_canary(percent: float = 25.0, before: AliasTable | None = None, **rules: Any) -> AliasTable:
@@ -81,7 +81,7 @@ def asked(text: str = "hi", **fields: Any) -> Generation:
 def test_alias_that_hides_chains_or_leads_nowhere_is_refused(name: str, model: str, status: int, told: str) -> None:
     before = AliasTable((*table().aliases, Alias(name="old", model="gone", tenant=None)))
     with pytest.raises(ApiError, match=told) as refused:
-        set_alias(before, name, model, None, MODELS.__contains__, MODELS.__contains__)
+        set_alias(before, name, model, None, MODELS.__contains__, MODELS.__contains__, 5.0)
     assert refused.value.status == status
 
 
@@ -93,7 +93,7 @@ def test_alias_of_a_tenant_whose_name_holds_a_control_character_is_refused() -> 
 
 
 def test_own_alias_of_a_tenant_comes_before_that_of_all_and_a_model_hides_both() -> None:
-    both = set_alias(table(), "chat", "two", "acme", MODELS.__contains__, MODELS.__contains__)
+    both = set_alias(table(), "chat", "two", "acme", MODELS.__contains__, MODELS.__contains__, 5.0)
     aliases = book(both)
     assert (aliases.target("chat", "acme", FLEET), aliases.target("chat", "other", FLEET)) == ("two", "one")
     assert aliases.visible("acme", FLEET) == {"chat": "two"}
@@ -118,13 +118,13 @@ def test_operators_words_hide_an_alias_and_those_of_workers_alone_do_not() -> No
 
 def test_name_that_only_workers_give_stops_a_new_alias_and_no_change_of_one() -> None:
     told, hidden = {"one", "two", "chat", "new"}.__contains__, MODELS.__contains__
-    changed = set_alias(table(), "chat", "two", None, told, hidden)
+    changed = set_alias(table(), "chat", "two", None, told, hidden, 5.0)
     assert [(each.name, each.model) for each in changed.aliases] == [("chat", "two")]
     with pytest.raises(ApiError, match="'new' is a served model or adapter: an alias must not hide it"):
-        set_alias(table(), "new", "two", None, told, hidden)
+        set_alias(table(), "new", "two", None, told, hidden, 5.0)
     # An alias of another tenant is none of these.
     with pytest.raises(ApiError, match="must not hide it"):
-        set_alias(table("acme"), "chat", "two", "other", told, hidden)
+        set_alias(table("acme"), "chat", "two", "other", told, hidden, 5.0)
 
 
 def test_share_grows_and_conversations_that_the_canary_has_stay() -> None:
@@ -159,6 +159,20 @@ def test_promoted_canary_is_the_model_and_a_rolled_back_one_is_not() -> None:
     assert {book(back).split(asked(), "t", FLEET, b"%d" % n)[0].model for n in range(50)} == {"one"}
     with pytest.raises(ApiError, match="No canary of the alias 'chat' runs"):
         end_canary(back, "chat", None, "rolled_back", "again", 2.0)
+
+
+@pytest.mark.parametrize(("model", "state"), [("three", "rolled_back"), ("two", "promoted")])
+def test_alias_that_is_set_ends_its_canary_which_stays_visible(model: str, state: str) -> None:
+    served = {*MODELS, "three"}.__contains__
+    changed = set_alias(with_canary(), "chat", model, None, served, lambda _name: False, 5.0)
+    (alias,) = changed.aliases
+    assert (alias.model, alias.running) == (model, None)
+    assert alias.canary is not None
+    assert (alias.canary.state, alias.canary.ended) == (state, 5.0)
+    assert alias.canary.reason == f"the alias was set to {model}"
+    # One that has ended is as it was.
+    (again,) = set_alias(changed, "chat", "one", None, served, lambda _name: False, 6.0).aliases
+    assert again.canary == alias.canary
 
 
 def test_canary_without_workers_gets_no_requests() -> None:
@@ -238,10 +252,10 @@ def test_conversation_is_told_by_its_user_or_by_how_it_begins() -> None:
 
 def test_only_so_many_aliases_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.aliases.table.MAX_ALIASES", 2)
-    of = set_alias(table(), "second", "one", None, MODELS.__contains__, MODELS.__contains__)
+    of = set_alias(table(), "second", "one", None, MODELS.__contains__, MODELS.__contains__, 5.0)
     with pytest.raises(ApiError, match="There are 2 aliases"):
-        set_alias(of, "third", "one", None, MODELS.__contains__, MODELS.__contains__)
-    assert set_alias(of, "second", "two", None, MODELS.__contains__, MODELS.__contains__).aliases[1].model == "two"
+        set_alias(of, "third", "one", None, MODELS.__contains__, MODELS.__contains__, 5.0)
+    assert set_alias(of, "second", "two", None, MODELS.__contains__, MODELS.__contains__, 5.0).aliases[1].model == "two"
 
 
 def test_canary_of_another_id_is_not_ended() -> None:
@@ -256,7 +270,7 @@ def test_canary_of_another_id_is_not_ended() -> None:
 def test_only_so_many_canaries_run_at_once() -> None:
     of = AliasTable()
     for number in range(MAX_RUNNING + 1):
-        of = set_alias(of, f"alias-{number}", "one", None, MODELS.__contains__, MODELS.__contains__)
+        of = set_alias(of, f"alias-{number}", "one", None, MODELS.__contains__, MODELS.__contains__, 5.0)
     for number in range(MAX_RUNNING):
         of = start_canary(of, f"alias-{number}", None, "two", 1.0, Rules(), 0.0, MODELS.__contains__)
     with pytest.raises(ApiError, match="32 canaries run"):

@@ -6,7 +6,7 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from gateway.errors import ApiError
-from gateway.usage.routes import _WIDTHS, _span
+from gateway.usage.routes import _WIDTHS, UsageRoutes, _span
 
 HOUR, DAY, NOW = 3600, 86400, 1_795_971_845
 
@@ -36,3 +36,12 @@ def test_span_is_of_whole_buckets_until_now() -> None:
     )
     later = QueryParams({"start_time": week, "page": week + DAY})
     assert _span(later, hour, NOW + HOUR)[0] == week // HOUR * HOUR + HOUR, "an hour ended between two pages"
+
+
+@pytest.mark.parametrize(
+    ("counts", "energy_joules"), [({}, None), ({"energy_mj": 0}, None), ({"energy_mj": 2500}, 2.5)]
+)
+def test_energy_that_no_device_tells_is_null(counts: dict[str, int], energy_joules: float | None) -> None:
+    routes = UsageRoutes.__new__(UsageRoutes)
+    routes._cost = None
+    assert routes._model_usage("m", "batch", counts | {"requests": 1}).energy_joules == energy_joules

@@ -49,7 +49,15 @@ def test_own_system_is_measured_and_compared(cli_system: System, state_dir: Path
     assert re.search(
         r"^completed, % +100.00 +100.00 +1.000 +1.000 to 1.000 +no difference seen$", compared.stdout, re.M
     )
-    assert "different loads: seed 0 and 1" in compared.stdout.replace("None", "0")
+    assert "different loads: --seed not set and 1." in compared.stdout
+
+
+def test_one_file_for_both_reports_is_refused(tmp_path: Path) -> None:
+    report = tmp_path / "a.json"
+    done = serve("http://127.0.0.1:1", "--json", str(report), "--html", str(tmp_path / "." / "a.json"))
+    assert done.returncode != 0
+    assert f"--html: is {report}, which is the file of --json too" in done.stderr
+    assert not report.exists()
 
 
 def test_agents_keep_their_conversations(state_dir: Path, tmp_path: Path) -> None:

@@ -202,3 +202,12 @@ def test_first_key_is_made_only_where_there_is_none(tmp_path: Path) -> None:
     again = headrace("keys", "create", "--first", **variable)
     assert (again.returncode, again.stdout, again.stderr.count("\n")) == (0, "", 1)
     assert len(json.loads((tmp_path / "keys.json").read_text())) == 1
+
+
+def test_key_file_of_a_state_directory_that_no_system_has_used_is_told(tmp_path: Path) -> None:
+    state = {"HEADRACE_STATE_DIR": str(tmp_path / "state")}
+    first, second = (headrace("keys", "create", **state) for _ in range(2))
+    assert first.stdout.startswith("hr-")
+    made = f"{tmp_path / 'state' / 'keys.json'} is made for one that will\n"
+    assert first.stderr.startswith(f"no `headrace up` has run with {tmp_path / 'state'}: {made}")
+    assert "no `headrace up`" not in second.stderr

@@ -125,3 +125,9 @@ def test_profile_of_negative_times_is_refused(profile: Path) -> None:
     profile.write_text(profile.read_text().replace("0.008", "-0.008"))
     with pytest.raises(HeadraceError, match="times are not negative"):
         simulated("--profile", profile)
+
+
+def test_limit_that_prompts_exceed_is_named(profile: Path) -> None:
+    done = CliRunner().invoke(command, ["--profile", str(profile), "--prompt", "3000", "--requests", "5"])
+    assert "prompts that no worker holds" in done.output
+    assert "5; the limit is 2,048 tokens with the answer (--max-model-len)" in done.output

@@ -84,15 +84,19 @@ def test_different_loads_are_told_and_few_requests_refused() -> None:
         report(1, num=500, requests=4, tenants=7, turns=2),
     )
     first.num_unfinished = 2
+    first.load["goodput"], second.goodput_ms = "ttft:60", {}
     lines = table(first, second)
     lost = 252 - first.summary["completed"]
-    assert lines[-2:] == [
-        "A and B had different loads: requests 3 and 4; turns None and 2; users 1 and None.",
-        f"A: {lost} requests were refused, failed or did not end; latencies are of the others.",
+    completed = f"{first.summary['completed']} of 252 requests completed"
+    assert lines[-4:] == [
+        "A and B had different loads: --requests 3 and 4; --turns not set and 2; --users 1 and not set.",
+        "A and B count goodput by different limits: --goodput ttft:60 and not set.",
+        "A was interrupted: it has 250 of 252 requests, those of its beginning.",
+        f"A: {completed}; {lost} were refused, failed or did not end, and latencies are of the completed ones.",
     ]
-    completed = next(line for line in lines if line.startswith("completed, %")).split()
+    row = next(line for line in lines if line.startswith("completed, %")).split()
     share = first.summary["completed"] / 250
-    assert completed[2:5] == [f"{100 * share:.2f}", "100.00", f"{1 / share:.3f}"]
-    assert (completed[6], completed[-1]) == ("to", "better")
+    assert row[2:5] == [f"{100 * share:.2f}", "100.00", f"{1 / share:.3f}"]
+    assert (row[6], row[-1]) == ("to", "better")
     with pytest.raises(ReportError, match="B has 10 completed requests; intervals need 20 at least"):
         compare(report(1), report(1, num=10))

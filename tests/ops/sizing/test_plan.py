@@ -17,8 +17,10 @@ from ops.simulation.step_time import StepTimes
 from ops.simulation.workload import Synthetic
 from ops.sizing.devices import find_device
 from ops.sizing.model_size import BLOCK_SIZE, ModelSize, read_model_size
-from ops.sizing.plan import FULL_SHARE, Limits, Workload, options, steady
+from ops.sizing.plan import FULL_SHARE, Limits, Workload, options, rounded, steady
+from ops.sizing.roofline import HOST_TIMES
 from shared.errors import HeadraceError
+from tests.architecture.source import ROOT
 from tests.ops.sizing.models import LLAMA_31_8B, LLAMA_33_70B, write_config
 
 LOAD = Workload(20.0, 500, 200)
@@ -44,9 +46,18 @@ def test_steady_state_serves_what_a_simulation_of_it_serves(llama_8b: ModelSize)
     (each, *_), _ = options(llama_8b, find_device("h200"), LOAD, LIMITS, (1,))
     config = SchedulerConfig(BLOCK_SIZE, each.num_blocks, 64, 2048, 1024)
     load = Synthetic(1500, math.inf, LOAD.prompt, LOAD.output, spread=0.3)
-    outcome = simulate(Scenario(1, config, StepTimes(each.roofline), ttft_slo_s=1e9), load.arrivals(1))
+    outcome = simulate(Scenario(1, config, StepTimes(each.roofline, HOST_TIMES), ttft_slo_s=1e9), load.arrivals(1))
     assert each.most.batch == 64
     assert outcome.requests_per_s == pytest.approx(each.most.requests_per_s, rel=0.1)
+
+
+def test_small_model_is_bounded_by_the_host_as_in_a_simulation() -> None:
+    size = read_model_size(ROOT / "ops/demo_model/model")
+    (each, *_), _ = options(size, find_device("h200"), LOAD, replace(LIMITS, max_num_seqs=16), (1,))
+    config = SchedulerConfig(BLOCK_SIZE, each.num_blocks, 16, 2048, 1024)
+    load = Synthetic(150, math.inf, LOAD.prompt, LOAD.output)
+    outcome = simulate(Scenario(1, config, StepTimes(each.roofline, HOST_TIMES), ttft_slo_s=1e9), load.arrivals(1))
+    assert outcome.requests_per_s == pytest.approx(each.most.requests_per_s, rel=0.15)
 
 
 def test_limits_of_times_are_kept(llama_8b: ModelSize) -> None:
@@ -84,6 +95,29 @@ def test_command_lists_options_and_draws_them(tmp_path: Path) -> None:
     assert page.read_text().count("<svg") == 2
 
 
+def test_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    model = write_config(tmp_path, LLAMA_33_70B, "llama.json")
+    load = ("--rate", 100, "--prompt", 500, "--output", 200, "--ttft-p99-ms", 1000, "--price", 3)
+    page = (ROOT / "ops/docs/sizing.md").read_text(encoding="utf-8")
+    assert f"```text\n{planned('--model', model, '--device', 'h200', *load)}\n" in page
+
+
+def test_figures_of_a_small_model_keep_three_digits_and_reasons_are_sentences() -> None:
+    told = planned("--model", ROOT / "ops/demo_model/model", "--ranks", "1,8")
+    heads, first, *_ = told.splitlines()
+    cells = dict(zip(re.split(r"  +", heads), re.split(r"  +", first), strict=True))
+    for head in ("GB", "TTFT ms", "ITL ms"):
+        assert 0 < float(cells[head]) < 1
+    assert "8 x h200: unsupported: 8 ranks cannot divide 4 attention heads and 2 KV heads" in told
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "expected"), [(0.0, 1, 0.0), (0.02372, 2, 0.0237), (98.57, 1, 98.6), (1234.56, 2, 1234.56)]
+)
+def test_small_values_are_rounded_to_three_digits(value: float, decimals: int, expected: float) -> None:
+    assert rounded(value, decimals) == expected
+
+
 def test_plan_is_tried_until_its_times_hold_and_with_a_death(tmp_path: Path) -> None:
     model = write_config(tmp_path, LLAMA_31_8B, "llama.json")
     load = ("--device", "l40s", "--rate", 4, "--prompt", 500, "--output", 50, "--ttft-p99-ms", 800)
@@ -108,6 +142,7 @@ def test_times_that_nothing_keeps_are_told_beside_those_that_could_be_kept(tmp_p
         ((), "--model: is required"),
         (("--ranks", "1,x"), "--ranks: '1,x' is not a list"),
         (("--device", "v100"), "--device: 'v100' is unsupported"),
+        (("--prompt", "4194304"), "--prompt: is 4194304; with --output 200 it exceeds the model's 131072 tokens"),
         (("--max-model-len", "300"), "--max-model-len: is 300; the load has 700"),
     ],
 )
