@@ -31,7 +31,7 @@ class BatchAllowance:
     def __init__(
         self, seconds: float, model: StepTimeModel, *, is_first_free: bool = False, is_throttled: bool = False
     ) -> None:
-        """Allow `seconds`, which may be infinite; with `is_first_free` one sequence is allowed whatever it takes."""
+        """Allow `seconds`, which may be infinite; `is_first_free` admits one sequence at any cost."""
         self.left_s = seconds
         self._sequence_s, self._token_s = (model.batch_sequence_s, model.token_s) if model.is_known else (0.0, 0.0)
         self._is_first_free = is_first_free

@@ -100,7 +100,7 @@ class Option:
 
 
 def rounded(value: float, decimals: int) -> float:
-    """Round to so many decimals, or to more where a small value would keep fewer than three digits."""
+    """Round to `decimals` places, or to three significant digits if that keeps more."""
     return round(value, decimals if not value else max(decimals, 2 - math.floor(math.log10(abs(value)))))
 
 

@@ -169,7 +169,7 @@ async def test_generation_ends_whose_head_comes_too_late_for_its_key(monkeypatch
         await hub.start_logged("completion", cast("Any", asked), cast("Any", stamped), cast("Any", None), KEY)
     assert raised.value.status == 503
     await hub._tasks.wait()
-    # Whoever repeats the request begins it anew: this one's tokens are nobody's.
+    # A repeated request starts a new generation; these tokens have no reader.
     assert log.released == [("key", 7)]
     window.cancel.assert_called_once()
 

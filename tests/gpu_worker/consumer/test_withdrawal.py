@@ -142,7 +142,7 @@ async def test_worker_that_loses_a_rank_withdraws_until_its_group_is_whole_again
     group.group.lost = "rank 1 is gone"
     await asyncio.to_thread(group.group.on_lost)
     await wait_until(lambda: worker.worker.withdrawn == "rank 1 is gone")
-    # The engine is told, which may be waiting for that rank.
+    # The engine may be waiting for that rank, so it has to check.
     await wait_until(lambda: group.check.called)
     await asyncio.to_thread(group.group.on_formed)
     await wait_until(lambda: worker.worker.withdrawn is None)

@@ -155,7 +155,7 @@ def test_tokens_count_where_they_came_and_not_where_their_answer_ended() -> None
         entry.completion_tokens, entry.ended_at = 40, first_at + 1.0
         entry.choices[0] = Choice(finishes=[finish] if finish else [])
         ledger.entries.append(entry)
-    # It ended without a token, and nobody said how many there were.
+    # It ended without a token and without usage.
     ledger.entries.append(Entry(0, "gateway-0", 10.0, status=200, num_done=1, ended_at=11.0))
     # Half of the second and half of the third; the last one is no right answer.
     assert tokens_within(ledger, 10.0, 12.0) == pytest.approx(40.0)

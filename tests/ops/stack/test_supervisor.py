@@ -128,7 +128,7 @@ async def test_redis_is_started_again_at_any_time_and_all_parts_once_the_system_
     running.model = model
     running._start_children([shell(role, f"echo begun >>{file}; exit 2")])
     await until(lambda: num_starts(file) == 4, 30)
-    assert (read_ready_file(tmp_path) is not None) == (model is not None), "only what is ready is told of"
+    assert (read_ready_file(tmp_path) is not None) == (model is not None), "the file is there once the system is ready"
     await running.stop()
 
 

@@ -101,10 +101,9 @@ def test_a_rank_reads_half_of_the_files(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+# In fp8 ranks round their own inputs: `test_divided_models` compares those.
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("fp8")])
 def test_what_is_read_in_part_scores_as_the_whole(name: str, tmp_path: Path) -> None:
-    if name.startswith("fp8"):
-        pytest.skip("ranks round their own inputs: see test_divided_models")
     MODELS[name](tmp_path)
     assert_divisible(tmp_path, 2)
 

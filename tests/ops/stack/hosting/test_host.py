@@ -114,7 +114,7 @@ async def beat(host: Host, worker: Unstarted, **fields: Any) -> None:
 
 
 async def told(host: Host, *, at_once: bool = True) -> HostedModel | None:
-    """Return what gateways are told of the model `m` now; None for nothing."""
+    """Return what the host reports of the model `m` now; None if it reports nothing."""
     assert host._nats is not None
     publish = cast("AsyncMock", host._nats.publish)
     publish.reset_mock()

@@ -1,4 +1,4 @@
-"""A worker that a host starts: what it is told, and what becomes of one that ends by itself or never joins."""
+"""A worker that a host starts: its arguments, and how the host handles one that exits or never joins."""
 
 from __future__ import annotations
 
