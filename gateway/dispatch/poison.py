@@ -4,7 +4,8 @@ Suspects are requests that had produced no token when their worker died, and tho
 `HARMLESS_TOKENS` tokens. A suspect runs on probation, on a worker with no other suspect. If that worker dies, the
 suspect alone is to blame, unless the worker held something else that had produced nothing; after the second time it is
 quarantined. Probation ends after one token, or after `HARMLESS_TOKENS` for a request that had produced some, which
-clear a request of earlier losses.
+clear a request of earlier losses. Where workers also die without the suspect (somebody restarts them, or memory is
+short), two deaths may be chance: it is to blame only if it explains more of them than happened without it.
 
 Each gateway remembers its verdicts for a while. The first repetition of a quarantined request begins as a suspect with
 one death to its account, because the cause may be mended or the verdict wrong. After the next death, the same tenant's
@@ -35,9 +36,8 @@ HARMLESS_TOKENS = 32
 MAX_SOLO_LOSSES = 2
 
 
-def note_death(held: Iterable[Flight], death: Death) -> None:
-    """Take note that a worker died while it held these flights."""
-    flights = list(held)
+def note_death(flights: list[Flight], death: Death) -> list[Flight]:
+    """Take note that a worker died while it held these flights; return those that may be the cause."""
     # What had just begun may be the cause too, suspected or not.
     causes = [flight for flight in flights if flight.is_on_probation or flight.num_produced == 0]
     for flight in flights:
@@ -45,6 +45,7 @@ def note_death(held: Iterable[Flight], death: Death) -> None:
             flight.losses.clear()
         else:
             flight.losses.append(Loss(death, flight.epoch, is_solo=flight.is_on_probation and causes == [flight]))
+    return causes
 
 
 def note_swallowed(flight: Flight, deaths: Iterable[Death]) -> None:
@@ -66,9 +67,30 @@ def may_be_deadly(flight: Flight) -> bool:
     return len(flight.emitted) < HARMLESS_TOKENS
 
 
-def is_to_blame(flight: Flight) -> bool:
-    """Whether a flight has been the only suspect at the deaths of several workers."""
-    return sum(loss.is_solo and loss.death.is_blamed for loss in flight.losses) >= MAX_SOLO_LOSSES
+def is_to_blame(flight: Flight, num_others: int = 0) -> bool:
+    """Whether a flight has been the only suspect at several deaths, and at more than the `num_others` without it."""
+    num_solo = sum(loss.is_solo and loss.death.is_blamed for loss in flight.losses)
+    return num_solo >= max(MAX_SOLO_LOSSES, num_others + 1)
+
+
+class UnexplainedDeaths:
+    """Remembers the last deaths of workers that held no single suspect."""
+
+    def __init__(self) -> None:
+        self._deaths: deque[tuple[Death, frozenset[bytes]]] = deque(maxlen=100)
+
+    def note(self, death: Death, causes: list[Flight]) -> None:
+        """Remember a death unless one flight alone explains it."""
+        if not any(flight.losses[-1].is_solo for flight in causes):
+            self._deaths.append((death, frozenset(kind_of(flight.request) for flight in causes)))
+
+    def num_without(self, flight: Flight) -> int:
+        """Return how many since a flight's first loss neither it nor a copy of it may have caused."""
+        model, since, kind = flight.request.model, flight.losses[0].death.found_at, kind_of(flight.request)
+        return sum(
+            death.is_blamed and death.model == model and death.found_at >= since and kind not in kinds
+            for death, kinds in self._deaths
+        )
 
 
 MEMORY_S = 600.0

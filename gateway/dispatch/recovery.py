@@ -69,6 +69,7 @@ class Recovery:
         self._timeouts = Timeouts(limits, fleet)
         self._loop = asyncio.get_running_loop()
         self._known_poison = KnownPoison(self._loop.time)
+        self._unexplained = poison.UnexplainedDeaths()
         self._probation = ProbationQueue(flights, fleet.num_workers)
         self._tasks = BackgroundTasks()
         self._outage: _Outage | None = None
@@ -101,9 +102,9 @@ class Recovery:
     def lose_worker(self, death: Death) -> None:
         """Dispatch again whatever a dead worker held, except for what has killed it."""
         held = [flight for flight in self._flights if flight.worker == death.worker]
-        poison.note_death(held, death)
+        self._unexplained.note(death, poison.note_death(held, death))
         for flight in held:
-            if poison.is_to_blame(flight):
+            if flight.losses and poison.is_to_blame(flight, self._unexplained.num_without(flight)):
                 self._convict(flight, death.worker)
         if held:
             _logger.warning("worker %s died with %d requests", death.worker, len(held))
@@ -133,6 +134,8 @@ class Recovery:
             if reason not in BLAMELESS:
                 flight.num_moves += 1
             if flight.num_moves > self._limits.max_moves:
+                if any(loss.is_solo for loss in flight.losses):
+                    self._known_poison.note(flight)
                 why = f"No worker kept this request in {flight.num_moves} attempts."
                 self._fail(flight, self._quarantine.take(flight, "attempts_exhausted", why))
                 continue

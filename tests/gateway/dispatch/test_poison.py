@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,8 +34,8 @@ def flight(num_produced: int = 0, probation: int = 0) -> Flight:
     return result
 
 
-def death(*, is_blamed: bool = True) -> Death:
-    return Death("w", "m", "it is not there any more", 0.0, is_blamed)
+def death(found_at: float = 0.0, *, model: str = "m", is_blamed: bool = True) -> Death:
+    return Death("w", model, "it is not there any more", found_at, is_blamed)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,31 @@ def test_only_suspect_is_to_blame_and_its_neighbours_are_not() -> None:
         poison.note_death([suspect, neighbour], death())
     assert poison.is_to_blame(suspect)
     assert not poison.is_to_blame(neighbour)
+
+
+def test_suspect_that_explains_no_more_deaths_than_happen_without_it_is_not_to_blame() -> None:
+    suspect, passed, begun, copy = flight(probation=1), flight(num_produced=1), flight(), flight()
+    for other in (passed, begun):
+        other.request = msgspec.structs.replace(other.request, text="another")
+    deaths = poison.UnexplainedDeaths()
+
+    def die(found_at: float, *held: Flight, **options: Any) -> None:
+        one = death(found_at, **options)
+        deaths.note(one, poison.note_death(list(held), one))
+
+    die(1.0, passed)
+    for found_at in (2.0, 3.0):
+        die(found_at, suspect)
+    die(2.5, copy)
+    die(2.5, passed, model="another")
+    die(2.5, passed, is_blamed=False)
+    assert deaths.num_without(suspect) == 0
+    die(4.0, passed)
+    assert poison.is_to_blame(suspect, deaths.num_without(suspect))
+    die(5.0, begun, passed)
+    assert not poison.is_to_blame(suspect, deaths.num_without(suspect))
+    die(6.0, suspect)
+    assert poison.is_to_blame(suspect, deaths.num_without(suspect))
 
 
 def test_suspect_beside_a_request_that_had_just_begun_is_not_to_blame() -> None:

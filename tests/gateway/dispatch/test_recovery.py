@@ -573,6 +573,15 @@ async def test_copies_of_a_poisonous_request_end_with_it_but_nothing_else_does(m
     assert (poison.worker, copies["waiting"].worker) == (None, None)
 
 
+async def test_request_whose_workers_are_restarted_again_and_again_is_not_quarantined(moves: Moves) -> None:
+    moved = moves.flight("a")
+    for number in range(LIMITS.max_moves):
+        await moves.die(f"idle{number}")
+        moves.flights.claim(moved, f"w{number}")
+        await moves.die(f"w{number}")
+    assert moves.wire.quarantined == []
+
+
 async def test_copy_that_ends_with_another_choice_of_its_answer_is_not_counted_as_waiting(
     moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
