@@ -115,10 +115,9 @@ class LiveStream:
         if self.ended.done():
             return
         new, self.num_shown = self.entries[self.num_shown : up_to], max(self.num_shown, up_to)
-        for entry in new:
-            for answer in self._views:
-                _tell(answer, entry)
-            index, delta, failure = entry
+        for answer in self._views:
+            _tell(answer, new)
+        for index, delta, failure in new:
             if delta is not None:
                 self._num_generated += len(delta.token_ids)
                 if delta.prompt_tokens is not None and index % self.generation.n == 0:
@@ -163,8 +162,7 @@ class LiveStream:
             position = 0
             while position < self.num_shown and not answer.done.done():
                 stop = min(position + _ENTRIES_AT_ONCE, self.num_shown)
-                for entry in self.entries[position:stop]:
-                    _tell(answer, entry)
+                _tell(answer, self.entries[position:stop])
                 position = stop
                 await asyncio.sleep(_PAUSE_S if answer.is_paused else 0)
             answer.check_position()
@@ -240,14 +238,16 @@ def unfinished(deltas: Sequence[Sequence[Delta]]) -> list[int]:
     return [index for index, each in enumerate(deltas) if not each or each[-1].finish is None]
 
 
-def _tell(answer: Answer, entry: Entry) -> None:
-    index, delta, failure = entry
+def _tell(answer: Answer, entries: list[Entry]) -> None:
+    """Tell an answer entries. This runs once per round and stream."""
+    sinks = answer.sinks
     try:
-        if delta is not None:
-            answer.sinks[index].deliver(delta)
-        elif failure is not None:
-            answer.fail(failure.error())
+        for index, delta, failure in entries:
+            if delta is not None:
+                sinks[index].deliver(delta)
+            elif failure is not None:
+                answer.fail(failure.error())
     except Exception:
-        # It must not keep the entry from the other answers.
-        _logger.exception("an entry of a stream could not be told")
+        # Other answers are to have them all the same.
+        _logger.exception("entries of a stream could not be told")
         answer.break_off(ApiError(500, "The answer could not be delivered.", code="internal_error"))

@@ -256,6 +256,10 @@ class StreamOwner:
             stream.seq = await self._log.create(stream.head, stream.requests)
         except ApiError as error:
             self._log_limit.warning("", "the head of a stream could not be written again: %r", error)
+            return
+        if stream.ended.done():
+            # Its end was noted under the number of the lost head, so in vain: the new head says that it runs.
+            await self._keep(stream)
 
     def _too_large(self, stream: LiveStream) -> None:
         stream.is_cut = True

@@ -174,6 +174,8 @@ _decode_requests = msgspec.msgpack.Decoder(list[Request]).decode
 # A piece is one message of NATS, which is written anew while it grows. Reading a stream takes a round trip for each.
 PIECE_BYTES = 4 << 10
 MAX_PIECE_ENTRIES = 0xFFFF
+# Entries that are encoded at once: a msgpack array of so few has a header of one byte.
+_ENCODED_AT_ONCE = 15
 # An entry that is larger than a piece lies in several messages, each behind one of these: no msgpack begins so.
 FIRST_PART, MIDDLE_PART, LAST_PART = b"\xc1\x00", b"\xc1\x01", b"\xc1\x02"
 
@@ -213,24 +215,36 @@ class PieceWriter:
         self.num_bytes = 0
         self.num_messages = 0
 
-    def put(self, entries: Iterable[Entry]) -> list[tuple[int, bytes]]:
+    def put(self, entries: Sequence[Entry]) -> list[tuple[int, bytes]]:
         """Add entries; return the messages that changed, with their numbers."""
         changed: list[tuple[int, bytes]] = []
         self.has_begun = True
-        for encoded in map(encode, entries):
-            is_full = len(self._content) + len(encoded) > PIECE_BYTES or self._num_in_piece == MAX_PIECE_ENTRIES
-            if is_full and self._num_in_piece:
-                self._close([self._piece()], changed)
-            self._content += encoded
-            self._num_in_piece += 1
-            self.num_entries += 1
-            self.num_bytes += len(encoded)
-            if len(self._content) > PIECE_BYTES:
-                self._close(_parts(self._piece()), changed)
+        for start in range(0, len(entries), _ENCODED_AT_ONCE):
+            several = entries[start : start + _ENCODED_AT_ONCE]
+            encoded = encode(several)[1:]
+            if self._has_room(len(encoded), len(several)):
+                self._add(encoded, len(several))
+                continue
+            for each in map(encode, several):
+                if not self._has_room(len(each), 1) and self._num_in_piece:
+                    self._close([self._piece()], changed)
+                self._add(each, 1)
+                if len(self._content) > PIECE_BYTES:
+                    self._close(_parts(self._piece()), changed)
         if self._num_in_piece or not changed:
             changed.append((self._number, self._piece()))
         self.num_messages = changed[-1][0] + 1
         return changed
+
+    def _has_room(self, num_bytes: int, num_entries: int) -> bool:
+        has_bytes = len(self._content) + num_bytes <= PIECE_BYTES
+        return has_bytes and self._num_in_piece + num_entries <= MAX_PIECE_ENTRIES
+
+    def _add(self, encoded: bytes, num_entries: int) -> None:
+        self._content += encoded
+        self._num_in_piece += num_entries
+        self.num_entries += num_entries
+        self.num_bytes += len(encoded)
 
     def _close(self, messages: list[bytes], changed: list[tuple[int, bytes]]) -> None:
         changed += enumerate(messages, self._number)

@@ -64,9 +64,11 @@ class NumberedEventStream(EventStream):
         return self._first_event > self.num_events
 
     def send(self, event: bytes) -> None:
-        """Add events to the next flush."""
+        """Add events to the next flush. This runs once per token and stream."""
         if data := self._numbered(event):
-            super().send(data)
+            if not self._unflushed:
+                self._flusher.add(self)
+            self._unflushed += data
 
     def send_now(self, event: bytes) -> None:
         """Write events at once, or a comment."""
@@ -101,8 +103,8 @@ class NumberedEventStream(EventStream):
 
     def _numbered(self, data: bytes) -> bytes:
         number = self.num_events
-        if data.count(b"\n\n") == 1 and data.endswith(b"\n\n"):
-            # The usual token.
+        # The usual token is one event, most often of one line: looking for one byte takes a third of the time of two.
+        if data.find(b"\n") == len(data) - 2 or data.find(b"\n\n") == len(data) - 2:
             self.num_events = number + 1
             return b"id: %d\n%b" % (number, data) if number >= self._first_event else b""
         events = data.split(b"\n\n")[:-1]

@@ -1,10 +1,10 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
-The stages of the vision tower are charged to the step's token budget, at what a layer costs in tokens, so a large image
-passes them, tile by tile, over several steps. How many tokens have as much to compute as a layer is known; how long
-each stage takes beside them is learned. Embeddings are kept within a bound, the least recently used go first;
-only an image that is encoded for a sequence alone may exceed it, where others need all that is kept. An image that a
-running sequence needs goes only for one that is before it in order, so there is always one that gets on.
+The stages of the vision tower are charged to the step's token budget, so a large image passes them, tile by tile, over
+several steps. How many tokens have as much to compute as half a layer is known; how long each stage takes beside them
+is learned. Embeddings are kept within a bound, the least recently used go first; only an image that is encoded for a
+sequence alone may exceed it, where others need all that is kept. An image that a running sequence needs goes only for
+one that is before it in order, so there is always one that gets on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Kept:
     """An image that the runner keeps.
 
     Attributes:
-        layer_cost: Of a tile in a layer, in tokens that have as much to compute.
+        stage_cost: Of a tile in half a layer, in tokens that have as much to compute.
         num_passes: Of its tiles through stages, when the step that is being planned is done.
         saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next.
         holders: Sequences that need it, each with the end of the image in it.
@@ -37,7 +37,7 @@ class _Kept:
 
     num_rows: int
     num_tiles: int
-    layer_cost: int
+    stage_cost: int
     num_passes: int = 0
     saved: int = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class EncoderSchedule:
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0
-        # By stage: how many times as long it takes as the tokens that a layer costs.
+        # By stage: how many times as long it takes as the tokens that half a layer costs.
         self._slowness = [1.0] * self._config.num_stages
 
     def validate(self, sequence: Sequence) -> None:
@@ -141,7 +141,7 @@ class EncoderSchedule:
             self._slowness[stage] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
 
     def _cost(self, kept: _Kept, number: int) -> float:
-        return kept.layer_cost * self._slowness[number // kept.num_tiles]
+        return kept.stage_cost * self._slowness[number // kept.num_tiles]
 
     def reset(self) -> None:
         """Forget all images: steps that encoded them may have failed."""
@@ -160,7 +160,7 @@ class EncoderSchedule:
         if kept is None:
             if not self._make_room(sequence, span.num_rows) and not is_alone:
                 return False
-            kept = self._kept[digest] = _Kept(span.num_rows, span.num_tiles, span.layer_cost)
+            kept = self._kept[digest] = _Kept(span.num_rows, span.num_tiles, span.stage_cost)
             self._num_rows += span.num_rows
         self._kept.move_to_end(digest)
         self._used.add(digest)

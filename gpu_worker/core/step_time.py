@@ -41,6 +41,9 @@ _LARGEST_DEVIATION = 3.0
 """A step that errs by more than both, the second in standard deviations of the prediction, is taken for a disturbance,
 and counts as no more."""
 
+_SURPRISES = 3
+"""Such steps in a row, all longer or all shorter, are no disturbance: the parts that were in them are learned anew."""
+
 _ALIKE_STEPS = 4
 """Steps in a row of equal sequences and tokens, of which one is learned from: the others tell little more."""
 
@@ -53,6 +56,8 @@ class StepTimeModel:
         self._covariance: list[list[float]] = []
         self._last_kind = (0, 0, 0)
         self._num_alike = 0
+        # Steps in a row that erred by too much: above 0 longer ones, below 0 shorter ones.
+        self._num_surprises = 0
 
     @property
     def is_known(self) -> bool:
@@ -130,7 +135,12 @@ class StepTimeModel:
         of_fixed, of_interactive, of_batch, of_more = shared
         uncertainty = (of_fixed * fixed + of_interactive * interactive + of_batch * batch + of_more * more) / predicted
         largest = max(_LARGEST_ERROR, _LARGEST_DEVIATION * math.sqrt(uncertainty + _NOISE**2))
-        error = max(-largest, min(largest, math.log(duration_s / predicted)))
+        error = math.log(duration_s / predicted)
+        if abs(error) > largest:
+            self._note_surprise(counts, is_longer=error > 0.0)
+            error = math.copysign(largest, error)
+        else:
+            self._num_surprises = 0
         # Derivatives say little about far away: after a large error it is not as sure as they say.
         variance = uncertainty + _NOISE**2 + min((error / 2) ** 2, uncertainty)
         gains = [value / variance for value in shared]
@@ -141,6 +151,18 @@ class StepTimeModel:
             for (a, b, c, d), gain in rows
         ]
         self._drift()
+
+    def _note_surprise(self, counts: tuple[int, ...], *, is_longer: bool) -> None:
+        """Count a step that errs by too much; after enough of them its parts are as uncertain as at first."""
+        before, step = self._num_surprises, 1 if is_longer else -1
+        self._num_surprises = before + step if before * step > 0 else step
+        if abs(self._num_surprises) < _SURPRISES:
+            return
+        self._num_surprises = 0
+        for part, row in enumerate(self._covariance):
+            for other in range(len(row)):
+                if counts[part] or counts[other]:
+                    row[other] = _FIRST_DEVIATION**2 if part == other else 0.0
 
     def _begin(self, counts: tuple[int, ...], duration_s: float) -> None:
         scale = duration_s / sum([weight * count for weight, count in zip(_FIRST_WEIGHTS, counts, strict=True)])

@@ -68,8 +68,13 @@ def _make_python(directory: Path, package: str) -> None:
 def _make_node(name: str, parent: Path) -> None:
     directory = parent / name
     shutil.copytree(HERE / name, directory, dirs_exist_ok=True)
-    if not (directory / "node_modules").exists():
-        _run(["npm", "install", "--silent", "--no-fund", "--no-audit"], directory)
+    done = directory / "installed"
+    if done.exists():
+        return
+    # What an installation left that was interrupted counts as installed for npm.
+    shutil.rmtree(directory / "node_modules", ignore_errors=True)
+    _run(["npm", "install", "--silent", "--no-fund", "--no-audit"], directory)
+    done.touch()
 
 
 def _run(command: list[str], directory: Path | None = None) -> None:

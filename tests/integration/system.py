@@ -19,7 +19,7 @@ import httpx2
 import openai
 import pytest
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 40.0
 
 

@@ -183,7 +183,7 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class VisionLayer:
-    """Attention and a feed-forward block, each behind a normalisation.
+    """Attention and a feed-forward block, each behind a normalisation: two stages of a tower.
 
     What they yield is scaled by `[size]`, or normalised once more, if at all.
     """
@@ -196,9 +196,12 @@ class VisionLayer:
     mlp_scale: torch.Tensor | None = None
     added_norms: tuple[Transform, Transform] | None = None
 
-    def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
-        """Return the stream behind the layer."""
-        x = x + self._added(self.attention(self.attention_norm(x), where), 0, self.attention_scale)
+    def attend(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
+        """Return the stream behind the attention."""
+        return x + self._added(self.attention(self.attention_norm(x), where), 0, self.attention_scale)
+
+    def feed_forward(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
+        """Return the stream behind the feed-forward block; wherever patches are, each is computed by itself."""
         return x + self._added(self.mlp(self.mlp_norm(x)), 1, self.mlp_scale)
 
     def _added(self, x: torch.Tensor, index: int, scale: torch.Tensor | None) -> torch.Tensor:

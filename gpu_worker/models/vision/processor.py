@@ -147,7 +147,7 @@ class MediaProcessor:
                     self.digest(ref),
                     plan.num_rows,
                     plan.token_grid,
-                    self._costs.of_layer(plan.num_patches // plan.num_tiles),
+                    self._costs.of_stage(plan.num_patches // plan.num_tiles),
                     form.is_bidirectional,
                     plan.num_tiles,
                 )
@@ -171,6 +171,7 @@ class Costs:
     model_weights: int
     attention: int = 0
 
-    def of_layer(self, num_patches: int) -> int:
-        """Return the cost of a layer for an image of this many patches, at least a token's."""
-        return max(1, num_patches * (self.layer_weights + self.attention * num_patches) // self.model_weights)
+    def of_stage(self, num_patches: int) -> int:
+        """Return the cost of half a layer for an image of this many patches, at least a token's."""
+        layer = num_patches * (self.layer_weights + self.attention * num_patches) // self.model_weights
+        return max(1, layer // 2)

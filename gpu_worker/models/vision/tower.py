@@ -1,7 +1,8 @@
 """A vision tower: from pixels to embeddings in stages, some tiles at a time.
 
-Its stages are the embedding of patches, each layer, and each projector. A step of the engine may have room for a part
-of an image's work only. What is left is an `Encoding`, which the next step goes on with.
+Its stages are the embedding of patches, attention and feed-forward block of each layer, and each projector. A step of
+the engine may have room for a part of an image's work only. What is left is an `Encoding`, which the next step goes on
+with.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class VisionTower:
         self._num_outputs = 1
         self._stages: list[_Stage] = [partial(_embed, embed)]
         for index, layer in enumerate(layers):
-            self._stages.append(partial(_pass, layer))
+            self._stages += [partial(_pass, layer.attend), partial(_pass, layer.feed_forward)]
             if deep and index in deep:
                 self._stages.append(partial(_project, deep[index], self._num_outputs))
                 self._num_outputs += 1
@@ -102,6 +103,8 @@ class VisionTower:
 
 _Stage = Callable[[Encoding, slice], None]
 """Takes some tiles of an image through a part of a tower."""
+_Half = Callable[[torch.Tensor, Neighbourhood], torch.Tensor]
+"""Of a layer: from its stream to the one behind it."""
 
 
 def _embed(embed: Embed, encoding: Encoding, tiles: slice) -> None:
@@ -109,8 +112,8 @@ def _embed(embed: Embed, encoding: Encoding, tiles: slice) -> None:
     encoding.stream += stream
 
 
-def _pass(layer: VisionLayer, encoding: Encoding, tiles: slice) -> None:
-    encoding.stream[tiles] = layer(encoding.tiles(tiles), encoding.where)
+def _pass(half: _Half, encoding: Encoding, tiles: slice) -> None:
+    encoding.stream[tiles] = half(encoding.tiles(tiles), encoding.where)
 
 
 def _project(project: Project, output: int, encoding: Encoding, tiles: slice) -> None:

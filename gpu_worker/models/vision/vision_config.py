@@ -96,7 +96,7 @@ class VisionConfig:
     @property
     def num_stages(self) -> int:
         """Of the tower, see `VisionTower`."""
-        return self.num_layers + 2 + len(self.deep)
+        return 2 * self.num_layers + 2 + len(self.deep)
 
     @property
     def size(self) -> int:

@@ -170,6 +170,29 @@ await run({
     check(["response.completed", "response.incomplete"].includes(events.at(-1).type), events.at(-1));
     for await (const event of await resume(events.at(-1).sequence_number)) check(false, event);
   },
+  "resumed chat streams": async () => {
+    const ask = { model: MODEL, messages, max_tokens: 40, temperature: 0, stream: true };
+    const options = { stream_options: { include_usage: true, resumable: true } };
+    const { data, response } = await client.chat.completions.create({ ...ask, ...options }).withResponse();
+    const path = `/streams/${response.headers.get("x-request-id")}`;
+    const told = async (stream, most = Infinity) => {
+      const chunks = [];
+      for await (const chunk of stream) if (chunks.push(chunk) === most) break;
+      return chunks;
+    };
+    const read = await told(data, 4);
+    const whole = await told(await client.get(path, { query: { from: 0 }, stream: true }));
+    check(JSON.stringify(whole.slice(0, 4)) === JSON.stringify(read), whole);
+    check(whole.at(-1).usage.completion_tokens > 0, whole.at(-1));
+    const rest = await told(await client.get(path, { headers: { "Last-Event-ID": "3" }, stream: true }));
+    check(JSON.stringify(rest) === JSON.stringify(whole.slice(4)), rest);
+  },
+  "requests repeated by their key": async () => {
+    const ask = { model: MODEL, messages, max_tokens: 8, temperature: 1 };
+    const once = { headers: { "Idempotency-Key": `key-${Date.now()}-${Math.random()}` } };
+    const [first, again] = [await client.chat.completions.create(ask, once), await client.chat.completions.create(ask, once)];
+    check(first.id === again.id && first.choices[0].message.content === again.choices[0].message.content, again);
+  },
   "reasoning in chat": async () => {
     const answer = await thinking.chat.completions.create({ model: THINKING_MODEL, messages, max_tokens: 8 });
     check(answer.choices[0].message.reasoning_content, answer);

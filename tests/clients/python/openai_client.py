@@ -22,6 +22,7 @@ from cells import (
     picture,
     run,
 )
+from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import (
     ResponseCodeInterpreterToolCall,
     ResponseCustomToolCall,
@@ -342,6 +343,37 @@ def resumed_stream() -> None:
     assert list(client.responses.retrieve(response_id, stream=True, starting_after=last)) == []
 
 
+def resumed_chat_stream() -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "stream": True}
+    options = {"include_usage": True, "resumable": True}
+    raw = client.chat.completions.with_raw_response.create(**asked, stream_options=options)
+    stream_id, stream = raw.headers["x-request-id"], raw.parse()
+    read = [chunk for chunk, _ in zip(stream, range(4), strict=False)]
+    stream.close()
+
+    def told(**place: object) -> list[object]:
+        chunks = client.get(
+            f"/streams/{stream_id}",
+            cast_to=ChatCompletionChunk,
+            stream=True,
+            stream_cls=openai.Stream[ChatCompletionChunk],
+            options=place,
+        )
+        return [chunk.to_dict() for chunk in chunks]
+
+    whole = told(params={"from": 0})
+    assert whole[:4] == [chunk.to_dict() for chunk in read]
+    assert whole[-1]["usage"]["completion_tokens"] > 0
+    assert told(headers={"Last-Event-ID": "3"}) == whole[4:]
+
+
+def repeated_request() -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8, "temperature": 1.0}
+    once = {"Idempotency-Key": f"key-{time.monotonic_ns()}"}
+    first, again = (client.chat.completions.create(**asked, extra_headers=once) for _ in range(2))
+    assert first == again
+
+
 def cancelled_stream() -> None:
     stream = client.responses.create(model=MODEL, input="hello", max_output_tokens=1000, background=True, stream=True)
     events = []
@@ -454,6 +486,8 @@ run(
         "Responses with tools": response_tools,
         "background Responses": background_response,
         "resumed streams": resumed_stream,
+        "resumed chat streams": resumed_chat_stream,
+        "requests repeated by their key": repeated_request,
         "cancelled streams": cancelled_stream,
         "reasoning in chat": chat_reasoning,
         "reasoning in Responses": response_reasoning,

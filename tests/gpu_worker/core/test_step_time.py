@@ -73,6 +73,19 @@ def test_guess_that_is_far_too_high_is_corrected_by_few_steps() -> None:
     assert model.batch_sequence_s < 3 * GPU[2]
 
 
+def test_token_that_a_slow_first_step_made_expensive_is_corrected_by_few_steps() -> None:
+    """Durations as a tiny model had them: the first step warms up, then streams decode, then prompts come."""
+    model = StepTimeModel()
+    model.observe(1, 0, 15, 11.6e-3)
+    model.observe(8, 0, 56, 10.3e-3)
+    for _ in range(30):
+        model.observe(8, 0, 0, 1.9e-3)
+    for _ in range(8):
+        model.observe(10, 0, 246, 21e-3)
+    assert model.predict(10, 0, 246) == pytest.approx(21e-3, rel=0.2)
+    assert model.token_s == pytest.approx(78e-6, rel=0.3)
+
+
 def test_single_disturbance_changes_little() -> None:
     model = measured([(1, 0, 0)] * 1000, CPU)
     before = model.predict(1, 0, 0)
