@@ -131,10 +131,18 @@ class GGUFFamily:
     finish: Callable[[ModelFields, ModelConfig], ModelConfig] = lambda gguf, config: config
 
 
+def plain_names(shape: MixtureShape) -> MixtureNames:
+    """Return the names that a mixture's tensors have in such files, whatever family it is.
+
+    Files have gates and up projections apart, but adapters of a family whose features alternate were trained so.
+    """
+    return MixtureNames(is_interleaved=shape.names.is_interleaved)
+
+
 def with_plain_names(config: ModelConfig) -> ModelConfig:
     """Return the model whose mixtures have the names that tensors of such files are given, whatever family it is."""
     layers = tuple(
-        replace(layer, feed_forward=replace(layer.feed_forward, names=MixtureNames()))
+        replace(layer, feed_forward=replace(layer.feed_forward, names=plain_names(layer.feed_forward)))
         if isinstance(layer.feed_forward, MixtureShape)
         else layer
         for layer in config.layers
