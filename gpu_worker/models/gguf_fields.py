@@ -134,9 +134,10 @@ class GGUFFamily:
 def plain_names(shape: MixtureShape) -> MixtureNames:
     """Return the names that a mixture's tensors have in such files, whatever family it is.
 
-    Files have gates and up projections apart, but adapters of a family whose features alternate were trained so.
+    Their stacks never alternate gates and up projections, even where those that the family's adapters belong to do.
     """
-    return MixtureNames(is_interleaved=shape.names.is_interleaved)
+    names = shape.names
+    return MixtureNames(has_interleaved_adapters=names.is_interleaved or names.has_interleaved_adapters)
 
 
 def with_plain_names(config: ModelConfig) -> ModelConfig:
