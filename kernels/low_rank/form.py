@@ -11,7 +11,7 @@ PAGE_BYTES = 2 << 20
 
 
 def whole_pages(num_bytes: int) -> int:
-    """Return the bytes of the pages that so many take."""
+    """Round a number of bytes up to whole pages."""
     return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
