@@ -38,6 +38,7 @@ class MixtureNames:
         stacked: Tensors `[num_experts, ...]` of the gates and up projections together, and of the down projections.
         is_transposed: Stacked matrices are `[in_features, out_features]`; None is as each one's shape says.
         is_interleaved: In stacked matrices the features of gate and up projection alternate.
+        has_interleaved_adapters: They alternate in the stacks that adapters were trained beside, whatever this one has.
         choice_bias: The bias for the choice; None is the router's `e_score_correction_bias`.
         is_choice_bias_row: It is stored as a matrix of one row.
         shared: The module of the expert that all tokens get, which is stored as a plain block is.
@@ -53,6 +54,7 @@ class MixtureNames:
     stacked: Sequence[tuple[str, str]] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)
     is_transposed: bool | None = False
     is_interleaved: bool = False
+    has_interleaved_adapters: bool = False
     choice_bias: str | None = None
     is_choice_bias_row: bool = False
     shared: str = "mlp.shared_expert"

@@ -125,7 +125,7 @@ class MixtureShape:
                 inputs,
                 rule.top_k,
                 layer=prefix,
-                is_interleaved=self.names.is_interleaved,
+                is_interleaved=self.names.is_interleaved or self.names.has_interleaved_adapters,
             ),
         )
 

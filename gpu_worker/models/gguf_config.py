@@ -70,8 +70,8 @@ def _rows(gguf: ModelFields, name: str, missing: str) -> int:
     return info.shape[0] if len(info.shape) > 1 else 1
 
 
-def _fields(gguf: ModelFields, theta: float) -> Fields:
-    """Read what all rotary encoders have; `theta` is the rotation's base where the file names none."""
+def _rotary_fields(gguf: ModelFields, theta: float) -> Fields:
+    """Read the fields that all rotary encoders have; `theta` is the default of the rotation's base."""
     head = sorted(name for name in gguf.tensors if name.startswith("cls."))
     if head:
         problem = "are of a head that scores; files of this architecture make vectors: serve the model's safetensors"
@@ -86,35 +86,35 @@ def _fields(gguf: ModelFields, theta: float) -> Fields:
 
 def _post_norm_fields(gguf: ModelFields, theta: float) -> Fields:
     rows = _rows(gguf, "token_types.weight", "is missing; files of this architecture have it")
-    return {**_fields(gguf, theta), "layer_norm_eps": gguf.eps, "type_vocab_size": rows}
+    return {**_rotary_fields(gguf, theta), "layer_norm_eps": gguf.eps, "type_vocab_size": rows}
 
 
 def _eurobert_fields(gguf: ModelFields) -> Fields:
-    fields, key_heads = _fields(gguf, 10_000.0), "attention.head_count_kv"
+    fields, key_heads = _rotary_fields(gguf, 10_000.0), "attention.head_count_kv"
     if key_heads in gguf:
         fields["num_key_value_heads"] = gguf.integer(key_heads, maximum=MAX_HEADS)
     return fields
 
 
-def _modern_fields(gguf: ModelFields) -> Fields:
+def _modern_bert_fields(gguf: ModelFields) -> Fields:
     """Read ModernBERT; its file names a window as wide as that to both sides together."""
-    fields = _fields(gguf, 160_000.0)
+    fields = _rotary_fields(gguf, 160_000.0)
     width = gguf.integer("attention.sliding_window", 0, minimum=0)
-    slides = _slides(gguf) if width else [False] * gguf.num_layers
+    windowed = _windowed_layers(gguf) if width else [False] * gguf.num_layers
     return {
         **fields,
         "norm_eps": gguf.eps,
         "norm_bias": "output_norm.bias" in gguf.tensors,
         "hidden_activation": gguf.text("hidden_activation", "gelu"),
         "local_attention": width or None,
-        "layer_types": [SLIDING if slid else FULL for slid in slides],
+        "layer_types": [SLIDING if is_windowed else FULL for is_windowed in windowed],
         "global_rope_theta": fields["rope_theta"],
         "local_rope_theta": gguf.number("rope.freq_base_swa", 10_000.0),
     }
 
 
-def _slides(gguf: ModelFields) -> list[bool]:
-    """Read which layers have the window: the file may name a period, or say it of each layer."""
+def _windowed_layers(gguf: ModelFields) -> list[bool]:
+    """Return whether each layer has the window: the file names a period, or lists the layers."""
     field = "attention.sliding_window_pattern"
     if isinstance(gguf.fields.get(field), list | np.ndarray):
         return [bool(flag) for flag in gguf.by_layer(field)]
@@ -123,7 +123,7 @@ def _slides(gguf: ModelFields) -> list[bool]:
 
 
 ROTARY_ENCODERS: Mapping[str, GGUFFamily] = {
-    "modern-bert": GGUFFamily(_modern_fields),
+    "modern-bert": GGUFFamily(_modern_bert_fields),
     "nomic-bert": GGUFFamily(lambda gguf: _post_norm_fields(gguf, 1000.0)),
     "jina-bert-v3": GGUFFamily(lambda gguf: _post_norm_fields(gguf, 20_000.0)),
     "eurobert": GGUFFamily(_eurobert_fields),

@@ -131,10 +131,19 @@ class GGUFFamily:
     finish: Callable[[ModelFields, ModelConfig], ModelConfig] = lambda gguf, config: config
 
 
+def plain_names(shape: MixtureShape) -> MixtureNames:
+    """Return the names that a mixture's tensors have in such files, whatever family it is.
+
+    Their stacks never alternate gates and up projections, even where those that the family's adapters belong to do.
+    """
+    names = shape.names
+    return MixtureNames(has_interleaved_adapters=names.is_interleaved or names.has_interleaved_adapters)
+
+
 def with_plain_names(config: ModelConfig) -> ModelConfig:
     """Return the model whose mixtures have the names that tensors of such files are given, whatever family it is."""
     layers = tuple(
-        replace(layer, feed_forward=replace(layer.feed_forward, names=MixtureNames()))
+        replace(layer, feed_forward=replace(layer.feed_forward, names=plain_names(layer.feed_forward)))
         if isinstance(layer.feed_forward, MixtureShape)
         else layer
         for layer in config.layers

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, GGUFFamily, ModelFields, with_plain_names
+from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, GGUFFamily, ModelFields, plain_names, with_plain_names
 from gpu_worker.models.gguf_rope import with_rope
 from kernels.moe import RoutingRule
 from kernels.moe.reference import Score
@@ -69,7 +68,7 @@ def finish_mixture(gguf: ModelFields, shape: MixtureShape) -> MixtureShape:
         shape,
         rule=_finish_rule(gguf, shape.num_experts, shape.rule),
         expert_size=_expert_size(gguf),
-        names=MixtureNames(),
+        names=plain_names(shape),
         has_choice_bias=f"{first}.exp_probs_b.bias" in tensors,
         has_router_bias=f"{first}.ffn_gate_inp.bias" in tensors,
         has_expert_biases=f"{first}.ffn_gate_exps.bias" in tensors,

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import LowRankHalfStructure, LowRankStructure
 from kernels.linear.dense.cpu import panel_rows
-from kernels.low_rank.form import PAGE_BYTES, AdapterRows, LowRank, whole_pages
+from kernels.low_rank.adapter_rows import AdapterRows
+from kernels.low_rank.form import PAGE_BYTES, LowRank, whole_pages
 
 # Matrices begin where a cache line does.
 _LINE = 64

@@ -9,8 +9,9 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import has_kernels
+from kernels.low_rank.adapter_rows import AdapterRows
 from kernels.low_rank.cpu import CpuAdapterTable
-from kernels.low_rank.form import AdapterRows, LowRank
+from kernels.low_rank.form import LowRank
 
 
 def low_rank_reference(

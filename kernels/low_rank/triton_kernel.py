@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.low_rank.form import TILE_ROWS, AdapterRows, DeviceTiles, LowRank
+from kernels.low_rank.adapter_rows import TILE_ROWS, AdapterRows, DeviceTiles
+from kernels.low_rank.form import LowRank
 
 BLOCK_FEATURES = 64
 """Features whose ranks are told together."""

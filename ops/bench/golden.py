@@ -42,11 +42,18 @@ from shared.sampling import Sampling
 _MAX_MODEL_LEN = 1024
 _PROBES_OF_FORM = {True: 60, False: 15}
 _BUSY_SEQUENCES, _BUSY_PROBES = 600, 8
+_UNTHROTTLED = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an engine serves the model; `is_compiled` is whether by the compiled kernels, or by plain torch."""
+    """How an engine serves the model.
+
+    Attributes:
+        is_compiled: By the compiled kernels; otherwise by plain torch.
+        batch_slowdown: How far batch work, probes too, may slow steps of people down. A large share lets both into
+            the same steps.
+    """
 
     dtype: str = "float32"
     is_compiled: bool = True
@@ -54,6 +61,7 @@ class Form:
     token_budget: int = 512
     num_blocks: int = 300
     max_num_seqs: int = 16
+    batch_slowdown: float = 0.05
 
     @classmethod
     def drawn(cls, source: random.Random) -> Form:
@@ -65,6 +73,7 @@ class Form:
             source.choice((64, 100, 128, 256, 512)),
             source.randrange(64, 400),
             source.choice((4, 9, 16, 32)),
+            source.choice((0.05, *[1.0] * 3, *[_UNTHROTTLED] * 4)),
         )
 
 
@@ -99,7 +108,7 @@ class ProbedLab:
             max_model_len=_MAX_MODEL_LEN,
             num_threads=form.num_threads,
         )
-        made = make_engine(config, enable_prefix_caching=True)
+        made = make_engine(config, enable_prefix_caching=True, batch_slowdown=form.batch_slowdown)
         self.runner, self.engine = made.runner, made.engine
         self.now = 0.0
         self.others: list[SequenceEvent] = []

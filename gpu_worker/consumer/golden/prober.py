@@ -3,10 +3,9 @@
 One probe scores a short and a long prompt, computed anew, continues the anchor by some decodes, and scores the token
 behind each of its blocks, which come from the prefix cache then: from this probe, or from earlier ones while they last.
 So each block is looked at by the token right behind it, where a wrong one shows most. The deviation of the probe is the
-largest of these, in units in which the limit is that of whole prompts. Nobody waits for a probe: its sequences stand
-behind all people, and give their places up to them. A probe that is due waits until half of the blocks are free: then
-it displaces nothing that others computed. After `PATIENCE_S` it waits no longer, since a busy worker can be wrong too:
-it goes to the batch lane, where the scheduler gives it the next free place.
+largest of these, scaled so that all have the limit of whole prompts. Interactive requests never wait for a probe: its
+sequences are of the batch lane, and are preempted by them. A probe that is due waits until half of the blocks are free,
+so it evicts nothing that others computed. After `PATIENCE_S` it is queued anyway, since a busy worker can be wrong too.
 
 The share is kept by an account. It gains the share of each second that passes, and pays what probes took of the device,
 as the scheduler shares out each step. No probe begins while it is overdrawn, but the one that has to confirm a failure:

@@ -1,9 +1,9 @@
 """Decides what follows from golden probes: a worker that fails twice in a row takes nothing more, and says why.
 
-A worker never withdraws where no other one is left that takes requests and has passed its own last probe, unless it
-is told to: who has a wrong baseline would otherwise be left without any worker, and a model that is a little off is
-worth more than none. It says that it would, and does so as soon as there is another. The heartbeats of other workers
-are kept as they came, and read only when a decision needs them.
+By default a worker withdraws only while another one takes requests and has passed its own last probe. Otherwise a
+wrong baseline would leave the model without any worker, and a model that is a little off is worth more than none.
+Until there is another, it reports what it found and serves on. Heartbeats of other workers are kept undecoded until a
+decision needs them.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_grammars_bind_answers_of_adapters(models: tuple[Path, list[Any], list[P
     for sequence in sequences:
         sequence.constraint = constraint_of(sampling)
     answers = run(_runner(models), sequences).tokens
-    # Of so many letters each model takes its own likeliest: the oracle's among those that are allowed.
+    # Each model takes its own likeliest token among those that the grammar allows, as the oracle does.
     allowed = [CHARACTERS.index(letter) for letter in "abcdef"]
     for i in range(4):
         first = oracle_logits(models[1][i], torch.tensor(PROMPTS[0]))[-1]

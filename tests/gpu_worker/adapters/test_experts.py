@@ -20,6 +20,8 @@ from tests.gpu_worker.adapters.test_merged import computed, place, plain_rows
 from tests.gpu_worker.models.families.mixture_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.variants import oracle_logits, random_tokens
+from tests.gpu_worker.quantization.gguf.gguf_models import write_model
+from tests.gpu_worker.quantization.test_mxfp4 import save_packed
 
 # What checkpoints call the matrices of an expert, and the module of all.
 MIXTURES = {
@@ -132,6 +134,20 @@ def test_logits_equal_merged_stacks_of_experts(name: str, is_turned: bool, tmp_p
     expected = oracle_logits(oracle, random_tokens(18))
     assert (expected - before).abs().max() > 0.1
     torch.testing.assert_close(computed(model, {0: 1})[0], expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "gpt-oss.gguf", "qwen3-moe.gguf"])
+def test_logits_equal_merged_stacks_of_packed_experts(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    oracle = write_model(path, path.stem) if path.suffix == ".gguf" else save_packed(path)
+    before = oracle_logits(oracle, random_tokens(18))
+    adapter = _write_stacks(tmp_path / "adapter", oracle, is_turned=path.stem == "qwen3-moe")
+    model = load_model(path, torch.float32, torch.device("cpu"), num_adapters=2)
+    place(model, 1, adapter)
+    rows, expected = computed(model, {0: 1}), oracle_logits(oracle, random_tokens(18))
+    assert (expected - before).abs().max() > 0.1
+    torch.testing.assert_close(rows[0], expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(rows[1], before, atol=1e-3, rtol=0)
 
 
 def test_experts_that_cannot_have_an_adapter_say_why(tmp_path: Path) -> None:

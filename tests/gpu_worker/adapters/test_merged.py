@@ -23,6 +23,7 @@ from tests.gpu_worker.models.families.random_models import case, save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits, random_tokens
 from tests.gpu_worker.quantization.checkpoints import Pack, but_head, make_checkpoint
+from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.packers import int8, int8_inputs
 from tests.gpu_worker.quantization.test_compressed_tensors import TOKEN_INT8, config, group
 from tests.gpu_worker.quantization.test_generation import CHECKPOINTS
@@ -175,3 +176,19 @@ def test_adapters_are_beside_weights_of_each_form(name: str, tmp_path: Path) -> 
             del hooks[key]
     unrounded = oracle_logits(made.oracle, random_tokens(18) % 96)
     assert (rows[0] - expected).abs().mean() < (unrounded - expected).abs().mean() / 5
+
+
+@pytest.mark.parametrize("name", ["llama-F16", "llama-Q4_0", "llama-mixed", "llama-small", "qwen3"])
+def test_logits_equal_weights_of_a_gguf_file_with_the_adapter_merged(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    oracle = write_model(path, name)
+    adapter = write_adapter(tmp_path / "adapter", linear_sizes(oracle, _LAYERS), rank=6, seed=3)
+    model = load_model(path, torch.float32, torch.device("cpu"), num_adapters=1)
+    place(model, 0, adapter)
+    rows = computed(model, {0: 0})
+    base = oracle_logits(oracle, random_tokens(18))
+    merge(oracle, adapter)
+    expected = oracle_logits(oracle, random_tokens(18))
+    assert (expected - base).abs().max() > 0.1
+    torch.testing.assert_close(rows[0], expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(rows[1], base, atol=1e-3, rtol=0)

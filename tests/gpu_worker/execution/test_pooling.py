@@ -1,4 +1,8 @@
-"""Vectors and scores of prompts against `transformers`: chunked, preempted, beside generation, and as graphs."""
+"""Vectors and scores of prompts against `transformers`: chunked, preempted, beside generation, and as graphs.
+
+Source: the layout of `modules.json` and its folders is that of sentence-transformers, as google/embeddinggemma-300m has
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Rerankers in the layouts in which they are published: scores as `transformers` computes them by their model cards."""
+"""Rerankers in their published layouts; the oracle is `transformers`, used as the model cards say.
+
+Source: files and model cards of ms-marco-MiniLM, bge-reranker and Qwen3-Reranker, and the files that
+sentence-transformers writes beside a cross encoder, before version 4.0 and since.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def make_adapter(
     *,
     is_gated: bool = False,
 ) -> LowRank:
-    """Make an adapter for modules of so many features each, which stand in a random order; rank 0 leaves one out."""
+    """Make an adapter for modules of `rows` features each, in a random order; rank 0 leaves a module out."""
     num_outputs = sum(rows)
     order = torch.randperm(num_outputs, generator=generator)
     parts, first = [], 0
