@@ -7,6 +7,7 @@ batches: with room, with preemptions, and with drafts. Answers that one process 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -85,6 +86,7 @@ def test_two_ranks_give_the_tokens_of_one(name: str, context_size: int, tmp_path
     # Of all models together ten thousand.
     num_tokens = sum(len(tokens) for outcome in expected for tokens in outcome.tokens.values())
     assert num_tokens > 10_000 / len(MODELS)
+    sys.stdout.write(f"{name}: {num_tokens} tokens are those of one process\n")
 
 
 class Topology(NamedTuple):
@@ -151,6 +153,7 @@ def test_every_topology_gives_the_tokens_of_one_process(
         num_tokens += sum(len(tokens) for outcome in expected for tokens in outcome.tokens.values())
     # Of all topologies together ten thousand.
     assert num_tokens > 10_000 / len(TOPOLOGIES)
+    sys.stdout.write(f"{name}: {num_tokens} tokens are those of one process\n")
 
 
 SETTINGS: dict[str, Any] = {
