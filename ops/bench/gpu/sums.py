@@ -12,11 +12,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import start_processes
+from torch._C._distributed_c10d import FileStore
 
 from gpu_worker.execution.ranks.board import Board, make_board
 from kernels.cpu_library import cpu_library
@@ -31,7 +33,7 @@ Sum = Callable[[torch.Tensor], torch.Tensor]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and record; return 2 where there are fewer GPUs than ranks."""
+    """Measure, print and record; return 1 if a rank failed, 2 where there are fewer GPUs than ranks."""
     parser = bench_parser("gpu.sums", __doc__)
     parser.add_argument("--num-ranks", type=positive, default=2, help="processes, each with a GPU of its own")
     parser.add_argument("--hidden-size", type=positive, default=8192, help="numbers in a row; of a 70B model")
@@ -42,12 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Nothing was run: {options.num_ranks} ranks take a GPU each, and torch finds {found}.", file=sys.stderr)
         return 2
     sizes = [(rows, options.hidden_size) for rows in options.rows]
-    board = make_board(options.num_ranks, 4 * max(rows * size for rows, size in sizes))
+    board = make_board(options.num_ranks)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         told = (options.num_ranks, options.device, str(Path(folder, "store")), board.fd, sizes)
         # Forked, so that all have the board.
-        start_processes(_rank, told, nprocs=options.num_ranks, start_method="fork")
-    return 0
+        context = get_context("fork")
+        ranks = [context.Process(target=_rank, args=(rank, *told)) for rank in range(options.num_ranks)]
+        for rank in ranks:
+            rank.start()
+        left = {rank.sentinel for rank in ranks}
+        while left:
+            left.difference_update(wait(list(left)))
+            # The others would wait for one that failed.
+            for rank in ranks if any(rank.exitcode for rank in ranks) else ():
+                rank.terminate()
+    return int(any(rank.exitcode for rank in ranks))
 
 
 def _rank(rank: int, num_ranks: int, device_type: str, store: str, board_fd: int, sizes: list[tuple[int, int]]) -> None:
@@ -56,11 +67,11 @@ def _rank(rank: int, num_ranks: int, device_type: str, store: str, board_fd: int
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
+    dist.init_process_group(backend, store=FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
     table = ResultTable("sums", ("rows", "bytes", "sum", "microseconds", "of_ours"), "gpu.sums")
     for size in sizes:
         x = torch.full(size, rank + 1.0, dtype=torch.bfloat16, device=device)
-        sums = _sums_on_gpus(x, backend) if device.type == "cuda" else _sums_on_cpus(rank, num_ranks, board_fd)
+        sums = _sums_on_gpus(x) if device.type == "cuda" else _sums_on_cpus(rank, num_ranks, board_fd)
         times = {name: _seconds(partial(_checked, call, x, num_ranks)) for name, call in sums.items()}
         for name, seconds in times.items() if rank == 0 else ():
             row = {"rows": size[0], "bytes": x.nbytes, "sum": name, "microseconds": round(seconds * 1e6, 1)}
@@ -75,7 +86,7 @@ def _sums_on_cpus(rank: int, num_ranks: int, board_fd: int) -> Mapping[str, Sum]
     return sums
 
 
-def _sums_on_gpus(like: torch.Tensor, backend: str) -> Mapping[str, Sum]:
+def _sums_on_gpus(like: torch.Tensor) -> Mapping[str, Sum]:
     import torch.distributed._symmetric_memory as symmetric
 
     group = dist.group.WORLD
