@@ -31,7 +31,15 @@ _PROOF_BYTES = 32
 _CODE_BYTES = 16
 _MAX_BYTES = 256 << 20
 _HANDSHAKE_S = 5.0
-_UNACKNOWLEDGED_MS = 30_000
+_PROBE_AFTER_S = 1
+_SILENT_MS = 1_000
+_GUARD_S = 0.05
+_NUM_GUARDED = 4
+"""Looks in a row that find nothing answered: something may have been sent a moment ago."""
+_STUCK_MS = 30_000
+# Of `tcp_info`: probes without an answer, how often the wait for the next one was doubled, which is so where the other
+# end takes no more; milliseconds since data was sent, and since data and an answer arrived.
+_TCP_INFO = struct.Struct("<3xBB39xI4xII")
 _MAX_STRANGERS = 16
 _ACCEPTED = b"\x01"
 
@@ -56,14 +64,18 @@ class Link:
     def __init__(self, connection: socket.socket, sending: bytes, receiving: bytes) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host without power or cable sends no end; by itself TCP would try for a quarter of an hour.
-        if sys.platform == "linux":
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
         self._connection = connection
         self._stream = connection.makefile("rb")
         self._keys = (sending, receiving)
         self._num_sent = self._num_received = 0
         self._lock = threading.Lock()
+        self._closed = threading.Event()
+        if sys.platform == "linux":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_MS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_AFTER_S)
+            threading.Thread(target=self._guard, name="link", daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -98,10 +110,30 @@ class Link:
 
     def close(self) -> None:
         """End the connection; whoever receives from it is told."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         self._stream.close()
+
+    def _guard(self) -> None:
+        """End the connection when the other host's system is silent: one without power or cable sends no end.
+
+        Systems answer while processes are busy or stopped, and while nothing more fits into the connection, which a
+        short `TCP_USER_TIMEOUT` would take for a dead host.
+        """
+        num_unanswered = 0
+        with contextlib.suppress(OSError):
+            while not self._closed.wait(_GUARD_S):
+                info = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                probes, backoff, sent_ms, *arrivals = _TCP_INFO.unpack(info)
+                silent_ms = min(arrivals)
+                is_unanswered = sent_ms < silent_ms or (probes > 0 and backoff == 0)
+                num_unanswered = num_unanswered + 1 if is_unanswered and silent_ms > _SILENT_MS else 0
+                if num_unanswered == _NUM_GUARDED:
+                    _log.warning("a host of the group cannot be reached: no packet for %d ms", silent_ms)
+                    self._connection.shutdown(socket.SHUT_RDWR)
+                    return
 
 
 def connect(address: str, port: int, token: str, node: int, timeout_s: float) -> Link:

@@ -23,6 +23,8 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from shared.errors import DependencyError
 
 _RETRY_S = 0.5
+# A longer attempt would wait longer and longer for an answer, after the cable was plugged in too.
+_ATTEMPT_S = 3.0
 _BUSY_TICKS = 10
 
 _log = logging.getLogger(__name__)
@@ -60,7 +62,8 @@ class Node:
         deadline = time.monotonic() + COMING_S
         while True:
             try:
-                return connect(address, port, token, node, max(0.1, deadline - time.monotonic()))
+                left_s = max(0.1, deadline - time.monotonic())
+                return connect(address, port, token, node, min(_ATTEMPT_S, left_s))
             except (OSError, LinkError) as error:
                 is_final = isinstance(error, LinkError) and error.is_final
                 if is_final or time.monotonic() > deadline:

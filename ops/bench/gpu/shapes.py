@@ -84,6 +84,14 @@ class ModelShape:
         """Return the model to check, cut off after `num_layers` layers."""
         return replace(self, fields={**self.fields, **self.checked}, num_layers=num_layers)
 
+    def shard(self, num_ranks: int) -> ModelShape:
+        """Return what one of several tensor parallel ranks computes between sums, as a dense model of its own."""
+        divided = {
+            name: max(1, self.fields[name] // num_ranks)
+            for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+        }
+        return replace(self, name=f"{self.name}/TP{num_ranks}", fields={**self.fields, **divided})
+
     def without(self, field: str) -> ModelShape:
         """Return the same without a field."""
         return replace(self, fields={name: value for name, value in self.fields.items() if name != field})
@@ -93,6 +101,7 @@ LLAMA3_8B = ModelShape.published("Llama-3-8B")
 QWEN3_06B = ModelShape.published("Qwen3-0.6B")
 QWEN3_4B = ModelShape.published("Qwen3-4B")
 QWEN3_32B = ModelShape.published("Qwen3-32B")
+LLAMA3_70B_TP8 = ModelShape.published("Llama-3-70B").shard(8)
 DENSE_MODELS = (LLAMA3_8B, QWEN3_06B, QWEN3_4B, QWEN3_32B)
 
 QWEN3_30B_A3B = ModelShape.published("Qwen3-30B-A3B", 24)

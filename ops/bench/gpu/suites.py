@@ -34,6 +34,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         quantized_linear.Q6_K_LINEAR,
         steps.DECODE_32B,
         steps.PREFILL_8B,
+        steps.SHARD_70B,
         steps.VERIFICATION,
         attention.CHUNK_ATTENTION,
         quantized_linear.FP8_LINEAR,

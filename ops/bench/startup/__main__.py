@@ -2,7 +2,8 @@
 
 `python -m ops.bench.startup --shapes 8b` writes a checkpoint of that shape into a temporary folder and starts from it:
 once with its files evicted from the page cache (`cold`) and once with them in it (`warm`). Each start is a process of
-its own. It then serves a request twice and a mixed load, and counts the kernels compiled meanwhile: none should be.
+its own, or, with `--num-ranks`, a group of them, each of which reads its part. It then serves a request twice and a
+mixed load, and counts the kernels compiled meanwhile: none should be.
 On a GPU the record has the driver's own count of memory beside ours.
 """
 
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,14 +23,14 @@ import torch
 from ops.bench.comparison import add_shapes
 from ops.bench.gpu.results import machine_of
 from ops.bench.make_model import SHAPES, write_checkpoint
-from ops.bench.options import bench_parser
+from ops.bench.options import bench_parser, positive
 from ops.bench.peers.engines import run_program
 from ops.bench.record import ResultTable
 
 _READ_BYTES = 16 << 20
 _TIMEOUT_S = 900.0
 _COLUMNS = (
-    *("shape", "gb", "files", "plain_read_s", "load_s", "load_gb_per_s", "profile_s", "capture_s", "ready_s"),
+    *("shape", "ranks", "gb", "files", "plain_read_s", "load_s", "load_gb_per_s", "profile_s", "capture_s", "ready_s"),
     *("peak_rss_gb", "first_ms", "second_ms", "compiled"),
 )
 
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = bench_parser("startup", __doc__)
     add_shapes(parser)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
+    parser.add_argument("--num-ranks", type=positive, default=1, help="processes among which the model is divided")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made; choose a real disk")
     options = parser.parse_args(arguments)
     table = ResultTable("startup", _COLUMNS)
@@ -46,19 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             directory = Path(name)
             num_bytes = write_checkpoint(SHAPES[shape], directory)
             for files in ("cold", "warm"):
-                facts: dict[str, object] = {"shape": shape, "gb": round(num_bytes / 1e9, 2), "files": files}
-                row = facts | measure(directory, num_bytes, options.device, is_cold=files == "cold")
+                facts: dict[str, object] = {"shape": shape, "ranks": options.num_ranks, "files": files}
+                facts["gb"] = round(num_bytes / 1e9, 2)
+                start = partial(run_child, "startup.engine_start", directory, options.device, str(options.num_ranks))
+                row = facts | measure(directory, num_bytes, start, is_cold=files == "cold")
                 table.add(row, **machine_of(torch.device(options.device)))
     return 0
 
 
-def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> dict[str, object]:
+def measure(
+    directory: Path, num_bytes: int, start: Callable[[], dict[str, float]], *, is_cold: bool
+) -> dict[str, object]:
     """Read the files plainly and start the engine, both from the same state; return seconds and GB/s of loading."""
     prepare: Callable[[Path], object] = evict if is_cold else read_plainly
     prepare(directory)
     read_s = read_plainly(directory)
     prepare(directory)
-    engine = run_child("startup.engine_start", directory, device)
+    engine = start()
     return {
         "plain_read_s": round(read_s, 4),
         **engine,
@@ -67,14 +74,14 @@ def measure(directory: Path, num_bytes: int, device: str, *, is_cold: bool) -> d
     }
 
 
-def run_child(module: str, directory: Path, device: str) -> dict[str, float]:
+def run_child(module: str, directory: Path, *arguments: str) -> dict[str, float]:
     """Run a module that prints, as one JSON line, what it took and when it was ready; that is told from the start.
 
     Raises:
         PeerUnavailableError: It failed.
     """
     started = time.time()
-    output = run_program([sys.executable, "-m", f"ops.bench.{module}", str(directory), device], _TIMEOUT_S)
+    output = run_program([sys.executable, "-m", f"ops.bench.{module}", str(directory), *arguments], _TIMEOUT_S)
     result: dict[str, float] = json.loads(output.splitlines()[-1])
     return result | {"ready_s": round(result["ready_s"] - started, 3)}
 

@@ -1,7 +1,7 @@
 """Starts the engine once, in a process of its own; prints its times and memory, when it was ready, and what it served.
 
-Run by `ops.bench.startup`. Arguments: model directory, device. A runner that has just started serves its first
-requests; the record has their times, and which kernels were compiled for them.
+Run by `ops.bench.startup`. Arguments: model directory, device, number of ranks. A runner that has just started serves
+its first requests; the record has their times, and which kernels were compiled for them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import closing, nullcontext
 from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from gpu_worker.execution.start_up import StartUp
 from ops.bench.systems import peak_rss_bytes
 
 if TYPE_CHECKING:
+    from gpu_worker.core.model_runner import ModelRunner
     from gpu_worker.core.sequence import Sequence
     from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
     from gpu_worker.execution.runner import TorchModelRunner
@@ -29,11 +31,13 @@ _MIXED = tuple(1 + 37 * number % 900 for number in range(40))
 _TIMEOUT_S = 120.0
 
 
-def main(directory: str, device: str) -> None:
-    """Build a runner as a worker would with its default settings."""
+def main(directory: str, device: str, num_ranks: str) -> None:
+    """Build a runner as a worker would with its default settings, or a group of ranks."""
     # What is imported from here on belongs to the start.
     start_up = StartUp()
     from gpu_worker.execution.build import build_runner
+    from gpu_worker.execution.ranks.group import RankGroup
+    from gpu_worker.execution.ranks.runner import build_group_runner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.start.ended_thread import run_in_ended_thread
     from gpu_worker.start.engine_setup import CPU_BATCHED_TOKENS, GPU_BATCHED_TOKENS
@@ -43,16 +47,23 @@ def main(directory: str, device: str) -> None:
         device=device,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS,
+        tensor_parallel_size=int(num_ranks),
     )
     imported_s = start_up.total_s
-    if device == "cpu":
-        runner = build_runner(config, start_up)
-    else:
-        runner = run_in_ended_thread(lambda: build_runner(config, start_up))
-    ready_s = time.time()
-    served = first_requests(runner)
-    seconds = {f"{stage.value}_s": round(duration, 3) for stage, duration in start_up.seconds.items()}
-    memory = {"peak_rss_gb": round(peak_rss_bytes([os.getpid()]) / 1e9, 2)} | device_memory(runner)
+    group = None if config.num_ranks == 1 else RankGroup(config, "warning")
+    with nullcontext() if group is None else closing(group):
+        divided = None if group is None else build_group_runner(config, group, start_up)
+        if divided is not None:
+            runner = divided.own
+        elif device == "cpu":
+            runner = build_runner(config, start_up)
+        else:
+            runner = run_in_ended_thread(lambda: build_runner(config, start_up))
+        ready_s = time.time()
+        served = first_requests(runner, divided)
+        seconds = {f"{stage.value}_s": round(duration, 3) for stage, duration in start_up.seconds.items()}
+        pids = [os.getpid()] if group is None else list(group.pids.values())
+        memory = {"peak_rss_gb": round(peak_rss_bytes(pids) / 1e9, 2)} | device_memory(runner)
     print(json.dumps({"import_s": round(imported_s, 3), **seconds, **memory, **served, "ready_s": ready_s}))
 
 
@@ -84,8 +95,8 @@ def compiled_kernels() -> list[str]:
     return names
 
 
-def first_requests(runner: TorchModelRunner) -> dict[str, object]:
-    """Serve one request, the same again, and a mixed load, by an engine in its thread."""
+def first_requests(runner: TorchModelRunner, divided: ModelRunner | None) -> dict[str, object]:
+    """Serve one request, the same again, and a mixed load, by an engine in its thread; `divided` runs all ranks."""
     from gpu_worker.engine.engine_thread import EngineThread
     from ops.bench.stepping import engine_of, states_of
 
@@ -96,6 +107,7 @@ def first_requests(runner: TorchModelRunner) -> dict[str, object]:
         token_budget=limits.max_num_batched_tokens,
         enable_prefix_caching=False,
         state=states_of(runner),
+        divided=divided,
     )
     compiled = compiled_kernels()
     outcomes: Queue[StepOutcome] = Queue()
@@ -138,4 +150,4 @@ def serve_s(engine: EngineThread, outcomes: Queue[StepOutcome], sequences: list[
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:4])

@@ -13,6 +13,7 @@ from ops.bench.gpu.shapes import (
     DEEPSEEK_V2_LITE,
     GPT_OSS_20B,
     LLAMA3_8B,
+    LLAMA3_70B_TP8,
     QWEN3_06B,
     QWEN3_4B,
     QWEN3_30B_A3B,
@@ -155,6 +156,13 @@ DECODE_8B_ROUNDED = OpSuite(
     "decode_rounded_8b",
     lambda device: [],
     tuple(_decode(LLAMA3_8B, num_seqs, rounded=rounded) for rounded in ("fp8", "int4") for num_seqs in (1, 16, 64)),
+)
+# What a rank of eight does between sums, which `ops.bench.gpu.sums` measures where there are eight.
+SHARD_70B = _suite(
+    "step_70b_tp8",
+    LLAMA3_70B_TP8,
+    *(_decode(LLAMA3_70B_TP8, num_seqs) for num_seqs in _BATCHES),
+    _prompt("1 x", LLAMA3_70B_TP8),
 )
 DECODE_06B = _decodes("0.6b", QWEN3_06B, has_peer=True)
 DECODE_4B = _decodes("4b", QWEN3_4B)

@@ -1,4 +1,4 @@
-"""A host of a group, as a process of its own: `python -m ... MODEL PORT NODE SIZE NNODES`; the token is in HR_TOKEN."""
+"""A host of a group, as a process: `python -m ... MODEL ADDRESS PORT NODE SIZE NNODES`; the token is in HR_TOKEN."""
 
 import os
 import sys
@@ -10,9 +10,9 @@ from shared.errors import HeadraceError
 from tests.gpu_worker.execution.ranks.group_run import DEFAULTS
 
 if __name__ == "__main__":
-    model, port, node, size, nnodes = sys.argv[1:]
+    model, address, port, node, size, nnodes = sys.argv[1:]
     config = RunnerConfig(Path(model), **DEFAULTS, tensor_parallel_size=int(size), nnodes=int(nnodes))
     try:
-        Node(config, "warning", "text").serve("127.0.0.1", int(port), os.environ["HR_TOKEN"], int(node))
+        Node(config, "warning", "text").serve(address, int(port), os.environ["HR_TOKEN"], int(node))
     except HeadraceError as error:
         sys.exit(str(error))

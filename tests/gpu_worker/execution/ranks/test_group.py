@@ -116,7 +116,8 @@ def replace_rank(run: Run, group: RankGroup, rank: int, number: signal.Signals) 
     interruption.value.recover()
     assert group.lost is None
     loads[rank] += 1
-    assert [group.loads(each) for each in range(group.size)] == loads
+    # Of another host it is known with the next pulse.
+    wait_for(lambda: [group.loads(each) for each in range(group.size)] == loads, 5)
     assert [each for each, pid in group.pids.items() if before[each] != pid] == [rank]
 
 

@@ -1,4 +1,4 @@
-"""A group of two hosts, which are processes with other folders, on loopback."""
+"""A group of two hosts: processes with other folders, on loopback or with a cable between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpu_worker.core.model_runner import BrokenRunnerError
+from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.execution.ranks import messages
 from gpu_worker.execution.ranks import node as node_module
 from gpu_worker.execution.ranks import remote as remote_module
@@ -25,9 +26,10 @@ from gpu_worker.execution.ranks.link import connect
 from gpu_worker.execution.ranks.remote import Remote, RemoteHost
 from ops.stack.child import children_of
 from shared.errors import ConfigError
+from tests.cable import connected_host
 from tests.gpu_worker.execution.engine_run import save_tiny_model
 from tests.gpu_worker.execution.ranks.group_run import started
-from tests.gpu_worker.execution.ranks.test_group import assert_same, replace_rank, sequences
+from tests.gpu_worker.execution.ranks.test_group import assert_same, begin, replace_rank, sequences
 from tests.gpu_worker.models.variants import save_variant
 from tests.waiting import wait_for
 
@@ -36,16 +38,19 @@ TOKEN = "a token of a group in a test"
 
 
 @contextmanager
-def host(folder: Path, model: Path, remote: Remote, size: int, token: str = TOKEN) -> Iterator[subprocess.Popen[str]]:
-    """Run another host, with the model at a place of its own."""
+def host(
+    folder: Path, model: Path, remote: Remote, size: int, token: str = TOKEN, prefix: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """Run another host behind a prefix, with the model at a place of its own."""
     folder.mkdir()
     if not (own := folder / "weights").exists():
         shutil.copytree(model, own)
-    arguments = (str(own), str(remote.port), "1", str(size), "2")
+    arguments = (str(own), remote.address, str(remote.port), "1", str(size), "2")
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu_worker.execution.ranks.node_process", *arguments],
+        [*prefix, sys.executable, "-m", "tests.gpu_worker.execution.ranks.node_process", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "HR_TOKEN": token},
+        env=inherited | {"PYTHONPATH": str(ROOT), "HR_TOKEN": token},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -125,6 +130,38 @@ def test_host_that_takes_nothing_any_more_is_missed_in_time_and_serves_again(tmp
         group.reform(run.own.num_blocks, run.own.restart)
         assert_same(run.answer(sequences()), expected)
         assert [group.loads(rank) for rank in range(2)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_host_whose_cable_was_pulled_out_is_missed_in_time_and_serves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    save_tiny_model(model)
+    with started(model, 1) as (alone, _):
+        expected = alone.answer(sequences())
+    with connected_host() as cable, closing(Remote(cable.address, 0, TOKEN, 2)) as remote:
+        # There is one group a process but in tests, whose first one would decide.
+        for backend in ("GLOO", "NCCL"):
+            monkeypatch.setenv(f"{backend}_SOCKET_IFNAME", cable.interface)
+        plugged = host(tmp_path / "first", model, remote, 2, prefix=cable.there())
+        with plugged as process, started(model, 2, remote, nnodes=2) as (run, group):
+            assert group is not None
+            steps = begin(run)
+            for _ in range(5):
+                next(steps)
+            cable.pull()
+            pulled = time.monotonic()
+            with pytest.raises(InterruptedRunnerError, match="of host 1"):
+                deque(steps)
+            assert time.monotonic() - pulled < 1.5
+            # The other host finds out by itself, and ends its rank.
+            wait_for(lambda: not children_of(process.pid), 2)
+            cable.plug_in()
+            group.reform(run.own.num_blocks, run.own.restart)
+            assert_same(run.answer(sequences()), expected)
+            assert [group.loads(rank) for rank in range(2)] == [1, 1]
 
 
 def test_rank_of_a_silent_host_is_not_taken_for_one_that_wants_a_core(remote: Remote) -> None:

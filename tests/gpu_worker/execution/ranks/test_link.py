@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,18 +23,20 @@ from gpu_worker.execution.ranks import link as link_module
 from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener, connect
 from gpu_worker.execution.ranks.meeting import ProcessGroupRanks
 from gpu_worker.execution.runner_config import RunnerConfig
+from tests.cable import connected_host
 
 TOKEN = "a token of a group in a test"
 NUMBERS, TEXT = Decoder(list[int]), Decoder(str)
 
 
 class Admitted:
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self.links: SimpleQueue[tuple[int, Link]] = SimpleQueue()
         self.all: list[Link] = []
         self.lock = threading.Lock()
         self.is_closed = False
-        self.listener = LinkListener("127.0.0.1", 0, TOKEN, self.admit)
+        self.address = address
+        self.listener = LinkListener(address, 0, TOKEN, self.admit)
 
     def admit(self, node: int, link: Link) -> bool:
         with self.lock:
@@ -165,6 +170,70 @@ def test_host_that_is_not_one_of_the_group_is_let_go(admitted: Admitted, caplog:
     link = connect("127.0.0.1", admitted.listener.port, TOKEN, 9, 5)
     assert link.receive(TEXT) is None
     link.close()
+
+
+# Receives until the end, and says what came, and when: the clock is that of all processes.
+OTHER_END = """
+import sys, time
+from msgspec.msgpack import Decoder
+from gpu_worker.execution.ranks.link import connect
+link = connect(sys.argv[1], int(sys.argv[2]), sys.argv[3], 1, 5)
+while (message := link.receive(Decoder(bytes))) is not None:
+    print(len(message), flush=True)
+print(time.monotonic(), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def other_end(admitted: Admitted, *prefix: str) -> Iterator[tuple[Link, subprocess.Popen[str]]]:
+    """Connect another process, which is started behind a prefix."""
+    port = admitted.listener.port
+    command = (*prefix, sys.executable, "-c", OTHER_END, admitted.address, str(port), TOKEN)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield admitted.links.get(timeout=60)[1], process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def said(process: subprocess.Popen[str]) -> float:
+    assert process.stdout is not None
+    return float(process.stdout.readline())
+
+
+@pytest.mark.slow
+def test_both_ends_of_a_cable_that_was_pulled_out_notice_within_a_second_and_a_half() -> None:
+    with (
+        connected_host() as cable,
+        contextlib.closing(Admitted(cable.address)) as admitted,
+        other_end(admitted, *cable.there()) as (link, process),
+    ):
+        # Ends that have nothing to say stay connected.
+        time.sleep(3)
+        link.send(msgspec.msgpack.encode(b"still there"))
+        assert said(process) == 11
+        pulled = time.monotonic()
+        cable.pull()
+        assert link.receive(TEXT) is None
+        assert time.monotonic() - pulled < 1.5
+        assert said(process) - pulled < 1.5
+
+
+@pytest.mark.slow
+def test_end_that_is_stopped_while_more_is_sent_than_the_connection_holds_stays_connected(admitted: Admitted) -> None:
+    with other_end(admitted) as (link, process):
+        os.kill(process.pid, signal.SIGSTOP)
+        message = msgspec.msgpack.encode(bytes(64 << 20))
+        sending = threading.Thread(target=link.send, args=(message,))
+        sending.start()
+        time.sleep(3)
+        assert sending.is_alive()
+        os.kill(process.pid, signal.SIGCONT)
+        assert said(process) == 64 << 20
+        sending.join()
 
 
 def test_ranks_listen_on_loopback_alone_unless_the_operator_says_otherwise(

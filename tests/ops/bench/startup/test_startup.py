@@ -30,3 +30,11 @@ def test_failed_child_is_told_with_its_last_words(tmp_path: Path) -> None:
     # Any child: this one takes a number for its first argument.
     with pytest.raises(PeerUnavailableError, match=f"ended with 1: .*convert string to float: '{tmp_path}'"):
         startup.run_child("floor_server", tmp_path, "cpu")
+
+
+@pytest.mark.slow
+def test_group_starts_from_a_checkpoint(tmp_path: Path) -> None:
+    write_checkpoint(TINY, tmp_path, 1 << 20)
+    result = startup.run_child("startup.engine_start", tmp_path, "cpu", "2")
+    assert 0 < result["load_s"] < result["ready_s"]
+    assert result["compiled"] == 0

@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
+from gpu_worker.layers.division import Division, divided_layer
 from gpu_worker.layers.mixture import MixtureShape
-from ops.bench.gpu.shapes import DEEPSEEK_V2_LITE, GPT_OSS_20B, LLAMA3_8B, QWEN3_30B_A3B, QWEN3_NEXT_80B, ModelShape
+from ops.bench.gpu.shapes import (
+    DEEPSEEK_V2_LITE,
+    GPT_OSS_20B,
+    LLAMA3_8B,
+    LLAMA3_70B_TP8,
+    QWEN3_30B_A3B,
+    QWEN3_NEXT_80B,
+    ModelShape,
+)
 from ops.bench.gpu.step.random_model import model_config, random_model
 from ops.bench.gpu.step.step_engine import StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
@@ -74,6 +83,20 @@ def test_read_experts_are_those_that_some_token_has() -> None:
     engine = StepEngine(model, 1, 64, has_graphs=False)
     engine.fill(1, 5)
     assert experts_read(model, engine.step, 3) == [3.0, 3.0]
+
+
+def test_shard_is_what_one_of_several_ranks_has() -> None:
+    published = ModelShape.published("Llama-3-70B")
+    whole, shard = model_config(published, 64), model_config(LLAMA3_70B_TP8, 64)
+    assert [layer.mixer for layer in shard.layers] == [
+        divided_layer(layer, Division(0, 8)).mixer for layer in whole.layers
+    ]
+    numbers = [
+        sum(size.numbers for size in random_model(shape.first(2), 64, META)[1].sizes.values())
+        for shape in (published, LLAMA3_70B_TP8)
+    ]
+    # All but the normalisations is divided.
+    assert numbers[1] - 5 * 8192 == (numbers[0] - 5 * 8192) / 8
 
 
 @pytest.mark.slow
