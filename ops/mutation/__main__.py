@@ -21,7 +21,10 @@ from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 
+import mypy.api
+
 from ops.bench.record import append_record
+from ops.mutation.fork import prepare, run_forked
 from ops.mutation.judge import CoveringTests, Judge, Kind
 from ops.mutation.mutant import Mutant, equivalent_mutants, serious_mutants
 from ops.mutation.sample import ROOT, draw, rooms
@@ -52,6 +55,7 @@ def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
         copy = _copy_tree(Path(directory))
+        prepare(copy)
         if options.serious:
             return _try_serious(copy, options.room.replace(".", "/"))
         drawn = _sample(options)
@@ -125,10 +129,15 @@ def _type_error(copy: Path, mutant: Mutant) -> str | None:
     target = copy / mutant.path
     original = target.read_text()
     target.write_text(mutant.source)
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", mutant.path]
-    checked = subprocess.run(command, cwd=copy, check=False, capture_output=True, text=True)
+    checked = run_forked(copy, lambda: _check_types(mutant.path), 120.0)
     target.write_text(original)
-    return checked.stdout.split("\n", 1)[0] if checked.returncode == 1 else None
+    return checked[1].split("\n", 1)[0] if checked is not None and checked[0] == 1 else None
+
+
+def _check_types(path: str) -> int:
+    output, _, status = mypy.api.run(["--no-error-summary", path])
+    print(output)
+    return status
 
 
 def _files_of_tree() -> Iterator[str]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import enum
-import os
 import re
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+import pytest
+
+from ops.mutation.fork import run_forked
 
 # A mutant of a file that many import would meet the whole suite.
 _MAX_IMPORTING_FILES = 12
@@ -72,7 +70,8 @@ def _num_shared(test: str, path: str) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), 0)
 
 
-_PYTEST = ("-x", "-q", "--no-header", "--tb=line", "-rfE", "-p", "no:cacheprovider", "--timeout=60")
+# Without rewritten assertions, so that test files are read from bytecode too.
+_PYTEST = ("-x", "-q", "--no-header", "--tb=line", "-rfE", "-p", "no:cacheprovider", "--assert=plain", "--timeout=60")
 _RETRY_S = 130.0
 # A test may fail once and pass alone, such as the one that ran when the time was over.
 _MAX_RETRIES = 4
@@ -112,10 +111,6 @@ class Judge:
         self._unsound: set[str] = set()
         # Tests that have passed without a mutant.
         self._sound: set[str] = set()
-        # No bytecode files: Python tells them apart by second and size, and mutants come faster.
-        self._environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "1000"}
-        if not any(Path("/dev").glob("nvidia[0-9]*")):
-            self._environ["TRITON_INTERPRET"] = "1"
 
     def failure(self, path: str, mutated: str, tests: list[str], seconds: float) -> Failure | None:
         """Run tests with the changed text of a file for `seconds`, and return the first that notices it."""
@@ -149,16 +144,8 @@ class Judge:
         return self._run([test] if "::" in test else ["--collect-only", test], _RETRY_S)
 
     def _run(self, arguments: list[str], seconds: float) -> Failure | None:
-        command = [sys.executable, "-m", "pytest", *_PYTEST, *arguments]
-        with subprocess.Popen(
-            command, cwd=self._copy, env=self._environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            try:
-                output, _ = process.communicate(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                kill_with_descendants(process.pid)
-                return None
-        return first_failure(process.returncode, output, arguments[-1])
+        finished = run_forked(self._copy, lambda: pytest.main([*_PYTEST, *arguments]), seconds)
+        return None if finished is None else first_failure(*finished, arguments[-1])
 
 
 def first_failure(status: int, output: str, asked: str) -> Failure | None:
@@ -179,13 +166,3 @@ def kind_of(message: str, path: Path) -> Kind:
     if _LATE.match(message):
         return Kind.LATE
     return Kind.CRASHED if _CRASHED.match(message) and not path.name.startswith("test_") else Kind.FAILED
-
-
-def kill_with_descendants(pid: int) -> None:
-    """Kill a process and all that it started, systems in sessions of their own too."""
-    process = psutil.Process(pid)
-    # Nothing new is started while the others are looked up.
-    process.suspend()
-    for descendant in [*process.children(recursive=True), process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            descendant.kill()

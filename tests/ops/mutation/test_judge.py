@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from ops.mutation.judge import CoveringTests, Failure, Judge, Kind, first_failure, kill_with_descendants, kind_of
-
-ROOT = Path(__file__).resolve().parents[3]
+from ops.mutation.judge import CoveringTests, Failure, Judge, Kind, first_failure, kind_of
 
 TESTS = """
 import pathlib
@@ -83,26 +77,8 @@ def test_crash_is_what_every_test_of_the_line_would_see(action: Callable[[], obj
         assert kind_of(caught.exconly(), Path("tests/gateway/test_config.py")) is Kind.FAILED
 
 
-def test_run_that_takes_too_long_leaves_no_process_in_a_session_of_its_own() -> None:
-    inner = "import time; time.sleep(60)"
-    outer = (
-        "import subprocess, sys; "
-        f"print(subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True).pid, flush=True); {inner}"
-    )
-    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        started = psutil.Process(int(process.stdout.readline()))
-        kill_with_descendants(process.pid)
-        try:
-            assert process.wait(10) == -signal.SIGKILL
-        finally:
-            process.kill()
-    started.wait(10)
-
-
 @pytest.fixture
-def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def judge(tmp_path: Path) -> Iterator[Judge]:
     (tmp_path / "sample.py").write_text(SOURCE)
     (tmp_path / "test_sample.py").write_text(TESTS)
     judge = Judge(tmp_path)
@@ -110,7 +86,6 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     assert (tmp_path / "sample.py").read_text() == SOURCE
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutated", "test", "failure"),
     [
