@@ -16,7 +16,7 @@ import py_compile
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -48,12 +48,23 @@ def prepare(copy: Path) -> None:
     gc.freeze()
 
 
+@contextlib.contextmanager
+def changed_file(path: Path, text: str) -> Iterator[None]:
+    """Let a file have another text while the block runs."""
+    original = path.read_text()
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.write_text(original)
+
+
 def run_forked(copy: Path, action: Callable[[], int], seconds: float) -> tuple[int, str] | None:
     """Run an action in the copy; return its exit status and what it printed, None if it took too long."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = multiprocessing.get_context("fork").Process(target=_run, args=(copy, action, output))
         process.start()
-        process.join(max(0.0, seconds))
+        process.join(seconds)
         status = process.exitcode
         assert process.pid is not None
         if status is None:

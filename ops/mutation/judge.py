@@ -8,12 +8,12 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from ops.mutation.fork import run_forked
+from ops.mutation.fork import changed_file, run_forked
 
 # A mutant of a file that many import would meet the whole suite.
 _MAX_IMPORTING_FILES = 12
@@ -86,20 +86,22 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::[^\s\[]+(?:\[.*?\])?)?)(?
 _RAISED = re.compile(r"^(?:E +)?(\S+\.py):\d+: (.*)$", re.MULTILINE)
 
 
-class Kind(enum.StrEnum):
-    """How a test failed: something was wrong, took too long, or could not run at all."""
+class Verdict(enum.StrEnum):
+    """What became of a mutant: noticed by a failure, by a time-out or by mypy, not at all, or not counted."""
 
-    FAILED = "failed"
-    LATE = "late"
+    TESTS = "tests"
+    TIME = "time"
+    TYPES = "types"
+    SURVIVED = "survived"
     CRASHED = "crashed"
+    EQUIVALENT = "equivalent"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A failed test, or the file that cannot be collected, and how it failed."""
+class Failure(NamedTuple):
+    """What a failure makes of the mutant, and the test, or the file that cannot be collected."""
 
+    verdict: Verdict
     test: str
-    kind: Kind
 
 
 class Judge:
@@ -115,36 +117,32 @@ class Judge:
     def failure(self, path: str, mutated: str, tests: list[str], seconds: float) -> Failure | None:
         """Run tests with the changed text of a file for `seconds`, and return the first that notices it."""
         until = time.monotonic() + seconds
-        target = self._copy / path
-        original = target.read_text()
         left_out = set(self._unsound)
-        try:
-            for _ in range(_MAX_RETRIES):
-                target.write_text(mutated)
-                options = [part for test in sorted(left_out) for part in ("--deselect", test)]
-                left_s = until - time.monotonic()
-                if left_s < 0 or (failed := self._run([*tests, *options], left_s)) is None:
-                    return None
-                left_out.add(failed.test)
-                if (again := self._run_alone(failed.test)) is not None:
-                    if failed.test in self._sound and again.kind is not Kind.LATE:
-                        return again
-                    target.write_text(original)
-                    if self._run_alone(failed.test) is None:
-                        self._sound.add(failed.test)
-                        return again
-                    self._unsound.add(failed.test)
-                    print(f"fails without a mutant too and is left out: {failed.test}", flush=True)
-            return None
-        finally:
-            target.write_text(original)
+        for _ in range(_MAX_RETRIES):
+            options = [part for test in sorted(left_out) for part in ("--deselect", test)]
+            with changed_file(self._copy / path, mutated):
+                failed = self._run([*tests, *options], until - time.monotonic())
+                again = None if failed is None else self._run_alone(failed.test)
+            if failed is None:
+                return None
+            left_out.add(failed.test)
+            if again is not None:
+                is_known = failed.test in self._sound and again.verdict is not Verdict.TIME
+                if is_known or self._run_alone(failed.test) is None:
+                    self._sound.add(failed.test)
+                    return again
+                self._unsound.add(failed.test)
+                print(f"fails without a mutant too and is left out: {failed.test}", flush=True)
+        return None
 
     def _run_alone(self, test: str) -> Failure | None:
         """Run one test; of a file only see whether it can be collected."""
         return self._run([test] if "::" in test else ["--collect-only", test], _RETRY_S)
 
     def _run(self, arguments: list[str], seconds: float) -> Failure | None:
-        finished = run_forked(self._copy, lambda: pytest.main([*_PYTEST, *arguments]), seconds)
+        finished = (
+            None if seconds <= 0 else run_forked(self._copy, lambda: pytest.main([*_PYTEST, *arguments]), seconds)
+        )
         return None if finished is None else first_failure(*finished, arguments[-1])
 
 
@@ -154,15 +152,15 @@ def first_failure(status: int, output: str, asked: str) -> Failure | None:
     if status in (0, 5):
         return None
     test, raised = _FAILED.search(output), _RAISED.findall(output)
-    kind = kind_of(raised[-1][1], Path(raised[-1][0])) if raised else Kind.FAILED
-    return Failure(asked if test is None else test[1], kind)
+    verdict = verdict_of(raised[-1][1], Path(raised[-1][0])) if raised else Verdict.TESTS
+    return Failure(verdict, asked if test is None else test[1])
 
 
-def kind_of(message: str, path: Path) -> Kind:
-    """Tell how a test failed, by its exception's message and the file that raised it.
+def verdict_of(message: str, path: Path) -> Verdict:
+    """Return what a failed test makes of the mutant, by its exception's message and the file that raised it.
 
     A test that takes a result apart asserts something by that.
     """
     if _LATE.match(message):
-        return Kind.LATE
-    return Kind.CRASHED if _CRASHED.match(message) and not path.name.startswith("test_") else Kind.FAILED
+        return Verdict.TIME
+    return Verdict.CRASHED if _CRASHED.match(message) and not path.name.startswith("test_") else Verdict.TESTS
