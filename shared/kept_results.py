@@ -17,6 +17,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
 
+from shared import bounds
 from shared.log_limit import LogLimit
 from shared.messages import FinishReason
 from shared.publication import last_message, publish_expecting
@@ -37,7 +38,7 @@ class JobEnd(Struct, frozen=True, array_like=True):
     """How and when a job ended, in Unix seconds by the clock of NATS."""
 
     finish: FinishReason
-    ended: float
+    ended: bounds.UnixSeconds
 
 
 class KeptResults:

@@ -9,6 +9,7 @@ then it owns the stream and dispatches its sequences again, behind the tokens of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.resumable.calls import OwnerCall, OwnerCalls
 from gateway.resumable.follower import Follower
 from gateway.resumable.live import LiveStream
-from gateway.resumable.log import Stored, StreamLog, answering, no_longer_kept, not_found
+from gateway.resumable.log import ERRORS, Stored, StreamLog, answering, no_longer_kept, not_found
 from gateway.resumable.orphans import Orphans
 from gateway.resumable.owner import StreamLimits, StreamOwner
 from gateway.resumable.record import KeyRecord, StreamForm, StreamHead, digest_of, encode_requests
@@ -36,6 +37,9 @@ CLAIM_S = 3.0
 # After that, another one may be begun: by now, whatever was sent in time has reached NATS.
 _CLAIM_LAPSES_S = CLAIM_S + 2.0
 _HEAD_POLL_S = 0.05
+# How often, and how many times, a head is looked for that NATS may have stored without saying so in time.
+_WITHDRAW_EVERY_S = 1.0
+_MAX_WITHDRAWALS = 30
 
 
 class _Claim(NamedTuple):
@@ -210,13 +214,17 @@ class StreamHub:
         stream = LiveStream(head, generation, stamped.head.started)
         stream.requests = kept
         self._owner.begin(stream)
+        is_sent = False
         try:
             sinks = self._owner.sinks(stream)
             with answering():
                 async with asyncio.timeout(left_s):
                     prediction, stream.window = await self._starter.dispatch(generation, caller, sinks, requests)
+                    is_sent = True
                     seq = await self._log.create(head, kept)
         except BaseException:
+            if is_sent:
+                self._tasks.spawn(self._withdraw(head), f"withdrawal of stream {head.id}")
             if stream.window is not None:
                 stream.window.cancel()
             self._owner.give_up(stream)
@@ -229,6 +237,14 @@ class StreamHub:
         self._owner.opened(stream, seq)
         await stream.join(answer)
         return Membership(lambda: self.leave(stream, answer), stream.delivered, prediction, is_counted=True)
+
+    async def _withdraw(self, head: StreamHead) -> None:
+        """Forget a stream whose client was refused: its head would be listed as running, and could be resumed."""
+        for _ in range(_MAX_WITHDRAWALS):
+            with contextlib.suppress(*ERRORS):
+                if self._is_closing or await self._log.withdraw(head):
+                    return
+            await asyncio.sleep(_WITHDRAW_EVERY_S)
 
     def _head(
         self,

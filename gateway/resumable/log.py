@@ -196,6 +196,14 @@ class StreamLog:
         if head.key_digest is not None:
             await self.release_key(head.tenant, head.key_digest, head.key_seq)
 
+    async def withdraw(self, head: StreamHead) -> bool:
+        """Forget a stream that could not be created in time; False while NATS has no head by its id."""
+        found = await self.find(head.tenant, head.id)
+        if found is not None and found.head == head:
+            # Whatever has begun by this id since stays.
+            await self._purge(stream_subject(head.tenant, head.id, ">"), found.seq)
+        return found is not None
+
     async def delete_pieces(self, head: StreamHead) -> None:
         """Forget the pieces of a stream that its owner has written."""
         await self._purge(stream_subject(head.tenant, head.id, head.owner, "*"))

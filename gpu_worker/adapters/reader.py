@@ -27,7 +27,8 @@ _TENSOR = re.compile(r"(.+?)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
 # PEFT saves a copy of the model's own embedding or head beside an adapter of it.
 _COPY = re.compile(r"(.+?)\.base_layer\.(weight|bias)")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_MAX_TENSORS = 200_000
+# Besides twice as many as the model has room for. A header is decoded in one call, which keeps other threads waiting.
+_MORE_TENSORS = 20_000
 # Some of the expressions here take the square of a name's length.
 _MAX_NAME = 512
 # A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
@@ -73,7 +74,7 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
         CheckpointError: A file is missing or damaged.
     """
     config = read_config(directory)
-    file = TensorFile(directory / WEIGHTS_NAME, _MAX_TENSORS)
+    file = TensorFile(directory / WEIGHTS_NAME, _max_tensors(targets))
     with closing(file), closing(TensorReader(torch.device("cpu"))) as reader:
         modules = _modules(file, renamed, targets)
         config.check_patterns(len(modules))
@@ -104,6 +105,12 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
     if not found:
         raise AdapterError(f"{WEIGHTS_NAME} has no matrices")
     return Adapter(found)
+
+
+def _max_tensors(targets: AdapterTargets) -> int:
+    num_modules = sum(len(matrix.modules) for matrix in targets.matrices.values())
+    num_modules += sum(len(layer.experts) * len(layer.matrices) for layer in targets.experts.values() if layer)
+    return _MORE_TENSORS + 4 * num_modules
 
 
 def _modules(file: TensorFile, renamed: tuple[tuple[str, str], ...], targets: AdapterTargets) -> dict[str, _Module]:
@@ -321,8 +328,9 @@ def read_packed(
     try:
         adapter = read_adapter(directory, targets, renamed)
     except OSError as error:
-        raise AdapterError(f"{error.filename} is missing or cannot be read ({error.strerror})") from None
+        # Clients read these: the file's name alone, since its directory is the worker's own.
+        raise AdapterError(f"{Path(error.filename).name} is missing or cannot be read ({error.strerror})") from None
     except CheckpointError as error:
-        raise AdapterError(str(error)) from None
+        raise AdapterError(f"{error.path.name}: {error.problem}") from None
     packed, pieces = targets.pack(adapter.low_ranks), encode(adapter.low_ranks)
     return PackedAdapter(packed, adapter.max_rank, adapter.num_bytes, pieces)

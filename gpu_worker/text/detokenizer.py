@@ -8,7 +8,7 @@ elsewhere, ignores the pieces, and continues with exactly the text that is still
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -27,9 +27,19 @@ class Detokenizer(Protocol):
         """Return the text that this token makes certain."""
         ...
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Advance as `feed` does, without returning text."""
+        ...
+
     def flush(self) -> str:
         """Return the text still held back; nothing follows."""
         ...
+
+
+def _behind_text(texts: Sequence[str | None], token_ids: Sequence[int]) -> Sequence[int]:
+    """Return the last token that has text of its own, and those behind it."""
+    start = next((place for place in range(len(token_ids) - 1, 0, -1) if texts[token_ids[place]]), 0)
+    return token_ids[start:]
 
 
 class ByteLevelDetokenizer:
@@ -49,6 +59,11 @@ class ByteLevelDetokenizer:
         text = self._decoder.decode(self._raw[token_id])
         self._is_mid_character = bool(self._decoder.getstate()[0])
         return text
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Advance as `feed` does, in a moment: a token with text of its own ends whatever was held back."""
+        for token_id in _behind_text(self._texts, token_ids):
+            self.feed(token_id)
 
     def flush(self) -> str:
         """Return a replacement character for an unfinished character, if there is one."""
@@ -77,6 +92,11 @@ class ByteFallbackDetokenizer:
         if text and (self._run or self._strips_space):
             text = self._stripped(self._end_run() + text)
         return text
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Advance as `feed` does, in a moment: a token with text of its own ends whatever was held back."""
+        for token_id in _behind_text(self._texts, token_ids):
+            self.feed(token_id)
 
     def flush(self) -> str:
         """Return the text of the run that the output ends with."""
@@ -114,6 +134,11 @@ class LibraryDetokenizer:
             text = self._stream.step(self._tokenizer, token_id) or ""
         self._num_characters += len(text)
         return text
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Advance as `feed` does, by all tokens."""
+        for token_id in token_ids:
+            self.feed(token_id)
 
     def flush(self) -> str:
         """Return the text of decoding everything beyond the pieces so far."""

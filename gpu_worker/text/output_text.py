@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from gpu_worker.text.detokenizer import Detokenizer
@@ -163,14 +163,14 @@ class OutputText:
             return self._detokenizer.feed(token_id)
         return self._stops.feed(self._detokenizer.feed(token_id))
 
-    def replay(self, token_ids: Iterable[int]) -> None:
+    def replay(self, token_ids: Sequence[int]) -> None:
         """Advance by tokens whose text the client already has."""
+        if self._stops is None:
+            self._detokenizer.skip(token_ids)
+            return
         pieces = map(self._detokenizer.feed, token_ids)
         self._num_unstopped -= sum(1 for _ in islice(pieces, self._num_unstopped))
-        if self._stops is None:
-            deque(pieces, maxlen=0)
-        else:
-            self._stops.skip(pieces)
+        self._stops.skip(pieces)
 
     def finish(self) -> str:
         """Return the text that was held back, for a sequence that ends without a stop string."""

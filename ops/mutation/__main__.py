@@ -9,42 +9,27 @@ Mutants without effect are in `equivalent.toml`. `--serious` tries the mutants o
 from __future__ import annotations
 
 import argparse
-import enum
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 
+import mypy.api
+
 from ops.bench.record import append_record
-from ops.mutation.judge import CoveringTests, Judge, Kind
+from ops.mutation.fork import changed_file, prepare, run_forked
+from ops.mutation.judge import CoveringTests, Judge, Verdict
 from ops.mutation.mutant import Mutant, equivalent_mutants, serious_mutants
 from ops.mutation.sample import ROOT, draw, rooms
 from ops.mutation.semantic import is_crash
 
 GOAL = 0.9
-
-
-class Verdict(enum.StrEnum):
-    """What became of a mutant: noticed by a failure, by a time-out or by mypy, not at all, or not counted."""
-
-    TESTS = "tests"
-    TIME = "time"
-    TYPES = "types"
-    SURVIVED = "survived"
-    CRASHED = "crashed"
-    EQUIVALENT = "equivalent"
-
-
 # Left out of the rate.
 _NOT_COUNTED = (Verdict.CRASHED, Verdict.EQUIVALENT)
-
-_VERDICTS = {Kind.FAILED: Verdict.TESTS, Kind.LATE: Verdict.TIME, Kind.CRASHED: Verdict.CRASHED}
 
 
 def main() -> int:
@@ -52,6 +37,7 @@ def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
         copy = _copy_tree(Path(directory))
+        prepare(copy)
         if options.serious:
             return _try_serious(copy, options.room.replace(".", "/"))
         drawn = _sample(options)
@@ -87,10 +73,8 @@ def _verdict(
         return (Verdict.CRASHED if is_crash(mutant.operator, error) else Verdict.TYPES), error
     until = time.monotonic() + seconds
     for tests in covering.of(mutant.path):
-        if (left := until - time.monotonic()) > 0:
-            failed = judge.failure(mutant.path, mutant.source, tests, left)
-            if failed is not None:
-                return _VERDICTS[failed.kind], failed.test
+        if (failed := judge.failure(mutant.path, mutant.source, tests, until - time.monotonic())) is not None:
+            return failed
     return Verdict.SURVIVED, None
 
 
@@ -122,29 +106,22 @@ def _report(rooms: dict[str, Counter[Verdict]], is_recorded: bool, left: str) ->
 
 
 def _type_error(copy: Path, mutant: Mutant) -> str | None:
-    target = copy / mutant.path
-    original = target.read_text()
-    target.write_text(mutant.source)
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", mutant.path]
-    checked = subprocess.run(command, cwd=copy, check=False, capture_output=True, text=True)
-    target.write_text(original)
-    return checked.stdout.split("\n", 1)[0] if checked.returncode == 1 else None
+    with changed_file(copy / mutant.path, mutant.source):
+        checked = run_forked(copy, lambda: _check_types(mutant.path), 120.0)
+    return checked[1].split("\n", 1)[0] if checked is not None and checked[0] == 1 else None
 
 
-def _files_of_tree() -> Iterator[str]:
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    yield from filter(None, listed.stdout.decode().split("\0"))
+def _check_types(path: str) -> int:
+    output, _, status = mypy.api.run(["--no-error-summary", path])
+    print(output)
+    return status
 
 
 def _copy_tree(target: Path) -> Path:
-    for name in _files_of_tree():
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    # What mypy knows already; without it the first survivor waits for the whole tree to be checked.
-    if (ROOT / ".mypy_cache").exists():
-        shutil.copytree(ROOT / ".mypy_cache", target / ".mypy_cache")
+    """Copy what git knows or would add, and what mypy knows already: without it the first mutant waits for minutes."""
+    listed = "git ls-files -z --cached --others --exclude-standard; printf '.mypy_cache\\0'"
+    copied = "tar --null --files-from - --ignore-failed-read --warning no-failed-read --create | tar --extract"
+    subprocess.run(["sh", "-c", f'({listed}) | {copied} --directory "$0"', target], cwd=ROOT, check=True)
     return target
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import enum
-import os
 import re
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import psutil
+import pytest
+
+from ops.mutation.fork import changed_file, run_forked
 
 # A mutant of a file that many import would meet the whole suite.
 _MAX_IMPORTING_FILES = 12
@@ -72,7 +70,8 @@ def _num_shared(test: str, path: str) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), 0)
 
 
-_PYTEST = ("-x", "-q", "--no-header", "--tb=line", "-rfE", "-p", "no:cacheprovider", "--timeout=60")
+# Without rewritten assertions, so that test files are read from bytecode too.
+_PYTEST = ("-x", "-q", "--no-header", "--tb=line", "-rfE", "-p", "no:cacheprovider", "--assert=plain", "--timeout=60")
 _RETRY_S = 130.0
 # A test may fail once and pass alone, such as the one that ran when the time was over.
 _MAX_RETRIES = 4
@@ -87,20 +86,22 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::[^\s\[]+(?:\[.*?\])?)?)(?
 _RAISED = re.compile(r"^(?:E +)?(\S+\.py):\d+: (.*)$", re.MULTILINE)
 
 
-class Kind(enum.StrEnum):
-    """How a test failed: something was wrong, took too long, or could not run at all."""
+class Verdict(enum.StrEnum):
+    """What became of a mutant: noticed by a failure, by a time-out or by mypy, not at all, or not counted."""
 
-    FAILED = "failed"
-    LATE = "late"
+    TESTS = "tests"
+    TIME = "time"
+    TYPES = "types"
+    SURVIVED = "survived"
     CRASHED = "crashed"
+    EQUIVALENT = "equivalent"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A failed test, or the file that cannot be collected, and how it failed."""
+class Failure(NamedTuple):
+    """What a failure makes of the mutant, and the test, or the file that cannot be collected."""
 
+    verdict: Verdict
     test: str
-    kind: Kind
 
 
 class Judge:
@@ -112,53 +113,37 @@ class Judge:
         self._unsound: set[str] = set()
         # Tests that have passed without a mutant.
         self._sound: set[str] = set()
-        # No bytecode files: Python tells them apart by second and size, and mutants come faster.
-        self._environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "1000"}
-        if not any(Path("/dev").glob("nvidia[0-9]*")):
-            self._environ["TRITON_INTERPRET"] = "1"
 
     def failure(self, path: str, mutated: str, tests: list[str], seconds: float) -> Failure | None:
         """Run tests with the changed text of a file for `seconds`, and return the first that notices it."""
         until = time.monotonic() + seconds
-        target = self._copy / path
-        original = target.read_text()
         left_out = set(self._unsound)
-        try:
-            for _ in range(_MAX_RETRIES):
-                target.write_text(mutated)
-                options = [part for test in sorted(left_out) for part in ("--deselect", test)]
-                left_s = until - time.monotonic()
-                if left_s < 0 or (failed := self._run([*tests, *options], left_s)) is None:
-                    return None
-                left_out.add(failed.test)
-                if (again := self._run_alone(failed.test)) is not None:
-                    if failed.test in self._sound and again.kind is not Kind.LATE:
-                        return again
-                    target.write_text(original)
-                    if self._run_alone(failed.test) is None:
-                        self._sound.add(failed.test)
-                        return again
-                    self._unsound.add(failed.test)
-                    print(f"fails without a mutant too and is left out: {failed.test}", flush=True)
-            return None
-        finally:
-            target.write_text(original)
+        for _ in range(_MAX_RETRIES):
+            options = [part for test in sorted(left_out) for part in ("--deselect", test)]
+            with changed_file(self._copy / path, mutated):
+                failed = self._run([*tests, *options], until - time.monotonic())
+                again = None if failed is None else self._run_alone(failed.test)
+            if failed is None:
+                return None
+            left_out.add(failed.test)
+            if again is not None:
+                is_known = failed.test in self._sound and again.verdict is not Verdict.TIME
+                if is_known or self._run_alone(failed.test) is None:
+                    self._sound.add(failed.test)
+                    return again
+                self._unsound.add(failed.test)
+                print(f"fails without a mutant too and is left out: {failed.test}", flush=True)
+        return None
 
     def _run_alone(self, test: str) -> Failure | None:
         """Run one test; of a file only see whether it can be collected."""
         return self._run([test] if "::" in test else ["--collect-only", test], _RETRY_S)
 
     def _run(self, arguments: list[str], seconds: float) -> Failure | None:
-        command = [sys.executable, "-m", "pytest", *_PYTEST, *arguments]
-        with subprocess.Popen(
-            command, cwd=self._copy, env=self._environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            try:
-                output, _ = process.communicate(timeout=seconds)
-            except subprocess.TimeoutExpired:
-                kill_with_descendants(process.pid)
-                return None
-        return first_failure(process.returncode, output, arguments[-1])
+        finished = (
+            None if seconds <= 0 else run_forked(self._copy, lambda: pytest.main([*_PYTEST, *arguments]), seconds)
+        )
+        return None if finished is None else first_failure(*finished, arguments[-1])
 
 
 def first_failure(status: int, output: str, asked: str) -> Failure | None:
@@ -167,25 +152,15 @@ def first_failure(status: int, output: str, asked: str) -> Failure | None:
     if status in (0, 5):
         return None
     test, raised = _FAILED.search(output), _RAISED.findall(output)
-    kind = kind_of(raised[-1][1], Path(raised[-1][0])) if raised else Kind.FAILED
-    return Failure(asked if test is None else test[1], kind)
+    verdict = verdict_of(raised[-1][1], Path(raised[-1][0])) if raised else Verdict.TESTS
+    return Failure(verdict, asked if test is None else test[1])
 
 
-def kind_of(message: str, path: Path) -> Kind:
-    """Tell how a test failed, by its exception's message and the file that raised it.
+def verdict_of(message: str, path: Path) -> Verdict:
+    """Return what a failed test makes of the mutant, by its exception's message and the file that raised it.
 
     A test that takes a result apart asserts something by that.
     """
     if _LATE.match(message):
-        return Kind.LATE
-    return Kind.CRASHED if _CRASHED.match(message) and not path.name.startswith("test_") else Kind.FAILED
-
-
-def kill_with_descendants(pid: int) -> None:
-    """Kill a process and all that it started, systems in sessions of their own too."""
-    process = psutil.Process(pid)
-    # Nothing new is started while the others are looked up.
-    process.suspend()
-    for descendant in [*process.children(recursive=True), process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            descendant.kill()
+        return Verdict.TIME
+    return Verdict.CRASHED if _CRASHED.match(message) and not path.name.startswith("test_") else Verdict.TESTS

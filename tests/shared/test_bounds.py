@@ -16,13 +16,14 @@ import shared
 from gateway.api.schemas.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
 from gpu_worker.consumer.queued_message import RequestEnvelope, UnreadableRequestError, read_request
+from shared.kept_results import JobEnd
 from shared.messages import GatewayHeartbeat, Heartbeat, Request, decode_request
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 from tests.bounded_types import Collection, Leaf, Number, illegal_numbers, leaves, legal_numbers
 
 BODIES = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, EmbeddingsBody, RerankBody, ScoreBody]
 HEARTBEATS = [Heartbeat, GatewayHeartbeat]
-MESSAGES = [Request, RequestEnvelope, TokenizeCall, DetokenizeCall, *HEARTBEATS, *BODIES]
+MESSAGES = [Request, RequestEnvelope, JobEnd, TokenizeCall, DetokenizeCall, *HEARTBEATS, *BODIES]
 # These are as long as the message or the body, which is bounded as a whole.
 LONG_TEXTS = re.compile(
     "query|input|documents|text(_1|_2|s)?|content|prediction|prompt|reasoning(_content)?|arguments|tools|variables|"

@@ -90,6 +90,11 @@ def test_equal_requests_of_one_key_have_a_place_each(book: ReservationBook) -> N
     assert book.find(caller(), SIZE, now) is None
 
 
+def test_request_without_a_place_begins_where_the_queue_is_short_enough(book: ReservationBook) -> None:
+    assert book.has_room(caller(), None, -1.0, COST_S, NOW)
+    assert not book.has_room(caller(), None, 0.1, COST_S, NOW)
+
+
 def test_place_that_is_not_used_goes_to_others_after_a_moment(book: ReservationBook) -> None:
     told = refuse(book, caller())
     assert len(book.expire(NOW + told.wait_s + GRACE_S)) == 0

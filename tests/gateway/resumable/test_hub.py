@@ -131,6 +131,7 @@ class SilentLog(Log):
     def __init__(self) -> None:
         super().__init__(head_and_generation()[0])
         self.released: list[tuple[str, int]] = []
+        self.withdrawn: list[str] = []
 
     async def find_key(self, tenant: str, digest: str) -> None:
         return None
@@ -143,12 +144,20 @@ class SilentLog(Log):
         await asyncio.Event().wait()
         return 8
 
+    async def withdraw(self, head: StreamHead) -> bool:
+        """Find a head when it is looked for the third time; NATS is away at first."""
+        self.withdrawn.append(head.id)
+        if len(self.withdrawn) == 1:
+            raise ConnectionError
+        return len(self.withdrawn) == 3
+
     async def release_key(self, tenant: str, digest: str, seq: int) -> None:
         self.released.append((digest, seq))
 
 
 async def test_generation_ends_whose_head_comes_too_late_for_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "CLAIM_S", 0.05)
+    monkeypatch.setattr(hub_module, "_WITHDRAW_EVERY_S", 0.0)
     head, generation = head_and_generation()
     window = Mock(flights=[])
 
@@ -172,6 +181,8 @@ async def test_generation_ends_whose_head_comes_too_late_for_its_key(monkeypatch
     # A repeated request starts a new generation; these tokens have no reader.
     assert log.released == [("key", 7)]
     window.cancel.assert_called_once()
+    # Its client was told 503: a head that is stored late must not be listed as running.
+    assert log.withdrawn == ["s"] * 3
 
 
 async def test_stream_that_another_gateway_took_over_first_is_left_to_it() -> None:

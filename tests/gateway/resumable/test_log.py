@@ -121,6 +121,20 @@ async def test_stream_keeps_its_requests_when_another_is_to_have_its_id(
     assert await log.requests(head) == [b"own"]
 
 
+async def test_stream_that_was_refused_is_forgotten_and_another_of_its_id_stays(
+    opened: tuple[StreamLog, JetStreamContext],
+) -> None:
+    log, js = opened
+    head = head_of("t", "s")
+    assert not await log.withdraw(head)
+    await log.create(head, [b"request"])
+    assert await log.withdraw(msgspec.structs.replace(head, created=1.0))
+    assert [each.id for each in (await log.heads("t"))[0]] == ["s"]
+    assert await log.withdraw(head)
+    assert await log.heads("t") == ([], False)
+    assert (await js.stream_info(STREAMS_STREAM)).state.messages == 0
+
+
 async def test_stream_never_has_the_requests_of_another_that_began_at_once_by_its_id(
     opened: tuple[StreamLog, JetStreamContext],
 ) -> None:

@@ -50,9 +50,19 @@ def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
+def _check_skips(tokenizer: Tokenizer, table: TokenTable | None, token_ids: list[int], whole: list[str]) -> None:
+    """Check that behind skipped tokens the same pieces follow as behind those that were fed."""
+    for split in range(len(token_ids) + 1):
+        detokenizer = make_detokenizer(tokenizer, table, [])
+        detokenizer.skip(token_ids[:split])
+        assert _pieces(detokenizer, token_ids[split:]) == whole[split:]
+
+
 def _check_pieces(tokenizer: Tokenizer, table: TokenTable, token_ids: list[int]) -> None:
     """Check that the pieces add up to the library's text, without special tokens and with them."""
-    assert "".join(_pieces(make_detokenizer(tokenizer, table, []), token_ids)) == _decode(tokenizer, token_ids)
+    whole = _pieces(make_detokenizer(tokenizer, table, []), token_ids)
+    assert "".join(whole) == _decode(tokenizer, token_ids)
+    _check_skips(tokenizer, table, token_ids, whole)
     added = tokenizer.get_added_tokens_decoder().items()
     shown = with_special_tokens(table, {token_id: token.content for token_id, token in added if token.special})
     pieces = _pieces(make_detokenizer(tokenizer, shown, [], skip_special_tokens=False), token_ids)
@@ -115,6 +125,7 @@ def test_other_tokenizers_are_decoded_by_the_library(tmp_path: Path) -> None:
     pieces = _pieces(make_detokenizer(tokenizer, None, []), token_ids)
     assert "".join(pieces) == _decode(tokenizer, token_ids)
     assert sum(map(bool, pieces)) > 1
+    _check_skips(tokenizer, None, token_ids, pieces)
 
 
 def test_library_shows_special_tokens_too() -> None:

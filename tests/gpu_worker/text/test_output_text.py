@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import SupportsIndex
 from unittest.mock import patch
 
@@ -34,6 +35,15 @@ def test_resumed_output_continues_with_exactly_the_missing_text(
     assert resumed == whole[split:]
     cut = min((text.find(stop) for stop in stops if stop in text), default=len(text))
     assert "".join(whole) == text[:cut]
+
+
+def test_long_output_without_stop_strings_is_resumed_in_a_moment(tokenizer: ModelTokenizer) -> None:
+    token_ids = tokenizer.encode_text("return é") * (1 << 16)
+    output = tokenizer.output_text([], Sampling())
+    began = time.thread_time()
+    output.replay(token_ids)
+    assert time.thread_time() - began < 0.01
+    assert output.finish() == ""
 
 
 def test_held_text_is_flushed_at_the_end(tokenizer: ModelTokenizer) -> None:
