@@ -78,8 +78,9 @@ def _run_all(works: Sequence[Callable[[Report], Outcome]], report: Report | None
     try:
         for work in works:
             reader, writer = context.Pipe(duplex=False)
-            started[reader] = context.Process(target=_send, args=(work, writer))
-            started[reader].start()
+            process = context.Process(target=_send, args=(work, writer))
+            process.start()
+            started[reader] = process
             # With its end the pipe ends.
             writer.close()
         while waited := started.keys() - outcomes.keys():
