@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import select
 import struct
 import sys
 import termios
@@ -25,7 +26,10 @@ def test_terminal_shows_a_line_that_is_cut_and_drawn_over_itself(monkeypatch: py
         clock.now += 2 * REDRAW_S
         line.show("longer than it is")
         line.clear()
-        assert os.read(reading, 1000) == b"\r\x1b[Kfirst\r\x1b[Klonge\r\x1b[K"
+        expected, shown = b"\r\x1b[Kfirst\r\x1b[Klonge\r\x1b[K", b""
+        while len(shown) < len(expected) and select.select([reading], [], [], 60)[0]:
+            shown += os.read(reading, 1000)
+        assert shown == expected
     os.close(reading)
 
 

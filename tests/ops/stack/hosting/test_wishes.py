@@ -167,7 +167,9 @@ def test_generation_of_a_replacement_that_was_undone_is_not_given_to_the_next(mo
     """A worker of the one that was undone may still run, and would count as one of the next."""
     host = wishes(models)
     host.load(load())
-    host.restore(host.replace(load(path="b")))
+    host.replace(load(path="b"))
+    assert host.restore("m")
+    assert not host.restore("m")
     assert host.known("m").generation == 0
     host.replace(load(path="b"))
     assert host.known("m").generation == 2
