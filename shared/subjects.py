@@ -98,10 +98,10 @@ def served_by(user: str | None) -> tuple[str, str | None] | None:
         return None
 
 
-def check_setting(variable: str, name: str) -> None:
-    """Raise `ConfigError` for a name that a setting gives and that cannot be encoded."""
+def check_setting(variable: str, name: str, check: Callable[[str], object] | None = None) -> None:
+    """Raise `ConfigError` for a name that a setting gives and that `check`, by default `check_name`, refuses."""
     try:
-        check_name(name)
+        (check or check_name)(name)
     except InvalidNameError as error:
         raise ConfigError(variable, f"name {error.name[:40]!r} {error.problem}") from None
 
@@ -121,6 +121,19 @@ def check_name(name: str) -> bytes:
     if 0 in raw:
         raise InvalidNameError(name, "must not contain a NUL character")
     return raw
+
+
+def check_model_name(name: str) -> None:
+    """Refuse what is no new name of a model, an adapter or an alias: people type it and read it in tables and URLs.
+
+    Raises:
+        InvalidNameError: It cannot be encoded, is '.' or '..', or has white space or characters that do not print.
+    """
+    check_name(name)
+    if name in (".", ".."):
+        raise InvalidNameError(name, "must not be '.' or '..', which paths leave out")
+    if " " in name or not name.isprintable():
+        raise InvalidNameError(name, "must not contain white space, or characters that do not print")
 
 
 def decode_name(token: str) -> str:

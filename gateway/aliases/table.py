@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from gateway.errors import ApiError, model_not_found
 from shared.errors import InvalidNameError
-from shared.subjects import check_name
+from shared.subjects import check_model_name, check_name
 
 MAX_ALIASES = 1000
 MAX_RUNNING = 32
@@ -105,14 +105,14 @@ def set_alias(
     Raises:
         ApiError: 400; the names are those of a model, of a chain, or too many. 404; the model is not served.
     """
-    _check_names(name=name, model=model, tenant=tenant)
+    _check_names(check_name, name=name, model=model, tenant="-" if tenant is None else tenant)
     if _CONTROL.search(tenant or ""):
         raise _refusal("tenant", "'tenant' must not contain control characters.")
     is_new = table.find(name, tenant) is None and table.find(name, None) is None
     if is_hidden(name) or (is_new and is_served(name)):
         raise _refusal("name", f"{name[:_SHOWN]!r} is a served model or adapter: an alias must not hide it.")
-    if is_new and re.search(r"\s", name):
-        raise _refusal("name", "'name', the alias, must not contain white space.")
+    if is_new:
+        _check_names(check_model_name, name=name)
     _check_target(table, model, is_served)
     if any(name in each.targets for each in table.aliases):
         raise _refusal("name", f"{name[:_SHOWN]!r} is what an alias stands for: aliases of aliases are not resolved.")
@@ -190,12 +190,12 @@ def end_canary(
     return _replaced(table, alias, msgspec.structs.replace(alias, canary=ended, model=model))
 
 
-def _check_names(**names: str | None) -> None:
+def _check_names(check: Callable[[str], object], **names: str) -> None:
     for field, name in names.items():
         if name in (".", ".."):
             raise _refusal(field, f"'{field}' must not be '.' or '..', which paths leave out.")
         try:
-            check_name("-" if name is None else name)
+            check(name)
         except InvalidNameError as error:
             raise _refusal(field, f"'{field}' {error.problem}.") from None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -38,7 +37,7 @@ from shared.features import ADAPTER_STORE
 from shared.messages import UNDECODABLE, Heartbeat, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.objects.open import store_of
-from shared.subjects import adapter_name_subject, adapter_subject
+from shared.subjects import adapter_name_subject, adapter_subject, check_model_name
 from shared.task_supervisor import TaskSupervisor
 
 TIMEOUT_S = 120.0
@@ -135,8 +134,10 @@ class AdapterOrders:
         """
         body = decode_typed(LoadBody, content)
         _check_name(body.lora_name, body.tenant)
-        if re.search(r"\s", body.lora_name):
-            raise ApiError(400, "lora_name: a name has no white space.", param="lora_name")
+        try:
+            check_model_name(body.lora_name)
+        except InvalidNameError as error:
+            raise ApiError(400, f"lora_name: {error}", param="lora_name") from None
         workers = self._workers(body.base_model_name)
         if any(body.lora_name == beat.model for beat in self._fleet.workers()):
             raise ApiError(400, f"lora_name: {body.lora_name!r} is the name of a model.", param="lora_name")

@@ -88,7 +88,8 @@ def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
     """Return what to show of a request; its device time is priced if an hour has a cost."""
     rows = [Row("request", list(_request_bars(timeline)))]
     came = f"the request came to {timeline.gateway}" if timeline.gateway else "the job was published"
-    events = [Event(0.0, came)]
+    # Of what happened at once, the request's admission comes first, and its own end last.
+    events = [Event(0.0, came), *_admission(timeline)]
     first = _first_to_answer(timeline)
     for number, life in enumerate(timeline.sequences):
         name = f"sequence {number} " if len(timeline.sequences) > 1 else ""
@@ -97,7 +98,6 @@ def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
             base_s = _began_s(attempt, timeline.first_token_s if attempt is first else None)
             rows.append(Row(label, list(_attempt_bars(attempt, base_s)), is_retry=attempt.epoch > 0))
             events += _attempt_events(name, attempt, base_s)
-    # Of what happened at once, the request's own end comes last.
     events = sorted([*events, *_request_events(timeline)], key=lambda event: event.at_s)
     receipt = _receipt(timeline, device_hour_cost)
     return TimelineView(timeline=_named(timeline), rows=rows, events=events, receipt=receipt, curl=_curl(timeline))
@@ -126,11 +126,14 @@ def _request_bars(timeline: Timeline) -> Iterator[Bar]:
         yield Bar("answer", first_s, timeline.ended_s, "the answer")
 
 
-def _request_events(timeline: Timeline) -> Iterator[Event]:
+def _admission(timeline: Timeline) -> Iterator[Event]:
     if timeline.admitted_s is not None and timeline.gateway:
         is_cached = timeline.source == "cache"
         told = "answered from the response cache" if is_cached else "admitted, and given to the queue"
         yield Event(timeline.admitted_s, told)
+
+
+def _request_events(timeline: Timeline) -> Iterator[Event]:
     if timeline.first_token_s is not None:
         yield Event(timeline.first_token_s, "first token")
     if timeline.outcome != "running":
@@ -200,9 +203,11 @@ def _attempt_events(name: str, attempt: Attempt, base_s: float) -> Iterator[Even
     if attempt.epoch:
         why = _WHY.get(attempt.why, attempt.why)
         yield Event(attempt.published_s, f"{name}attempt {attempt.epoch}, because {why}")
-    if attempt.claimed_s is not None:
-        yield Event(attempt.claimed_s, f"{name}claimed by {attempt.worker}")
     receipt = attempt.receipt
+    if attempt.claimed_s is not None:
+        # The worker tells of its claim by another way than of its steps, which may be the faster one.
+        claimed_s = attempt.claimed_s if receipt is None else min(attempt.claimed_s, base_s)
+        yield Event(claimed_s, f"{name}claimed by {attempt.worker}")
     if receipt is not None:
         if receipt.scheduled_s is not None:
             cached = f", {receipt.cached_tokens} of {receipt.prompt_tokens} prompt tokens from the cache"

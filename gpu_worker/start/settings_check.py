@@ -22,7 +22,7 @@ from shared.adapter_store import CONFIG_NAME
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 from shared.model_hub import local_model
-from shared.subjects import check_setting
+from shared.subjects import check_model_name, check_setting
 
 
 def check_settings(config: WorkerConfig) -> None:
@@ -30,7 +30,7 @@ def check_settings(config: WorkerConfig) -> None:
     if (model := config.model) is None:
         raise ConfigError("HEADRACE_MODEL", "is required")
     if config.served_model_name is not None:
-        check_setting("HEADRACE_SERVED_MODEL_NAME", config.served_model_name)
+        check_setting("HEADRACE_SERVED_MODEL_NAME", config.served_model_name, check_model_name)
     if config.worker_id is not None:
         check_setting("HEADRACE_WORKER_ID", config.worker_id)
     if config.draft_model is not None:

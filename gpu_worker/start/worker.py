@@ -53,7 +53,7 @@ from shared.nats_connection import connect
 from shared.objects.open import store_of
 from shared.request_log import RequestLog
 from shared.streams import StreamLimits
-from shared.subjects import check_setting, encode_name, worker_subject
+from shared.subjects import check_model_name, check_setting, encode_name, worker_subject
 from shared.telemetry import configure_logging
 from shared.tracing import make_tracing
 
@@ -103,7 +103,7 @@ def _identity(config: WorkerConfig) -> Identity:
     model = served_name(config)
     worker = config.worker_id or f"worker-{secrets.token_hex(4)}"
     # A folder whose name cannot be one needs this setting too.
-    check_setting("HEADRACE_SERVED_MODEL_NAME", model)
+    check_setting("HEADRACE_SERVED_MODEL_NAME", model, check_model_name)
     check_setting("HEADRACE_WORKER_ID", worker)
     return Identity(worker, model, served_revision(config))
 

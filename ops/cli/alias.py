@@ -127,6 +127,10 @@ def start(
 ) -> None:
     """Send a share of ALIAS's requests to another model."""
     given = {name: value for name, value in rules.items() if value is not None}
+    if rules["max_logprob_drop"] is not None and rules["logprob_share"] == 0:
+        raise click.UsageError(
+            "--max-logprob-drop is not read with --logprob-share 0: no log probabilities are compared"
+        )
     body = {"alias": alias, "model": model, "percent": percent, "tenant": tenant, "rules": given}
     find_operator(access).call("POST", "/v1/canaries", body)
     click.echo(f"{percent:g}% of {alias} goes to {model}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import resource
-import sys
 import time
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.options import SettingsCommand, check_writable, settings_command
+from ops.cli.options import SettingsCommand, check_writable, refuse_unread, settings_command
 from ops.cli.parts import require
 from ops.cli.running_system import find_endpoint, only_model
 from ops.cli.simulate import BURSTINESS
+from ops.cli.status_line import StatusLine
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import setting
 from shared.errors import ConfigError
@@ -35,6 +34,16 @@ _EXIT_INTERRUPTED = 130
 _LIMIT = re.compile(r"(ttft|itl|tpot|e2el):(\d+(?:\.\d+)?)")
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 _MAX_TOKENS = 1 << 22
+_REQUESTS = 1000
+# Settings that datasets do not read.
+_OF_WORDS = ("random_input_len", "random_prefix_len", "prefixes")
+_UNREAD = {
+    "random": ("turns",),
+    "sharegpt": (*_OF_WORDS, "random_output_len", "spread", "turns"),
+    "custom": (*_OF_WORDS, "turns"),
+    "trace": (*_OF_WORDS, "random_output_len", "spread", "turns", "burstiness"),
+    "agents": ("spread",),
+}
 _ALWAYS = "the report has the mean, p50, p90 and p99: leave it out"
 _INSTEAD = {
     "--base-url": "use --url",
@@ -87,8 +96,12 @@ class BenchServeConfig(WhatConfig):
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     model_name: str | None = setting(None, "Name of the model; the one that is served if not given.", alias="--model")
     backend: str = setting("openai", "openai: completions; openai-chat: chat.", choices=("openai", "openai-chat"))
-    requests: int = setting(
-        1000, "How many requests, or conversations of agents.", minimum=1, maximum=10_000_000, alias="--num-prompts"
+    requests: int | None = setting(
+        None,
+        f"How many requests, or conversations of agents; {_REQUESTS}, or all of a trace, if not given.",
+        minimum=1,
+        maximum=10_000_000,
+        alias="--num-prompts",
     )
     request_rate: float | None = setting(
         None, "Requests a second; all at once if not given.", minimum=1e-3, maximum=1e6
@@ -125,10 +138,9 @@ def run_serve(config: BenchServeConfig) -> int:
     model = config.model_name or only_model(endpoint)
     wire = Wire(Address.of_url(endpoint.url, model, endpoint.api_key), config.backend == "openai-chat", fields)
     _raise_file_limit()
-    progress = _Progress() if sys.stderr.isatty() else None
-    report = uvloop.run(measure(wire, load, slo_ms, _asked(config), progress))
-    if progress is not None:
-        progress.clear()
+    status = StatusLine()
+    report = uvloop.run(measure(wire, load, slo_ms, _asked(config), lambda *run: status.show(_told(*run))))
+    status.clear()
     click.echo("\n".join(table(report)))
     if config.json is not None:
         import msgspec
@@ -154,25 +166,16 @@ def run_compare(first: Path, second: Path) -> int:
     return 0
 
 
-class _Progress:
-    """The line on a terminal that says how far a run is."""
-
-    def __call__(self, driver: Driver, num_planned: int) -> None:
-        records = driver.records
-        failed = sum(record.problem is not None for record in records)
-        elapsed_s = max(1e-9, time.monotonic() - driver.started)
-        tokens_per_s = sum(record.output_tokens for record in records) / elapsed_s
-        first = sorted(record.ttft_s for record in records[-200:] if record.ttft_s is not None)
-        ttft = f", first token {1e3 * first[len(first) // 2]:,.0f} ms" if first else ""
-        line = f"{len(records):,} of {num_planned:,} ended, {driver.num_running:,} under way, {failed:,} failed; "
-        self._write(f"{line}{tokens_per_s:,.0f} tokens/s{ttft}")
-
-    def clear(self) -> None:
-        self._write("")
-
-    def _write(self, text: str) -> None:
-        width = os.get_terminal_size(sys.stderr.fileno()).columns
-        print(f"\r\x1b[K{text[: width - 1]}", end="", file=sys.stderr, flush=True)
+def _told(driver: Driver, num_planned: int) -> str:
+    """Say how far a run is."""
+    records = driver.records
+    failed = sum(record.problem is not None for record in records)
+    elapsed_s = max(1e-9, time.monotonic() - driver.started)
+    tokens_per_s = sum(record.output_tokens for record in records) / elapsed_s
+    first = sorted(record.ttft_s for record in records[-200:] if record.ttft_s is not None)
+    ttft = f", first token {1e3 * first[len(first) // 2]:,.0f} ms" if first else ""
+    line = f"{len(records):,} of {num_planned:,} ended, {driver.num_running:,} under way, {failed:,} failed; "
+    return f"{line}{tokens_per_s:,.0f} tokens/s{ttft}"
 
 
 def _load(config: BenchServeConfig) -> Load:
@@ -190,8 +193,23 @@ def _load(config: BenchServeConfig) -> Load:
     found = _SIZE.fullmatch(config.image_size)
     if found is None or not all(1 <= int(side) <= _WIDEST_IMAGE for side in found.groups()):
         raise ConfigError("HEADRACE_IMAGE_SIZE", f"{config.image_size!r} is not a size of 1x1 to 8192x8192")
+    _check_read(config)
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(Load)}
+    if config.dataset_name != "trace":
+        given["requests"] = config.requests or _REQUESTS
     return Load(**given | {"image_size": (int(found[1]), int(found[2]))})
+
+
+def _check_read(config: BenchServeConfig) -> None:
+    """Refuse options that would not be read beside others."""
+    name = config.dataset_name
+    refuse_unread(f"for the dataset {name}", *_UNREAD[name])
+    if config.request_rate is None and name != "trace":
+        refuse_unread("without --request-rate: all requests are sent at once", "burstiness")
+    if not config.random_prefix_len and name == "random":
+        refuse_unread("without --random-prefix-len", "prefixes")
+    if not config.images:
+        refuse_unread("without --images", "image_size")
 
 
 def _fields(config: BenchServeConfig) -> dict[str, Any]:

@@ -116,6 +116,8 @@ def replace(find: FindOperator, /, name: str, path: str, no_wait: bool, **descri
 
     Its mode, idle time, workers, memory and options stay what they are unless they are given.
     """
+    if described["idle_s"] is not None and described["on_demand"] is False:
+        raise click.UsageError("--idle-s: a model that always runs does not sleep; leave out --idle-s or --always")
     _order(find(), "replace", {"name": name, "path": path, **_body(described)}, waits=not no_wait)
 
 

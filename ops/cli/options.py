@@ -320,6 +320,17 @@ def check_writable(variable: str, file: Path | None) -> None:
         raise ConfigError(variable, f"{file} cannot be written: {error.strerror}") from None
 
 
+def refuse_unread(reason: str, *names: str) -> None:
+    """Refuse those settings of the running command that are given as options beside what makes it not read them.
+
+    Variables hold for many commands, and are no mistake where one does not read them.
+    """
+    given = click.get_current_context().params
+    for name in names:
+        if given[name] is not None:
+            raise ConfigError(variable_name(name), f"is not read {reason}: leave it out")
+
+
 def as_given(text: str) -> str:
     """Return a text that the running command prints, with its settings named as its errors name them."""
     return _as_given(click.get_current_context(), text)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.options import check_writable, settings_command
+from ops.cli.options import check_writable, refuse_unread, settings_command
 from ops.cli.parts import require
-from ops.cli.simulate import PlacedModel, on_device
+from ops.cli.simulate import PlacedModel, on_device, show_progress
+from ops.cli.status_line import StatusLine
 from ops.text_table import aligned
 from shared.config import setting
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ops.simulation.gateway import Progress
     from ops.simulation.outcome import Outcome
     from ops.sizing.plan import Limits, Option, Workload
 
@@ -55,6 +59,8 @@ def run(config: PlanConfig) -> int:
     """
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required; see headrace plan --help")
+    if not config.verify:
+        refuse_unread("without --verify", "seed")
     check_writable("HEADRACE_HTML", config.html)
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
     from ops.sizing.devices import find_device
@@ -76,14 +82,15 @@ def run(config: PlanConfig) -> int:
         )
     limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, length, config.gpu_memory_utilization)
     found, reasons = options(size, device, load, limits, _ranks(config.ranks))
+    if not config.json:
+        lines = _lines(config, found, load) if found else ["no option fits"]
+        click.echo("\n".join([*lines, *(f"not listed: {reason}" for reason in reasons)]))
     tests = _tests(config, found[0], load, limits) if found and config.verify else []
     if config.json:
         rows = [_figures(each, load, config.price) for each in found]
         click.echo(json.dumps({"options": rows, "unsupported": reasons, "simulated": tests}, indent=2))
-    else:
-        lines = _lines(config, found, load) if found else ["no option fits"]
-        lines += [f"not listed: {reason}" for reason in reasons]
-        click.echo("\n".join([*lines, *(["", *_test_lines(tests)] if tests else [])]))
+    elif tests:
+        click.echo("\n".join(["", *_test_lines(tests)]))
     if config.html is not None:
         config.html.write_text(_page(config, found, tests, load), encoding="utf-8")
     return 0 if found else 1
@@ -141,16 +148,20 @@ def _test_lines(tests: list[dict[str, Any]]) -> list[str]:
 def _tests(config: PlanConfig, best: Option, load: Workload, limits: Limits) -> list[dict[str, Any]]:
     """Simulate an option: with more and more workers until its times hold, then with one that dies."""
     tests: list[dict[str, Any]] = []
+    status = StatusLine()
 
-    def holds(workers: int, name: str, kills: tuple[tuple[int, float], ...] = ()) -> bool:
-        outcome = _simulated(config, best, load, limits, workers, kills)
-        tests.append(_test(f"{workers} workers{name}", workers * best.ranks, outcome))
+    def holds(workers: int, more: str, kills: tuple[tuple[int, float], ...] = ()) -> bool:
+        name = f"{workers} workers{more}"
+        report = partial(show_progress, status, f"{name}: ")
+        outcome = _simulated(config, best, load, limits, workers, kills, report)
+        tests.append(_test(name, workers * best.ranks, outcome))
         return outcome.ttft_s[99] <= load.ttft_s and not outcome.num_given_up
 
     enough = range(best.workers, best.workers + _MOST_ADDED + 1)
     workers = next((count for count in enough if holds(count, "")), enough[-1])
     kills = ((0, _TESTED_S / 2),)
     _ = holds(workers, ", one dies", kills) or holds(workers + 1, ", one dies", kills)
+    status.clear()
     return tests
 
 
@@ -170,7 +181,13 @@ def _test(name: str, devices: int, outcome: Outcome) -> dict[str, Any]:
 
 
 def _simulated(
-    config: PlanConfig, each: Option, load: Workload, limits: Limits, workers: int, kills: tuple[tuple[int, float], ...]
+    config: PlanConfig,
+    each: Option,
+    load: Workload,
+    limits: Limits,
+    workers: int,
+    kills: tuple[tuple[int, float], ...],
+    report: Callable[[Progress], None],
 ) -> Outcome:
     from ops.simulation.scenario import Scenario, simulate
     from ops.simulation.workload import Synthetic
@@ -179,7 +196,7 @@ def _simulated(
     sizes, times = on_device(config, names, (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len))
     drawn = Synthetic(math.ceil(load.rate * _TESTED_S), load.rate, load.prompt, load.output)
     scenario = Scenario(workers, sizes, times, kills=kills, seed=config.seed)
-    return simulate(scenario, drawn.arrivals(config.seed))
+    return simulate(scenario, drawn.arrivals(config.seed), report)
 
 
 def _page(config: PlanConfig, found: list[Option], tests: list[dict[str, Any]], load: Workload) -> str:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.options import check_writable, settings_command
+from ops.cli.options import check_writable, refuse_unread, settings_command
 from ops.cli.parts import require
+from ops.cli.status_line import StatusLine
 from shared.config import setting
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpu_worker.core.scheduler_config import SchedulerConfig
+    from ops.simulation.gateway import Progress
     from ops.simulation.profile import Profile
     from ops.simulation.scenario import Scenario
     from ops.simulation.step_time import StepTimes
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _KILL = re.compile(r"w?(\d+)@(\d+(?:\.\d+)?)s?")
 BURSTINESS = "1 for a Poisson process; less for bursts, more for even times. vLLM's: shape of a gamma distribution."
+_REQUESTS = 10_000
 _FORMATS, _CACHES = ("bf16", "fp8", "int4"), ("bf16", "fp8")
 
 
@@ -49,7 +52,9 @@ class LoadConfig(PlacedModel):
     weights: str = setting("bf16", "Number format of weights.", choices=_FORMATS)
     cache_dtype: str = setting("bf16", "Number format of keys and values.", choices=_CACHES)
     tensor_parallel_size: int = setting(1, "Devices of a worker.", minimum=1, maximum=64)
-    requests: int = setting(10_000, "How many requests come.", minimum=1, maximum=100_000_000)
+    requests: int | None = setting(
+        None, f"How many requests come; {_REQUESTS:,}, or all of a trace, if not given.", minimum=1, maximum=100_000_000
+    )
     rate: float | None = setting(None, "Requests a second; all at once if not given.", minimum=1e-6)
     prompt: int = setting(500, "Tokens of a prompt, in the mean.", minimum=1, maximum=1 << 22)
     output: int = setting(200, "Tokens of an answer, in the mean.", minimum=1, maximum=1 << 22)
@@ -99,15 +104,19 @@ def run(config: SimulateConfig) -> int:
     from ops.simulation.report import Cost, figures, html, table
     from ops.simulation.scenario import simulate
 
+    _check_read(config)
     check_writable("HEADRACE_HTML", config.html)
     if config.workers % config.cells:
         problem = f"is {config.cells}; give --workers, a multiple of {config.cells} (it is {config.workers})"
         raise ConfigError("HEADRACE_CELLS", problem)
-    scenario, profile = scenario_of(config)
+    scenario, profile = _scenario(config)
+    status = StatusLine()
+    report = partial(show_progress, status, "")
     if config.cells == 1:
-        outcome = simulate(scenario, _arrivals(config))
+        outcome = simulate(scenario, _arrivals(config), report)
     else:
-        outcome = simulate_cells(scenario, partial(_arrivals, config), config.cells)
+        outcome = simulate_cells(scenario, partial(_arrivals, config), config.cells, report)
+    status.clear()
     errors = {} if profile is None else profile.errors
     num_devices = config.workers * config.tensor_parallel_size
     cost = None if config.price is None else Cost(num_devices, config.price)
@@ -120,7 +129,29 @@ def run(config: SimulateConfig) -> int:
     return 0 if outcome.num_served and not outcome.num_unserved else 1
 
 
-def scenario_of(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
+def show_progress(status: StatusLine, name: str, progress: Progress) -> None:
+    """Show how far a simulation is; `name` says which one."""
+    status.show(f"{name}{progress.num_ended:,} requests have ended, {progress.at:,.1f} s are simulated")
+
+
+def _check_read(config: SimulateConfig) -> None:
+    """Refuse options that would not be read beside others."""
+    if config.trace is not None:
+        drawn = ("rate", "prompt", "output", "spread", "burstiness", "tenants", "shared_prefix", "prefixes")
+        refuse_unread("with --trace, which tells when requests come, how long they are and whose", *drawn)
+    if config.profile is not None:
+        placed = ("model", "device", "gpu_memory_utilization", "weights", "cache_dtype")
+        limits = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        refuse_unread("with --profile, which is of a worker as it was measured", *placed, *limits)
+    if config.profile is not None and config.price is None:
+        refuse_unread("with --profile unless --price is given", "tensor_parallel_size")
+    if config.rate is None:
+        refuse_unread("without --rate: all requests come at once", "burstiness")
+    if not config.shared_prefix:
+        refuse_unread("without --shared-prefix", "prefixes")
+
+
+def _scenario(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
     """Return what is simulated, and the profile that its times are from, if they are.
 
     Raises:
@@ -190,15 +221,15 @@ def _arrivals(config: SimulateConfig) -> Iterator[Arrival]:
     from ops.simulation.workload import Synthetic, read_trace
 
     if config.trace is not None:
-        if config.rate is not None:
-            raise ConfigError("HEADRACE_RATE", "a trace says when its requests come: leave it out")
         return iter(read_trace(config.trace, config.requests))
     if config.shared_prefix >= config.prompt:
         problem = f"is {config.shared_prefix}; it must be less than --prompt ({config.prompt})"
         raise ConfigError("HEADRACE_SHARED_PREFIX", problem)
     rate = math.inf if config.rate is None else config.rate
     lengths = (config.prompt, config.output, config.spread, config.burstiness)
-    load = Synthetic(config.requests, rate, *lengths, config.tenants, config.shared_prefix, config.prefixes)
+    load = Synthetic(
+        config.requests or _REQUESTS, rate, *lengths, config.tenants, config.shared_prefix, config.prefixes
+    )
     return load.arrivals(config.seed)
 
 

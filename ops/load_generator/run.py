@@ -34,11 +34,11 @@ class ProbeError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent, as the options of `headrace bench serve` have it."""
+    """What is sent, as the options of `headrace bench serve` have it; without `requests` all of a trace."""
 
     dataset_name: str
     dataset_path: Path | None
-    requests: int
+    requests: int | None
     request_rate: float | None
     burstiness: float
     max_concurrency: int | None
@@ -59,6 +59,10 @@ class Load:
         Raises:
             TraceError: The file cannot be used.
         """
+        if self.dataset_name == "trace":
+            assert self.dataset_path is not None
+            return single_requests(read_trace(self.dataset_path, self.requests), scale, self._pictures(), self.seed)
+        assert self.requests is not None
         prompt, output, prefix = self.random_input_len, self.random_output_len, self.random_prefix_len
         rate = math.inf if self.request_rate is None else self.request_rate
         lengths = (prefix + prompt, output, self.spread, self.burstiness)
@@ -71,8 +75,7 @@ class Load:
         if self.dataset_name in ("sharegpt", "custom"):
             assert self.dataset_path is not None
             return from_file(self.dataset_path, drawn)
-        arrivals = drawn if self.dataset_path is None else read_trace(self.dataset_path, self.requests)
-        return single_requests(arrivals, scale, self._pictures(), self.seed)
+        return single_requests(drawn, scale, self._pictures(), self.seed)
 
     def _pictures(self) -> list[tuple[str, ...]]:
         draw = random.Random(f"pictures/{self.seed}")
@@ -82,7 +85,7 @@ class Load:
 
 
 async def measure(
-    wire: Wire, load: Load, slo_ms: dict[str, float], asked: dict[str, Any], progress: Progress | None = None
+    wire: Wire, load: Load, slo_ms: dict[str, float], asked: dict[str, Any], progress: Progress
 ) -> Report:
     """Send a load, until all has been answered or SIGINT comes.
 
@@ -150,9 +153,9 @@ async def _interruptible() -> AsyncIterator[asyncio.Event]:
 
 
 @contextlib.asynccontextmanager
-async def _reported(driver: Driver, num_planned: int, progress: Progress | None) -> AsyncIterator[None]:
+async def _reported(driver: Driver, num_planned: int, progress: Progress) -> AsyncIterator[None]:
     async def report() -> None:
-        while progress is not None:
+        while True:
             progress(driver, num_planned)
             await asyncio.sleep(_PROGRESS_S)
 

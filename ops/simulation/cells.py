@@ -8,37 +8,45 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
 import msgspec
 
+from ops.simulation.gateway import Progress
 from ops.simulation.outcome import Moment, Outcome
 from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.workload import Arrival
 from shared.errors import HeadraceError
 
+_REPORT_S = 0.5
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Outcome).decode
+# An array is progress, a map what a cell has shown.
+_decode = msgspec.msgpack.Decoder(Progress | Outcome).decode
+Report = Callable[[Progress], None]
 
 
 class CellError(HeadraceError):
     """A process that simulated a cell has died."""
 
 
-def simulate_cells(scenario: Scenario, arrivals: Callable[[], Iterator[Arrival]], num_cells: int) -> Outcome:
+def simulate_cells(
+    scenario: Scenario, arrivals: Callable[[], Iterator[Arrival]], num_cells: int, report: Report | None = None
+) -> Outcome:
     """Serve requests by a fleet in cells, in as many processes as this one may use cores.
 
     Args:
         scenario: The whole fleet; each cell has an equal part of its workers.
         arrivals: Begins the requests anew, for each cell.
         num_cells: A divisor of the number of workers.
+        report: Called with the progress of all cells together, at the time of the slowest one that runs.
 
     Raises:
         CellError: A process has died, as for want of memory.
@@ -49,7 +57,8 @@ def simulate_cells(scenario: Scenario, arrivals: Callable[[], Iterator[Arrival]]
     parts: list[Outcome] = []
     for first in range(0, num_cells, num_processes):
         numbers = range(first, min(num_cells, first + num_processes))
-        parts += _run_all([partial(simulate, cells[at], islice(arrivals(), at, None, num_cells)) for at in numbers])
+        works = [partial(simulate, cells[at], islice(arrivals(), at, None, num_cells)) for at in numbers]
+        parts += _run_all(works, report, sum(part.num_requests for part in parts))
     return _merged(parts)
 
 
@@ -60,33 +69,54 @@ def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
     return replace(scenario, workers=size, kills=kills, seed=scenario.seed * num_cells + number)
 
 
-def _run_all(works: list[Callable[[], Outcome]]) -> list[Outcome]:
-    """Run each in a process of its own; none is left when this returns or raises."""
+def _run_all(works: Sequence[Callable[[Report], Outcome]], report: Report | None, num_ended: int) -> list[Outcome]:
+    """Run each in a process of its own; none is left when this returns or raises. `num_ended` is of those before."""
     context = multiprocessing.get_context("fork")
-    started: list[tuple[ForkProcess, Connection]] = []
+    started: dict[Connection, ForkProcess] = {}
+    progress: dict[Connection, Progress] = {}
+    outcomes: dict[Connection, Outcome] = {}
     try:
         for work in works:
             reader, writer = context.Pipe(duplex=False)
             process = context.Process(target=_send, args=(work, writer))
             process.start()
+            started[reader] = process
             # With its end the pipe ends.
             writer.close()
-            started.append((process, reader))
-        return [_decode(reader.recv_bytes()) for _, reader in started]
+        while waited := started.keys() - outcomes.keys():
+            ready = set(wait(list(waited)))
+            for reader in waited & ready:
+                told = _decode(reader.recv_bytes())
+                if isinstance(told, Outcome):
+                    outcomes[reader] = told
+                    continue
+                progress[reader] = told
+                if report is not None:
+                    num = num_ended + sum(each.num_ended for each in progress.values())
+                    report(Progress(num, min(each.at for reader, each in progress.items() if reader in waited)))
+        return [outcomes[reader] for reader in started]
     except EOFError:
-        told = "a process that simulated a part of the fleet has died; its memory may not have sufficed"
-        raise CellError(told) from None
+        problem = "a process that simulated a part of the fleet has died; its memory may not have sufficed"
+        raise CellError(problem) from None
     finally:
-        for process, reader in started:
+        for reader, process in started.items():
             reader.close()
             process.kill()
             process.join()
 
 
-def _send(work: Callable[[], Outcome], writer: Connection) -> None:
+def _send(work: Callable[[Report], Outcome], writer: Connection) -> None:
+    next_at = time.monotonic() + _REPORT_S
+
+    def report(progress: Progress) -> None:
+        nonlocal next_at
+        if time.monotonic() >= next_at:
+            next_at = time.monotonic() + _REPORT_S
+            writer.send_bytes(_encode(progress))
+
     # The parent tells of an interrupt.
     with suppress(KeyboardInterrupt):
-        writer.send_bytes(_encode(work()))
+        writer.send_bytes(_encode(work(report)))
 
 
 def _merged(parts: list[Outcome]) -> Outcome:

@@ -7,9 +7,9 @@ the same body and its ticket, as official libraries do, and gives up after `max_
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -84,6 +84,13 @@ class Client:
         return Caller(self.arrival.tenant, self.arrival.tenant, headers, b"%d" % self.number)
 
 
+class Progress(NamedTuple):
+    """How many requests have ended, served or not, and the virtual time in seconds."""
+
+    num_ended: int
+    at: float
+
+
 class VirtualGateway:
     """Owns the clients, what it knows of requests, and what is counted of them.
 
@@ -100,14 +107,16 @@ class VirtualGateway:
         latency_s: float = 0.0,
         max_retries: int = 0,
         seed: int = 0,
+        report: Callable[[Progress], None] | None = None,
     ) -> None:
-        """Serve by a fleet; `seed` is of the jitter of retry times."""
+        """Serve by a fleet; `seed` is of the jitter of retry times, and `report` is called with each heartbeat."""
         self.fleet = fleet
         self.flights = FlightTable()
         self.outcome = Outcome()
         self._config = config
         self._latency_s = latency_s
         self._max_retries = max_retries
+        self._report = report
         self._generator = random.Random(f"gateway/{seed}")
         settings = GatewayConfig(interactive_ttft_slo_s=ttft_slo_s)
         self._shedder = Shedder(settings, GatewayMetrics(), self._generator.random, fleet.clock.time)
@@ -255,3 +264,5 @@ class VirtualGateway:
         refusals = self.outcome.num_refusals
         moment = Moment(self.fleet.now, running, queued, kv_share, device_s, num_tokens, refusals, num_workers)
         self.outcome.moments.append(moment)
+        if self._report is not None:
+            self._report(Progress(self._num_arrived - self._num_waiting, self.fleet.now))

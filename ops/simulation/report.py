@@ -97,7 +97,7 @@ def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[
         ("blocks in use, mean / most", if_served(f"{found['kv_share']:.1%} / {found['kv_share_max']:.1%}")),
     ]
     if outcome.num_too_long:
-        limit = f"the limit is {scenario.config.max_num_tokens:,} tokens with the answer (--max-model-len)"
+        limit = f"the limit, --max-model-len or the profile's, is {scenario.config.max_num_tokens:,} with the answer"
         rows.append(("prompts that no worker holds", f"{outcome.num_too_long:,}; {limit}"))
     if outcome.num_unserved:
         rows.append(("never served", f"{outcome.num_unserved:,} waited for ever: all workers of their cell are dead"))

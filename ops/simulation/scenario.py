@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.simulation.autoscaler import Autoscaler, Scaling
 from ops.simulation.fleet import VirtualFleet
-from ops.simulation.gateway import VirtualGateway
+from ops.simulation.gateway import Progress, VirtualGateway
 from ops.simulation.outcome import Outcome
 from ops.simulation.step_time import StepTimes
 from ops.simulation.tiers import TierSizes
@@ -44,8 +44,10 @@ class Scenario:
     tiers: TierSizes | None = None
 
 
-def simulate(scenario: Scenario, arrivals: Iterator[Arrival]) -> Outcome:
-    """Serve requests by a fleet in virtual time."""
+def simulate(
+    scenario: Scenario, arrivals: Iterator[Arrival], report: Callable[[Progress], None] | None = None
+) -> Outcome:
+    """Serve requests by a fleet in virtual time; `report` is called with each heartbeat."""
     config = scenario.config
     fleet = VirtualFleet(
         scenario.workers,
@@ -62,6 +64,7 @@ def simulate(scenario: Scenario, arrivals: Iterator[Arrival]) -> Outcome:
         latency_s=scenario.latency_s,
         max_retries=scenario.max_retries,
         seed=scenario.seed,
+        report=report,
     )
     for number, at in scenario.kills:
         fleet.clock.call_at(at, fleet.workers[number].die)

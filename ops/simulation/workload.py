@@ -115,11 +115,11 @@ class Synthetic:
         return draw.gammavariate(self.burstiness, 1 / (self.rate * self.burstiness))
 
 
-def read_trace(path: Path, most: int | None = None) -> list[Arrival]:
-    """Read a trace, its first `most` requests; the first one comes at 0.
+def read_trace(path: Path, count: int | None = None) -> list[Arrival]:
+    """Read a trace, its first `count` requests if given; the first one comes at 0.
 
     Raises:
-        TraceError: A line is invalid, or the file is empty.
+        TraceError: A line is invalid, or the file is empty or shorter.
     """
     arrivals: list[Arrival] = []
     parse = _of_json
@@ -134,10 +134,12 @@ def read_trace(path: Path, most: int | None = None) -> list[Arrival]:
                     raise TraceError(f"{path}: line {number}: {error.args[0]!r} is missing") from None
                 except (ValueError, TypeError, AttributeError, OverflowError) as error:
                     raise TraceError(f"{path}: line {number}: {error}") from None
-            if len(arrivals) == most:
+            if len(arrivals) == count:
                 break
     if not arrivals:
         raise TraceError(f"{path}: has no requests")
+    if count is not None and len(arrivals) < count:
+        raise TraceError(f"{path}: has {len(arrivals):,} requests; --requests is {count:,}")
     arrivals.sort(key=lambda arrival: arrival.at)
     return [replace(arrival, at=arrival.at - arrivals[0].at) for arrival in arrivals]
 

@@ -20,6 +20,7 @@ from ops.stack.state import StateDirectory
 from ops.stack.supervisor import Supervisor
 from shared.errors import ConfigError
 from shared.model_hub import existing_model, hub_id, local_model
+from shared.subjects import check_model_name, check_setting
 
 
 def run(config: UpConfig, environ: Mapping[str, str], more_models: Sequence[Path] = ()) -> int:
@@ -53,6 +54,8 @@ def _check_names(models: Sequence[ModelChoice], environ: Mapping[str, str]) -> N
         problem = "is the name of one model; several are served under the names of their folders, or their ids"
         raise ConfigError("HEADRACE_SERVED_MODEL_NAME", problem)
     names = [model.served_name for model in models]
+    for name in names:
+        check_setting("HEADRACE_SERVED_MODEL_NAME", name, check_model_name)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError("HEADRACE_MODEL", f"two of the models would be served as {twice!r}; rename a folder")
 

@@ -70,7 +70,7 @@ function draw(told, before, passed, speeds) {
     number(speed(each, "generation_tokens")), number(speed(each, "prefill_tokens")),
     `${number(Math.min(100, 100 * speed(each, "busy_s")))}%`, number(each.preemptions),
     each.gpus.map((gpu) => gpu.power_watts === null ? "" : `${number(gpu.power_watts)} W`).join(" "),
-    each.draining ? "draining" : "",
+    each.draining ? "cordoned or draining" : "",
   ]);
   const queues = told.queues.map((each) => [each.model, each.lane, number(each.waiting), seconds(each.oldest_s)]);
   const gateways = told.gateways.map((each) => [

@@ -59,7 +59,7 @@ async function fill(root, revoke) {
   const use = told.use.map((each) => {
     const tokens = (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0);
     return [each.tenant, each.model, each.lane, number(each.requests), number(each.prompt_tokens), number(each.cached_tokens),
-      number(each.completion_tokens), number((each.device_us ?? 0) / 1e6, 1), number((each.energy_mj ?? 0) / 1e3),
+      number(each.completion_tokens), number((each.device_us ?? 0) / 1e6, 1), each.energy_mj === undefined ? "" : number(each.energy_mj / 1e3),
       each.cost === null ? "" : each.cost.toFixed(4), each.cost && tokens ? ((1e6 * each.cost) / tokens).toFixed(4) : ""];
   });
   const limit = (value) => (value === null || value === undefined ? "none" : number(value));

@@ -202,11 +202,14 @@ class Host:
         decision = decide(wanted, seen, activities, *limits, now)
         for name, model in self._models.items():
             model.has_room = name not in decision.no_room
-        for worker in decision.stops:
-            self._console.say(worker, "stopping: its model is not needed here now")
-            self._workers[worker].stop()
+        self._stop(decision.stops)
         for name in decision.starts:
             self._start(name)
+
+    def _stop(self, workers: Sequence[str]) -> None:
+        for worker in workers:
+            self._console.say(worker, "stopping: its model is not needed here now")
+            self._workers[worker].stop()
 
     def _start(self, name: str) -> None:
         wish = self._wishes.get(name)
@@ -231,16 +234,12 @@ class Host:
         was_well = seen.phase == "ready" and now - seen.ready_at > HEALTHY_S
         # One that has served before may miss a server now.
         is_final = worker.has_bad_settings and wish.load_s is None
-        if model.note_failure(worker.failure, now, was_well=was_well, is_final=is_final) and model.previous is not None:
-            self._restore(model)
-
-    def _restore(self, model: KnownModel) -> None:
-        """Go back to what a model was: workers of it may still serve."""
-        assert model.previous is not None
-        self._console.say("host", f"{model.previous.name} cannot be replaced and stays what it was: {model.error}")
-        self._wishes.restore(model.previous)
-        model.replace_error, model.previous, model.failures = model.error, None, 0
-        model.activity.may_start_at = float("-inf")
+        has_failed = model.note_failure(worker.failure, now, was_well=was_well, is_final=is_final)
+        if has_failed and self._wishes.restore(wish.name):
+            # Workers of what it was may still serve.
+            self._console.say("host", f"{wish.name} cannot be replaced and stays what it was: {model.error}")
+            model.replace_error, model.failures = model.error, 0
+            model.activity.may_start_at = float("-inf")
 
     async def _on_heartbeat(self, message: Msg) -> None:
         try:
@@ -259,7 +258,7 @@ class Host:
         model.activity.active_at = self._clock()
         if wish is not None and worker.wish.generation == wish.generation:
             # A worker of what the model was before says nothing of a replacement.
-            model.failures, model.error, model.previous = 0, None, None
+            model.failures, model.error = 0, None
             model.activity.asked = False
 
     def _adopted(self, beat: Heartbeat) -> AdoptedWorker | None:
@@ -292,14 +291,14 @@ class Host:
             self._wishes.load(order)
             self._models.pop(order.name, None)
         elif order.action == "replace":
-            old = self._wishes.replace(order)
+            self._wishes.replace(order)
             model = self._model(order.name)
-            # Of several that never served, the first one has.
-            model.previous = model.previous or old
             model.failures, model.error, model.replace_error = 0, None, None
             model.activity.may_start_at = float("-inf")
         elif order.action == "unload":
             self._wishes.unload(order.name)
+            # At once: of a model that is loaded again under this name they are none.
+            self._stop([worker.id for worker in self._workers.values() if worker.wish.name == order.name])
             return
         elif order.action == "sleep":
             self._put_to_sleep(order.name)
@@ -308,6 +307,11 @@ class Host:
             self._wishes.known(order.name)
             model = self._model(order.name)
             model.failures, model.activity.may_start_at = 0, float("-inf")
+            if model.activity.active_at == float("-inf"):
+                # Told to sleep a moment ago, and not stopped yet.
+                model.activity.active_at = self._clock()
+            self._wake(order.name)
+            return
         # Once, so that it is known to work, how long it takes, and how its answers are to be read.
         self._model(order.name).activity.asked = True
 
@@ -321,7 +325,7 @@ class Host:
         activity.active_at, activity.asked = float("-inf"), False
 
     def _wake(self, name: str) -> None:
-        """Load a model for a client that was told when to come back."""
+        """Load a model, unless it is awake: that is no reason to stay so longer."""
         if self._told_of(self._wishes.known(name)).state not in ("awake", "failed"):
             self._model(name).activity.asked = True
 

@@ -28,7 +28,6 @@ class KnownModel:
 
     Attributes:
         error: Why a worker failed to start the last time; None when it did not.
-        previous: What the model was before it was replaced, until a worker of the new content serves.
         replace_error: Why the last replacement was undone; None when it was not.
     """
 
@@ -37,7 +36,6 @@ class KnownModel:
     error: str | None = None
     has_room: bool = True
     wakes: int = 0
-    previous: Wish | None = None
     replace_error: str | None = None
 
     def note_failure(self, error: str, now: float, *, was_well: bool, is_final: bool) -> bool:

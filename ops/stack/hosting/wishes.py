@@ -19,11 +19,11 @@ from ops.stack.config import HostSettings
 from ops.stack.hosting.reconcile import Wanted
 from shared.atomic_file import AtomicFile
 from shared.config import resolve, variable_name
-from shared.errors import ConfigError, HeadraceError
+from shared.errors import ConfigError, HeadraceError, InvalidNameError
 from shared.hosted_models import MAX_HOSTED_MODELS, ModelOrder
 from shared.messages import Heartbeat
 from shared.model_hub import check_is_model
-from shared.subjects import check_setting
+from shared.subjects import check_model_name
 
 # Of a model whose options do not say.
 DEFAULT_KV_BYTES = 512 << 20
@@ -55,6 +55,9 @@ class Wish(Struct, frozen=True, kw_only=True):
     """A model to serve, as the file has it.
 
     Attributes:
+        generation: Raised with each load and replacement of its name.
+        loaded_generation: That of its load; higher ones are replacements.
+        previous: What the model was before it was replaced, until a worker of the new content serves.
         load_s: How long its last start took, from the process to the first heartbeat; None before the first.
         last: The last heartbeat of one of its workers.
         memory_bytes: What was ordered for one worker; `need_bytes` is estimated without.
@@ -64,6 +67,8 @@ class Wish(Struct, frozen=True, kw_only=True):
     name: str
     path: str
     generation: int = 0
+    loaded_generation: int = 0
+    previous: Wish | None = None
     workers: int = 1
     on_demand: bool = False
     idle_s: float = 300.0
@@ -78,6 +83,11 @@ class Wish(Struct, frozen=True, kw_only=True):
     def wanted(self) -> Wanted:
         """The wish as decisions are made of it."""
         return Wanted(self.name, self.generation, self.workers, self.on_demand, self.idle_s, self.need_bytes)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether its name meant something else since it was loaded."""
+        return self.generation > self.loaded_generation
 
     @property
     def environ(self) -> dict[str, str]:
@@ -100,8 +110,8 @@ class Wishes:
         self._directories = list(_allowed(settings.models_dir))
         self._by_name = {wish.name: wish for wish in self._read()}
         self._adopted: frozenset[str] = frozenset()
-        # The newest generation of each name, also of a replacement that was undone: its workers may still run, and
-        # must not count as those of the next replacement.
+        # The newest generation of each name, also of a replacement that was undone or of a model that was unloaded: its
+        # workers may still run, and must not count as those of what comes next.
         self._newest: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Wish]:
@@ -126,16 +136,23 @@ class Wishes:
         """Add a model."""
         if order.name in self._by_name:
             raise OrderError(f"name: {order.name!r} is loaded already; replace it, or unload it first")
+        try:
+            check_model_name(order.name)
+        except InvalidNameError as error:
+            raise OrderError(f"name: {error.name[:40]!r} {error.problem}") from None
         if len(self._by_name) >= MAX_HOSTED_MODELS:
             raise OrderError(f"name: a host serves at most {MAX_HOSTED_MODELS} models")
-        self._put(self._checked(order, Wish(name=order.name, path="", generation=-1)))
+        generation = self._newest.get(order.name, -1)
+        new = self._checked(order, Wish(name=order.name, path="", generation=generation))
+        self._put(msgspec.structs.replace(new, loaded_generation=new.generation))
 
-    def replace(self, order: ModelOrder) -> Wish:
-        """Change what a name means, and return what it meant; what is not given stays, but for the path."""
+    def replace(self, order: ModelOrder) -> None:
+        """Change what a name means; what is not given stays, but for the path."""
         old = self.known(order.name)
         newest = max(old.generation, self._newest.get(order.name, 0))
-        self._put(self._checked(order, msgspec.structs.replace(old, generation=newest)))
-        return old
+        new = self._checked(order, msgspec.structs.replace(old, generation=newest))
+        # Of several that never served, the first one has.
+        self._put(msgspec.structs.replace(new, previous=old.previous or old))
 
     def unload(self, name: str) -> None:
         """Remove a model."""
@@ -143,16 +160,20 @@ class Wishes:
         del self._by_name[name]
         self._write()
 
-    def restore(self, wish: Wish) -> None:
-        """Put back what a model was before it was replaced."""
-        self._put(wish)
+    def restore(self, name: str) -> bool:
+        """Put back what a model was before it was replaced; return whether it has been, and has not served since."""
+        wish = self._by_name.get(name)
+        if wish is None or wish.previous is None:
+            return False
+        self._put(wish.previous)
+        return True
 
     def note_start(self, name: str, generation: int, load_s: float | None, last: Heartbeat) -> None:
         """Keep how long a start took, and how the model's answers are to be read."""
         wish = self._by_name.get(name)
         if wish is not None and wish.generation == generation:
             last = msgspec.structs.replace(last, metrics=None, prefixes=None, adapters=(), resident_adapters=b"")
-            self._put(msgspec.structs.replace(wish, load_s=load_s or wish.load_s, last=last))
+            self._put(msgspec.structs.replace(wish, load_s=load_s or wish.load_s, last=last, previous=None))
 
     def known(self, name: str) -> Wish:
         """Return the wish of a model that operators have loaded."""
@@ -168,7 +189,6 @@ class Wishes:
         if not on_demand and order.idle_s not in (None, _IDLE_S):
             raise OrderError("idle_s: only a model that is loaded on demand sleeps; give on_demand too")
         try:
-            check_setting("name", order.name)
             path = self._checked_path(order.path)
             config = _checked_options(options)
         except ConfigError as error:
@@ -187,6 +207,7 @@ class Wishes:
             name=order.name,
             path=str(path),
             generation=old.generation + 1,
+            loaded_generation=old.loaded_generation,
             workers=_given(order.workers, old.workers),
             on_demand=on_demand,
             idle_s=_given(order.idle_s, old.idle_s),

@@ -125,7 +125,7 @@ class WorkerProcess(HostedWorker):
             "HEADRACE_WORKER_ID": self.id,
             "HEADRACE_DRAIN_TIMEOUT_S": f"{DRAIN_S:g}",
         }
-        if wish.generation:
+        if wish.is_replaced:
             own["HEADRACE_ALLOW_REVISION_CHANGE"] = "true"
         arguments = (sys.executable, "-P", "-m", "ops.cli", "worker")
         spec = ChildSpec("worker", self.id, arguments, {**environ, **wish.environ, **own}, DRAIN_S + EXIT_S)

@@ -277,7 +277,7 @@ def test_loopback_may_be_chosen_to_have_no_key(host: str) -> None:
         ("load", {"lora_name": "a", "lora_content": ["a" * 64, 8]}, 200, "added"),
         ("load", {"lora_name": "a", "lora_content": ["9" * 64, 8]}, 400, "the store does not have 999999999999"),
         ("unload", {"lora_name": "a"}, 404, "there is no adapter 'a'"),
-        ("load", {"lora_name": "a b", "lora_path": "/a"}, 400, "a name has no white space"),
+        ("load", {"lora_name": "a b", "lora_path": "/a"}, 400, "must not contain white space"),
         ("load", {"lora_name": "a", "lora_path": "/broken"}, 400, "The worker w could not load it: it is broken"),
         ("load", {"lora_name": "a", "lora_path": "/deadly"}, 503, "it does not answer (TimeoutError)"),
         ("load", {"lora_name": "a", "lora_path": "/unlucky"}, 503, "could not load it: its disk is full"),

@@ -94,6 +94,22 @@ def test_first_token_comes_after_the_steps_that_made_it() -> None:
     assert at["sequence 1 prefilled 5 tokens"] <= at["first token"]
 
 
+def test_claim_that_is_told_late_comes_before_the_first_step() -> None:
+    receipt = Receipt(taken=0.0, scheduled_s=0.01, first_s=0.05, ended_s=0.2, prefills=(PrefillPart(0.01, 0.04, 5),))
+    attempt = Attempt(epoch=0, published_s=0.1, claimed_s=0.2, worker="w", ended_s=0.3, end="stop", receipt=receipt)
+    view = view_of(timeline(sequences=[SequenceLife("s", [attempt])], first_token_s=0.16, ended_s=0.3), None)
+    assert [event.text.split(",")[0] for event in view.events] == [
+        "the request came to gw",
+        "admitted",
+        "claimed by w",
+        "first step",
+        "prefilled 5 tokens",
+        "first token",
+        "attempt 0 ended after 0 tokens: stop",
+        "completed with status 200",
+    ]
+
+
 def test_receipt_adds_up_attempts_prices_them_and_says_what_is_missing() -> None:
     receipt = view_of(timeline(prompt_tokens=40, completion_tokens=8), 3.6).receipt
     assert (receipt.device_ms, receipt.prefill_ms, receipt.decode_ms) == pytest.approx((800, 300, 500))

@@ -65,3 +65,9 @@ def test_share_that_is_no_number_is_refused(words: list[str], number: str) -> No
     done = CliRunner().invoke(alias.canary, [*words, "--", number] if words[0] == "percent" else [*words, number])
     assert done.exit_code == 2
     assert "is not" in done.output
+
+
+def test_limit_of_log_probabilities_that_are_not_compared_is_refused() -> None:
+    words = ["start", "chat", "--to", "two", "--percent", "5", "--max-logprob-drop", "0.1", "--logprob-share", "0"]
+    done = CliRunner().invoke(alias.canary, words)
+    assert (done.exit_code, "--max-logprob-drop is not read with --logprob-share 0" in done.output) == (2, True)

@@ -114,7 +114,8 @@ def test_trace_is_sent_with_its_times_and_lengths(tmp_path: Path) -> None:
     trace, report = tmp_path / "trace.jsonl", tmp_path / "report.json"
     trace.write_text("\n".join(map(json.dumps, lines)))
     with foreign_server("good") as server:
-        done = serve(server.url, "--dataset-name", "trace", "--dataset-path", str(trace), "--json", str(report))
+        of_trace = ("--dataset-name", "trace", "--dataset-path", str(trace), "--json", str(report))
+        done = headrace_here("bench", "serve", "--url", server.url, *of_trace)
         assert [body["max_tokens"] for body in server.bodies] == [13, 14, 16]
     assert done.returncode == 0, done.stderr
     assert [each["intended_s"] for each in json.loads(report.read_text())["requests"]] == pytest.approx([0, 0.1, 0.3])
@@ -153,6 +154,15 @@ def test_server_that_answers_nothing_is_told_before_the_run() -> None:
         (("--image-size", "0x4"), "--image-size: '0x4' is not a size of 1x1 to 8192x8192"),
         (("--images", "1"), "--images: needs --backend openai-chat"),
         (("--dataset-name", "trace"), "--dataset-path: is required for the dataset trace"),
+        (("--turns", "3"), "--turns: is not read for the dataset random"),
+        (("--prefixes", "3"), "--prefixes: is not read without --random-prefix-len"),
+        (("--burstiness", "3"), "--burstiness: is not read without --request-rate"),
+        (("--image-size", "4x4"), "--image-size: is not read without --images"),
+        (("--dataset-name", "agents", "--spread", "1"), "--spread: is not read for the dataset agents"),
+        (
+            ("--dataset-name", "custom", "--dataset-path", "x", "--random-input-len", "3"),
+            "--random-input-len: is not read for the dataset custom",
+        ),
         (("--json", "/nowhere/x.json"), "--json: /nowhere/x.json cannot be written: No such file or directory"),
         (("--base-url", "x"), "No such option '--base-url' (vLLM's): use --url."),
         (("--random-range-ratio", "1"), "No such option '--random-range-ratio' (vLLM's): use --spread."),

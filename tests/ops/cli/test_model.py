@@ -95,6 +95,12 @@ def test_wrong_options_are_refused_before_anything_is_ordered(
     assert (refused.exit_code, told in refused.output, operator.orders) == (2, True, [])
 
 
+def test_idle_time_of_a_model_that_always_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = Operator()
+    refused = run(monkeypatch, operator, "replace", "m", "new", "--always", "--idle-s", "300")
+    assert (refused.exit_code, "leave out --idle-s or --always" in refused.output, operator.orders) == (2, True, [])
+
+
 def test_waiting_for_room_and_an_interrupt_have_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     no_room = {"state": "no_room"}
     stopped = run(monkeypatch, Operator(no_room, no_room), "load", "m", "new")

@@ -27,7 +27,7 @@ def profile(tmp_path: Path) -> Path:
 def simulated(*arguments: object) -> Any:
     done = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 def test_measured_profile_is_simulated_the_same_each_time(profile: Path, tmp_path: Path) -> None:
@@ -84,7 +84,6 @@ def test_fleet_that_dies_before_it_serves_shows_no_times_and_fails(profile: Path
     ("arguments", "problem"),
     [
         (("--kill", "2@5"), "--kill: there is no worker 2; they are 0 to 0"),
-        (("--trace", "x", "--rate", "5"), "--rate: a trace says when its requests come: leave it out"),
         (("--kill", "soon"), "--kill: 'soon' is not a worker and a second, like 3@60"),
         (
             ("--html", "/nonexistent/x.html"),
@@ -98,6 +97,56 @@ def test_contradiction_is_named(profile: Path, arguments: tuple[str, ...], probl
     with pytest.raises(HeadraceError) as refused:
         simulated("--profile", profile, "--prompt", 50, *arguments)
     assert str(refused.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        *(
+            ((f"--{name}", "1", "--trace", "x"), f"--{name}: is not read with --trace, which tells when")
+            for name in ["rate", "prompt", "output", "spread", "burstiness", "tenants", "shared-prefix", "prefixes"]
+        ),
+        *(
+            ((f"--{name}", value, "--profile", "x"), f"--{name}: is not read with --profile, which is of a worker")
+            for name, value in {
+                **dict.fromkeys(("model", "device", "max-num-seqs", "max-num-batched-tokens", "max-model-len"), "2"),
+                **dict.fromkeys(("weights", "cache-dtype"), "fp8"),
+                "gpu-memory-utilization": "0.5",
+            }.items()
+        ),
+        (
+            ("--tensor-parallel-size", "2", "--profile", "x"),
+            "--tensor-parallel-size: is not read with --profile unless --price is given",
+        ),
+        (("--burstiness", "2"), "--burstiness: is not read without --rate"),
+        (("--prefixes", "2", "--rate", "1"), "--prefixes: is not read without --shared-prefix"),
+    ],
+)
+def test_option_that_would_not_be_read_is_refused(arguments: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(HeadraceError) as refused:
+        simulated(*arguments)
+    assert str(refused.value).startswith(problem)
+
+
+def test_variable_that_is_not_read_is_of_another_command_and_no_mistake(
+    profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_MODEL", "a model")
+    monkeypatch.setenv("HEADRACE_MAX_NUM_SEQS", "4")
+    assert "5 of 5 served" in simulated("--profile", profile, "--requests", 5)
+
+
+def test_trace_is_simulated_whole_or_as_many_requests_as_are_asked_for(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.cli.simulate._REQUESTS", 3)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps({"at": n / 1000, "prompt": 1, "output": 1}) for n in range(9)))
+    ask = ("--profile", profile, "--trace", trace)
+    assert "9 of 9 served" in simulated(*ask)
+    assert "7 of 7 served" in simulated(*ask, "--requests", 7)
+    with pytest.raises(HeadraceError, match=r"trace\.jsonl: has 9 requests; --requests is 10$"):
+        simulated(*ask, "--requests", 10)
 
 
 def test_model_that_does_not_fit_is_told_with_what_takes_less(tmp_path: Path) -> None:
@@ -130,4 +179,4 @@ def test_profile_of_negative_times_is_refused(profile: Path) -> None:
 def test_limit_that_prompts_exceed_is_named(profile: Path) -> None:
     done = CliRunner().invoke(command, ["--profile", str(profile), "--prompt", "3000", "--requests", "5"])
     assert "prompts that no worker holds" in done.output
-    assert "5; the limit is 2,048 tokens with the answer (--max-model-len)" in done.output
+    assert "5; the limit, --max-model-len or the profile's, is 2,048 with the answer" in done.output

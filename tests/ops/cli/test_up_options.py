@@ -55,15 +55,16 @@ def test_model_given_twice_is_served_beside_the_first(monkeypatch: pytest.Monkey
     ("names", "environ", "problem"),
     [
         (("x/m", "y/m"), {}, "HEADRACE_MODEL: two of the models would be served as 'm'; rename a folder"),
+        (("x/a b",), {}, "HEADRACE_SERVED_MODEL_NAME: name 'a b' must not contain white space, or characters that"),
         (("x/m", "y/n"), {"HEADRACE_SERVED_MODEL_NAME": "z"}, "HEADRACE_SERVED_MODEL_NAME: is the name of one model"),
     ],
 )
 def test_models_that_clients_could_not_tell_apart_are_refused(
-    tmp_path: Path, names: tuple[str, str], environ: dict[str, str], problem: str
+    tmp_path: Path, names: tuple[str, ...], environ: dict[str, str], problem: str
 ) -> None:
     for name in names:
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").touch()
-    first, second = (tmp_path / name for name in names)
+    first, *others = (tmp_path / name for name in names)
     with pytest.raises(ConfigError, match=problem):
-        run_module.run(UpConfig(model=first, state_dir=tmp_path), environ, [second])
+        run_module.run(UpConfig(model=first, state_dir=tmp_path), environ, others)

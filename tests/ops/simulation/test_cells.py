@@ -12,6 +12,7 @@ from itertools import count, islice
 import pytest
 
 from ops.simulation.cells import CellError, simulate_cells
+from ops.simulation.gateway import Progress
 from ops.simulation.report import figures
 from ops.simulation.scenario import simulate
 from ops.simulation.workload import Arrival, Synthetic
@@ -48,6 +49,18 @@ def test_cells_add_up_to_the_fleet() -> None:
     assert found.workers[:2] == [4, 4]
     assert found.workers[-1] == 2
     assert found.moments[-1].num_tokens == sum(part.moments[-1].num_tokens for part in parts)
+
+
+def test_progress_of_all_cells_is_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.simulation.cells._REPORT_S", 0.0)
+    for num_cores in (1, 2):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, num=num_cores: set(range(num)))
+        told: list[Progress] = []
+        found = simulate_cells(FLEET, arrivals, 2, told.append)
+        counts = [progress.num_ended for progress in told]
+        assert counts == sorted(counts)
+        assert 150 <= counts[-1] <= 200 == found.num_served
+        assert told[-1].at <= found.duration_s
 
 
 def test_process_that_dies_is_an_error_and_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_format_that_the_device_does_not_compute_in_is_unsupported(llama_8b: Mod
 def planned(*arguments: object) -> Any:
     done = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 def test_command_lists_options_and_draws_them(tmp_path: Path) -> None:
@@ -129,6 +129,24 @@ def test_plan_is_tried_until_its_times_hold_and_with_a_death(tmp_path: Path) -> 
     assert dead["moved"] >= 0
 
 
+def test_table_is_printed_before_it_is_verified_and_progress_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.cli.status_line.TELL_EVERY_S", 0.0)
+    model = write_config(tmp_path, LLAMA_31_8B, "llama.json")
+    load = ("--device", "l40s", "--rate", "1", "--prompt", "50", "--output", "20", "--ranks", "1", "--verify")
+    done = CliRunner().invoke(command, ["--model", str(model), *load], catch_exceptions=False)
+    lines = done.output.splitlines()
+    words = re.compile(r"1 workers: [\d,]+ requests have ended, [\d.]+ s are simulated")
+    told = [place for place, line in enumerate(lines) if words.fullmatch(line)]
+    computed = [place for place, line in enumerate(lines) if line.startswith(("bf16", "fp8", "int4"))]
+    assert len(told) > 100
+    assert computed
+    assert max(computed) < min(told)
+    rows = lines[next(place for place, line in enumerate(lines) if line.startswith("simulated")) + 1 :]
+    assert [row.split("  ")[0] for row in rows][:2] == ["1 workers", "1 workers, one dies"]
+
+
 def test_times_that_nothing_keeps_are_told_beside_those_that_could_be_kept(tmp_path: Path) -> None:
     model = write_config(tmp_path, LLAMA_31_8B)
     done = CliRunner().invoke(command, ["--model", str(model), "--ttft-p99-ms", "0.1", "--ranks", "1"])
@@ -143,6 +161,7 @@ def test_times_that_nothing_keeps_are_told_beside_those_that_could_be_kept(tmp_p
         (("--ranks", "1,x"), "--ranks: '1,x' is not a list"),
         (("--device", "v100"), "--device: 'v100' is unsupported"),
         (("--prompt", "4194304"), "--prompt: is 4194304; with --output 200 it exceeds the model's 131072 tokens"),
+        (("--seed", "3"), "--seed: is not read without --verify"),
         (("--max-model-len", "300"), "--max-model-len: is 300; the load has 700"),
     ],
 )

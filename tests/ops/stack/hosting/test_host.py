@@ -84,14 +84,23 @@ NUMBERS = itertools.count(1000)
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """A host that is connected to nothing, and may load the demo model."""
+def make_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Host]:
+    """Makes hosts on one state directory that are connected to nothing, and may load the demo model."""
     monkeypatch.setattr(host_module, "WorkerProcess", Unstarted)
-    settings = HostSettings(host_name="h", models_dir=str(DEMO_MODEL.parent))
-    parts = (settings, NatsAccess("nats://127.0.0.1:1", None, None), {}, tmp_path, Console(io.StringIO()))
-    host = Host(*parts, hang_timeout_s=10, audit_file=tmp_path / "audit.log")
-    host._nats = Mock(publish=AsyncMock(), close=AsyncMock())
-    return host
+
+    def make() -> Host:
+        settings = HostSettings(host_name="h", models_dir=str(DEMO_MODEL.parent))
+        parts = (settings, NatsAccess("nats://127.0.0.1:1", None, None), {}, tmp_path, Console(io.StringIO()))
+        host = Host(*parts, hang_timeout_s=10, audit_file=tmp_path / "audit.log")
+        host._nats = Mock(publish=AsyncMock(), close=AsyncMock())
+        return host
+
+    return make
+
+
+@pytest.fixture
+def host(make_host: Callable[[], Host]) -> Host:
+    return make_host()
 
 
 async def order(host: Host, action: str, reply: str = "_INBOX_gateway.x", **fields: Any) -> str | None:
@@ -176,6 +185,58 @@ async def test_model_on_demand_is_loaded_once_sleeps_when_told_and_is_woken_for_
     state = await told(host)
     assert state is not None
     assert (state.state, state.wakes) == ("loading", 2)
+
+
+async def test_wake_of_a_model_that_is_awake_does_not_put_off_its_sleep(host: Host) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL), on_demand=True) is None
+    (worker,) = workers(host)
+    await beat(host, worker)
+    activity = host._model("m").activity
+    before = activity.active_at
+    assert await order(host, "wake") is None
+    assert (activity.active_at, activity.asked) == (before, False)
+    activity.active_at -= 1000
+    assert [each.phase for each in workers(host)] == ["stopping"]
+
+
+async def test_wake_takes_back_an_order_to_sleep(host: Host) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL), on_demand=True) is None
+    (worker,) = workers(host)
+    await beat(host, worker)
+    for action in ("sleep", "wake"):
+        assert await order(host, action) is None
+    assert [each.phase for each in workers(host)] == ["ready"]
+
+
+async def test_worker_of_a_model_that_was_unloaded_is_none_of_what_is_loaded_at_once_under_its_name(host: Host) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL)) is None
+    (old,) = workers(host)
+    assert await order(host, "unload") is None
+    assert old.phase == "stopping"
+    assert await order(host, "load", path=str(DEMO_MODEL)) is None
+    (new,) = (each for each in workers(host) if each is not old)
+    await beat(host, old)
+    state = await told(host)
+    assert state is not None
+    assert (state.state, state.num_ready, state.load_s) == ("loading", 0, None)
+    # It may have another revision only if it was replaced.
+    assert not new.wish.is_replaced
+
+
+async def test_replacement_that_fails_after_a_restart_of_the_host_is_undone(
+    host: Host, make_host: Callable[[], Host]
+) -> None:
+    assert await order(host, "load", path=str(DEMO_MODEL), options={"max_num_seqs": "3"}) is None
+    assert await order(host, "replace", path=str(DEMO_MODEL), options={"max_num_seqs": "4"}) is None
+    again = make_host()
+    (new,) = workers(again)
+    assert new.wish.options == {"max_num_seqs": "4"}
+    new.fail(2)
+    (restored,) = workers(again)
+    assert restored.wish.options == {"max_num_seqs": "3"}
+    state = await told(again)
+    assert state is not None
+    assert "no tokenizer" in (state.replace_error or "")
 
 
 async def test_replacement_that_fails_leaves_the_model_as_it_was(host: Host) -> None:

@@ -48,6 +48,21 @@ def test_what_was_loaded_is_there_after_a_restart(models: Path) -> None:
     assert (found.path, found.generation, found.need_bytes) == (str(models / "b"), 1, 1000 + (512 << 20))
 
 
+@pytest.mark.parametrize("name", ["a b", "a\tb", "a\u00a0b", "a\u202eb", "\n", "..", "x" * 129])
+def test_name_that_people_could_not_type_or_read_is_refused(models: Path, name: str) -> None:
+    with pytest.raises(OrderError, match=r"^name: '.*' must "):
+        wishes(models).load(load(name))
+
+
+def test_model_that_has_such_a_name_already_can_be_replaced(models: Path) -> None:
+    (models.parent / "models.json").write_bytes(msgspec.json.encode([Wish(name="a b", path=str(models / "a"))]))
+    host = wishes(models)
+    host.replace(load("a b", "b"))
+    found = host.get("a b")
+    assert found is not None
+    assert found.path == str(models / "b")
+
+
 @pytest.mark.parametrize("path", ["loop", "x" * 256, "x/" * 2048, "dangling"])
 def test_path_that_cannot_be_read_is_refused(models: Path, path: str) -> None:
     (models / "loop").symlink_to(models / "pool")
@@ -152,7 +167,9 @@ def test_generation_of_a_replacement_that_was_undone_is_not_given_to_the_next(mo
     """A worker of the one that was undone may still run, and would count as one of the next."""
     host = wishes(models)
     host.load(load())
-    host.restore(host.replace(load(path="b")))
+    host.replace(load(path="b"))
+    assert host.restore("m")
+    assert not host.restore("m")
     assert host.known("m").generation == 0
     host.replace(load(path="b"))
     assert host.known("m").generation == 2
