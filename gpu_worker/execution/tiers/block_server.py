@@ -67,11 +67,15 @@ class BlockServer:
             threading.Thread(target=self._accept, args=(each,), name="kv-server", daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections, and end those that have opened no lease."""
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+        with self._lock:
+            for stranger in self._strangers:
+                with suppress(OSError):
+                    stranger.shutdown(socket.SHUT_RDWR)
 
     def _accept(self, server: socket.socket) -> None:
         while True:

@@ -133,6 +133,7 @@ class PeerTier:
         self.maker: Maker | None = None
         self._rows, self._block_tokens = rows, block_tokens
         self._sessions: dict[str, PeerSession] = {}
+        self._has_ended = False
         self._distrusted: dict[str, float] = {}
         # By address, whether the log says that its KV is read in place.
         self._told: dict[str, bool] = {}
@@ -159,12 +160,13 @@ class PeerTier:
                 self._distrusted[address] = now + DISTRUST_S
             return False
         with self._lock:
-            before = self._sessions.pop(request, None)
-            self._sessions[request] = session
-            self._tell_way(address, session.is_local)
+            before = session if self._has_ended else self._sessions.pop(request, None)
+            if not self._has_ended:
+                self._sessions[request] = session
+                self._tell_way(address, session.is_local)
         if before is not None:
             before.close()
-        return True
+        return before is not session
 
     def close(self, request: str, *, is_done: bool = False) -> None:
         """Close the session of a request, if it has one; the other side frees what it has kept."""
@@ -221,6 +223,11 @@ class PeerTier:
         for session in sessions.values():
             session.close()
         return bool(sessions)
+
+    def end(self) -> None:
+        """Close all sessions, and open no more."""
+        self._has_ended = True
+        self.suspend()
 
     def _find(self, group: int, digest: bytes) -> PeerSession | None:
         name = (group, digest)

@@ -72,7 +72,7 @@ class Transfer:
         """Give and fetch nothing more."""
         self.server.close()
         self.leases.close()
-        self.peers.suspend()
+        self.peers.end()
         self.openers.shutdown(wait=False, cancel_futures=True)
 
     def _find_maker(self, make_maker: Callable[[], Maker]) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -109,18 +110,11 @@ def transfer_of(served: Served) -> Transfer:
 
 
 @pytest.fixture
-def make_pair(models: Models) -> Iterator[Callable[..., Pair]]:
-    made: list[Pair] = []
-
+def make_pair(models: Models) -> Callable[..., Pair]:
     def make(name: str = "llama", weights: bytes = WEIGHTS, host_bytes: int = 1 << 22, **settings: object) -> Pair:
-        engines = [Served(models.open(name, **settings), host_bytes, weights=each) for each in (WEIGHTS, weights)]
-        made.append(Pair(*engines))
-        return made[-1]
+        return Pair(*(Served(models.open(name, **settings), host_bytes, weights=each) for each in (WEIGHTS, weights)))
 
-    yield make
-    for pair in made:
-        pair.giving.close()
-        pair.fetching.close()
+    return make
 
 
 @pytest.fixture
@@ -409,6 +403,25 @@ def test_opening_is_one_that_the_version_before_answers_with_many_contents(pair:
     opening = msgspec.msgpack.decode(encode(Opening(1, pair.grant(gone).token, "r", 1)))
     assert (len(opening), opening[-1]) == (5, True)
     assert int(Kind.CONTENTS) == 10
+
+
+def test_what_is_opened_while_the_worker_ends_is_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, gone = pair.begin()
+    opened: list[peer_tier.PeerSession] = []
+    open_session = peer_tier._open
+
+    def end_amid(*arguments: Any) -> peer_tier.PeerSession:
+        opened.append(open_session(*arguments))
+        pair.fetching.close()
+        return opened[0]
+
+    monkeypatch.setattr(peer_tier, "_open", end_amid)
+    assert not pair.open(pair.grant(gone))
+    assert opened[0].is_closed
+    with pair.connect() as stranger:
+        wait_for(lambda: pair.giving.server._strangers)
+        pair.giving.close()
+        assert stranger.recv(64) == b""
 
 
 def test_only_what_the_lease_names_is_sent(pair: Pair) -> None:

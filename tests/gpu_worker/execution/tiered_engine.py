@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,8 @@ GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 NUM_BLOCKS = 24
 CASES = {**DENSE, **LATENT}
 BLOCK = 4
+OPENED = ExitStack()
+"""Closed after each test: tiers have threads."""
 MakeFiles = Callable[[HostTier], BlockFiles]
 Answer = tuple[list[int], list[LogprobEntry]]
 
@@ -88,6 +91,7 @@ class Served:
                 maker = Maker(weights, tuple(bytes([number]) * 32 for number, _ in enumerate(groups)))
                 self.transfer = Transfer(groups, BLOCK, host, "127.0.0.1", 30.0, lambda: maker)
             self.tiers = PatientTiers(groups, BLOCK, host, files, self.transfer)
+            OPENED.callback(self.tiers.close)
         has_states = runner._states is not None
         state = state_config(runner.num_state_slots, BLOCK) if has_states else None
         config = scheduler_config(runner, 4, 32, headroom_tokens=4, retained_share=retained_share, state=state)
