@@ -19,6 +19,7 @@ from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.host_tier import HostTier
+from gpu_worker.execution.tiers.nixl_transport import NixlAgent
 from gpu_worker.execution.tiers.transfer import Transfer
 from shared.cache_hints import CacheHints
 from shared.sampling import Sampling
@@ -78,6 +79,8 @@ class Served:
         make_files: MakeFiles | None = None,
         retained_share: float = 0.0,
         weights: bytes | None = None,
+        *,
+        has_nixl: bool = False,
     ) -> None:
         """Keep KV in the host's memory; with a digest of `weights` it is given to others, and fetched from them."""
         self.runner = runner
@@ -89,7 +92,8 @@ class Served:
             self.transfer = None
             if weights is not None:
                 maker = Maker(weights, tuple(bytes([number]) * 32 for number, _ in enumerate(groups)))
-                self.transfer = Transfer(groups, BLOCK, host, "127.0.0.1", 30.0, lambda: maker)
+                nixl = NixlAgent(host.regions, max(group.row_bytes for group in groups)) if has_nixl else None
+                self.transfer = Transfer(groups, BLOCK, host, "127.0.0.1", 30.0, lambda: maker, nixl)
             self.tiers = PatientTiers(groups, BLOCK, host, files, self.transfer)
             OPENED.callback(self.tiers.close)
         has_states = runner._states is not None
