@@ -67,7 +67,7 @@ class KvHandover:
         """Hand requests of a lane over from now on. Call it on the event loop. `has_ended` asks NATS for a worker."""
         self._lane, self._queues, self._loop = lane, queues, asyncio.get_running_loop()
         tasks.every(SWEEP_INTERVAL_S, self._sweep, "leases of KV")
-        tasks.every(_WATCH_INTERVAL_S, partial(self._watch_prefill, has_ended), "watch of prefill workers")
+        tasks.every(_WATCH_INTERVAL_S, partial(self._watch_others, has_ended), "watch of other roles")
 
     def taken_queues(self) -> Collection[str]:
         """Return the queues from which this worker takes requests at present."""
@@ -175,8 +175,11 @@ class KvHandover:
             with contextlib.suppress(DependencyError, *SEND_ERRORS):
                 await self._queues.start_ready()
 
-    async def _watch_prefill(self, has_ended: Callable[[str], Awaitable[bool]]) -> None:
-        """Take prompts as soon as NATS says that a prefill worker has ended, before it counts as silent."""
+    async def _watch_others(self, has_ended: Callable[[str], Awaitable[bool]]) -> None:
+        """Do the part of a worker as soon as NATS says that it has ended, before it counts as silent.
+
+        A prefill worker that went on handing over would get each request back for the next token.
+        """
         asked_at = time.monotonic()
         for worker in self.roles.missed(asked_at):
             if await has_ended(worker) and self._queues is not None:

@@ -85,16 +85,17 @@ class Roles:
         return (*PROMPT_QUEUES, "ready") if heard_at and now - heard_at < READY_MEMORY_S else PROMPT_QUEUES
 
     def missed(self, now: float) -> list[str]:
-        """Return the workers whose prompts this one computes if they have ended: none was heard for `MISSED_S`.
+        """Return the workers whose part this one takes over if they have ended: none was heard for `MISSED_S`.
 
-        Only workers that listen on their peer subject and were heard since the last reconnection: for others, no
-        subscriber does not mean the end.
+        For a decode worker these are the workers that compute prompts, for a prefill worker those that go on behind
+        the first token. Only workers that listen on their peer subject and were heard since the last reconnection: for
+        others, no subscriber does not mean the end.
         """
-        if self.role != "decode" or any(news.role != "decode" for news in self._live(now, MISSED_S)):
+        if self.role == "both" or any(self._needs(news) for news in self._live(now, MISSED_S)):
             return []
         heard_after = max(now - HEARD_S, self._connected_at)
         known = [(name, peer) for name, peer in self._peers.items() if peer.heard_at > heard_after]
-        return [name for name, peer in known if peer.news.role != "decode" and peer.is_listening]
+        return [name for name, peer in known if self._needs(peer.news) and peer.is_listening]
 
     def note_ended(self, worker: str, asked_at: float) -> None:
         """Forget a worker that had ended at `asked_at`, unless its successor was heard since."""
@@ -103,9 +104,7 @@ class Roles:
 
     def hands_over(self, now: float) -> bool:
         """Return whether another worker goes on with what is begun here."""
-        if self.role != "prefill" or not self.maker:
-            return False
-        return any("ready" in news.takes and news.maker == self.maker for news in self._live(now, HEARD_S))
+        return self.role == "prefill" and any(map(self._needs, self._live(now, HEARD_S)))
 
     def address(self, worker: str, now: float) -> str | None:
         """Return where the KV of another worker is fetched; None where it is not heard, or computes otherwise."""
@@ -113,6 +112,12 @@ class Roles:
         if peer is None or now - peer.heard_at > HEARD_S or peer.news.maker != self.maker:
             return None
         return peer.news.address if self.maker and peer.news.address else None
+
+    def _needs(self, news: RoleNews) -> bool:
+        """Return whether a worker does the part of a request that this one leaves to others."""
+        if self.role == "decode":
+            return news.role != "decode"
+        return bool(self.maker) and "ready" in news.takes and news.maker == self.maker
 
     def _live(self, now: float, heard_s: float) -> list[RoleNews]:
         return [each.news for each in self._peers.values() if not each.is_draining and now - each.heard_at <= heard_s]

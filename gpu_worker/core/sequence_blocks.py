@@ -21,7 +21,7 @@ from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.state_slots import StateSlots
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep, StepResult
 from gpu_worker.core.tiers import FULL, KvTiers
-from gpu_worker.core.window_blocks import WindowGroups
+from gpu_worker.core.window_groups import WindowGroups
 
 
 class SequenceBlocks:

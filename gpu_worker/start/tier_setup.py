@@ -57,6 +57,7 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.execution.tiers.file_store import open_store
     from gpu_worker.execution.tiers.host_tier import HostTier
+    from gpu_worker.execution.tiers.nixl_transport import make_agent
     from gpu_worker.execution.tiers.transfer import Transfer
 
     groups = runner.block_contents
@@ -66,7 +67,9 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     assert config.model is not None
     make_maker = made_once(partial(_maker, Path(config.model), groups, _arithmetic(runner)))
     if config.role is not None:
-        transfer = Transfer(groups, runner.block_size, host, config.kv_address, config.kv_lease_s, make_maker)
+        nixl = make_agent(host.regions, max(group.row_bytes for group in groups))
+        where = (config.kv_address, config.kv_lease_s)
+        transfer = Transfer(groups, runner.block_size, host, *where, make_maker, nixl)
     if config.kv_disk_path is not None:
         tokens = [runner.block_size] * (1 + len(runner.windows)) + [CHECKPOINT_TOKENS]
         sizes = (tokens[: len(groups)], config.kv_disk_bytes)

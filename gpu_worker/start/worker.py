@@ -204,7 +204,7 @@ async def _run(
         await nats.close()
         own_store.cleanup()
         if setup.tiers is not None:
-            await asyncio.to_thread(setup.tiers.drain, TIERS_DRAIN_S)
+            await asyncio.to_thread(setup.tiers.close, TIERS_DRAIN_S)
     has_failed = worker.has_failed.is_set()
     _log.info("stopped", extra={"has_failed": has_failed})
     return 1 if has_failed else 0

@@ -8,7 +8,6 @@ Nothing here touches a device; `probe` measures. A shortage is told with setting
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
@@ -228,15 +227,6 @@ def shown_bytes(size: int) -> str:
 
 
 SHARE_OF_FREE = 0.25
-
-
-def ask_for_huge_pages() -> None:
-    """Let torch ask the kernel for pages of 2 MiB for large tensors. Call it before the process makes its first tensor.
-
-    Weights are read once a step, from end to end. With pages of 4 KiB the processor looks up an address for every 64
-    cache lines, and its prefetcher starts anew. A value that is set already stays.
-    """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def host_num_blocks(demand: CacheDemand, max_num_seqs: int, free_bytes: int) -> int:

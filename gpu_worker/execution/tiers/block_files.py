@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -70,17 +71,21 @@ class BlockFiles:
         self._tokens = tokens
         self._maker = Maker(b"", ())
         self._index = FileIndex(self._tokens_of, max_bytes * retained_share)
-        self._to_write: Queue[Kept] = Queue(_MAX_WAITING)
+        # None ends a writer.
+        self._to_write: Queue[Kept | None] = Queue(_MAX_WAITING)
         self._to_do: Queue[Callable[[], None]] = Queue(_MAX_WAITING)
         self._suspended_until = self._paused_until = -1.0
         self._stamps: dict[str, int | None] = {}
         self._forgetting: set[bytes] = set()
         self._num_failed_reads = 0
+        self._is_closed = threading.Event()
         self._log_limit, self._log_lock = LogLimit(_log), threading.Lock()
         self.stored_bytes = self.num_dropped = self.num_evicted = self.num_refused = self.num_failed = 0
-        threading.Thread(target=self._watch, name="kv-files", daemon=True).start()
+        self._threads = [threading.Thread(target=self._watch, name="kv-files", daemon=True)]
         for number in range(_NUM_WRITERS):
-            threading.Thread(target=self._write_all, name=f"kv-write-{number}", daemon=True).start()
+            self._threads.append(threading.Thread(target=self._write_all, name=f"kv-write-{number}", daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def has(self, group: int, digest: bytes) -> bool:
         """Return whether the content is likely to be there, and can be read now."""
@@ -149,6 +154,20 @@ class BlockFiles:
                 return
             time.sleep(0.01)
 
+    def close(self, timeout_s: float) -> None:
+        """Have nothing and write nothing any more; wait for the threads, one of which may hang, at most so long."""
+        self._suspended_until = math.inf
+        self._is_closed.set()
+        self.is_ready.set()
+        for _ in range(_NUM_WRITERS):
+            with suppress(Full):
+                self._to_write.put_nowait(None)
+        with suppress(Full):
+            self._to_do.put_nowait(lambda: None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     def suspend(self) -> None:
         """Have nothing for a while."""
         self._suspended_until = max(self._suspended_until, time.monotonic() + SUSPENDED_S)
@@ -177,7 +196,7 @@ class BlockFiles:
             return
         _log.info("KV blocks are kept in %s by the maker %s", self._store.place, self._maker.folder)
         pause_s = self._store.refresh_s
-        while True:
+        while not self._is_closed.is_set():
             try:
                 self._look()
                 self.is_ready.set()
@@ -186,7 +205,7 @@ class BlockFiles:
                 pause_s = self._store.refresh_s
             except Exception as error:
                 self._failed("listed", error)
-                time.sleep(pause_s)
+                self._is_closed.wait(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _look(self) -> None:
@@ -207,7 +226,7 @@ class BlockFiles:
     def _do_what_was_asked(self) -> None:
         """Do what others have asked for, until it is time to look again."""
         until = time.monotonic() + self._store.refresh_s
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0 and not self._is_closed.is_set():
             try:
                 ask = self._to_do.get(timeout=left)
             except Empty:
@@ -233,8 +252,7 @@ class BlockFiles:
 
     def _write_all(self) -> None:
         self.is_ready.wait()
-        while True:
-            kept = self._to_write.get()
+        while (kept := self._to_write.get()) is not None and not self._is_closed.is_set():
             try:
                 self._write(kept)
                 self._make_room()

@@ -18,6 +18,7 @@ import msgspec
 from gpu_worker.execution.tiers import peer_wire, shared_memory
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.leases import Lease, Leases
+from gpu_worker.execution.tiers.nixl_transport import NixlAgent, NixlSender
 from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Name, PeerError, receive_frame, send_frame
 from shared.errors import ConfigError
 from shared.log_limit import LogLimit
@@ -38,13 +39,16 @@ _FILL_POLL_S = 0.002
 class BlockServer:
     """Listens as long as the process lives.
 
-    Processes of this host and user that look for the address read the host tier's memory instead, if it is shared.
+    Processes of this host and user that look for the address read the host tier's memory instead, if it is shared, and
+    workers of other hosts where both have NIXL.
 
     Attributes:
         address: Where others find it, `host:port`.
     """
 
-    def __init__(self, address: str, leases: Leases, maker: Callable[[], Maker | None]) -> None:
+    def __init__(
+        self, address: str, leases: Leases, maker: Callable[[], Maker | None], nixl: NixlAgent | None = None
+    ) -> None:
         """Listen; `maker` is None before the weights' digest is known. `ConfigError` if the address cannot be used."""
         host, port = split_address(address)
         try:
@@ -56,6 +60,7 @@ class BlockServer:
         self.address = f"{shown}:{server.getsockname()[1]}"
         self._leases = leases
         self._maker = maker
+        self._nixl = nixl
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         # Those that have opened no lease yet, the oldest first.
         self._strangers: dict[socket.socket, None] = {}
@@ -67,11 +72,15 @@ class BlockServer:
             threading.Thread(target=self._accept, args=(each,), name="kv-server", daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections, and end those that have opened no lease."""
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+        with self._lock:
+            for stranger in self._strangers:
+                with suppress(OSError):
+                    stranger.shutdown(socket.SHUT_RDWR)
 
     def _accept(self, server: socket.socket) -> None:
         while True:
@@ -114,15 +123,15 @@ class BlockServer:
         lease = None
         was_read = False
         try:
-            sender = self._sender(connection)
             maker = self._maker()
-            lease = None if maker is None or sender is None else self._open(connection)
-            if lease is None or maker is None or sender is None:
+            opened = None if maker is None or not self._is_served(connection) else self._open(connection)
+            if opened is None or maker is None:
                 send_frame(connection, Kind.REFUSED)
                 return
+            lease, sender = opened
             sender.begin()
             send_frame(connection, Kind.CONTENTS, b"".join(ITEM.pack(*name) for name in lease.rows))
-            while (names := _asked(connection, lease)) is not None:
+            while (names := _asked(connection, lease, sender)) is not None:
                 sender.send(self._find(names, lease, maker))
             was_read = True
         except OSError as error:
@@ -134,8 +143,8 @@ class BlockServer:
                 self._leases.end(lease, was_read=was_read)
             self._end(connection)
 
-    def _open(self, connection: socket.socket) -> Lease | None:
-        """Return the lease that the first frame opens."""
+    def _open(self, connection: socket.socket) -> tuple[Lease, peer_wire.Sender] | None:
+        """Return the lease that the first frame opens, and how contents go."""
         kind, body = receive_frame(connection, peer_wire.MAX_REQUEST_BYTES, OPEN_S)
         if kind is not Kind.OPEN:
             raise PeerError(f"a connection begins with a frame {kind.name}")
@@ -150,16 +159,21 @@ class BlockServer:
             del self._strangers[connection]
         if opening.version != peer_wire.VERSION:
             return None
-        return self._leases.open(opening.lease, opening.request, opening.epoch, connection)
+        lease = self._leases.open(opening.lease, opening.request, opening.epoch, connection)
+        return None if lease is None else (lease, self._sender(connection, has_nixl=opening.has_nixl))
 
-    def _sender(self, connection: socket.socket) -> peer_wire.Sender | None:
-        """Return how contents go to a connection; None to one of another user."""
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return peer_wire.Sender(connection)
-        if (file := self._leases.host.file) is None or not shared_memory.is_own_user(connection):
-            return None
-        return peer_wire.SharedSender(connection, file)
+    def _is_served(self, connection: socket.socket) -> bool:
+        return connection.family != socket.AF_UNIX or shared_memory.is_own_user(connection)
+
+    def _sender(self, connection: socket.socket, *, has_nixl: bool) -> peer_wire.Sender:
+        """Return how contents go to a connection."""
+        if connection.family == socket.AF_UNIX:
+            assert self._leases.host.file is not None
+            return peer_wire.SharedSender(connection, self._leases.host.file)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._nixl is not None and has_nixl:
+            return NixlSender(connection, self._nixl)
+        return peer_wire.Sender(connection)
 
     def _find(self, names: list[Name], lease: Lease, maker: Maker) -> Iterator[peer_wire.Found | None]:
         host, fill_until = self._leases.host, time.monotonic() + FILL_S
@@ -175,8 +189,9 @@ class BlockServer:
                 self._leases.sent_bytes += row.nbytes
 
 
-def _asked(connection: socket.socket, lease: Lease) -> list[Name] | None:
+def _asked(connection: socket.socket, lease: Lease, sender: peer_wire.Sender) -> list[Name] | None:
     """Wait for the next question; return which contents it is about, None once there are no more."""
+    sender.wait(lease.ends_at - time.monotonic())
     left_s = max(0.0, lease.ends_at - time.monotonic())
     kind, body = receive_frame(connection, peer_wire.MAX_REQUEST_BYTES, left_s)
     if kind is Kind.DONE:

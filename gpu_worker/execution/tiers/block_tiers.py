@@ -28,6 +28,7 @@ _PROBE_INTERVAL = 32
 """One in this many loads that would not pay is done all the same, to measure again."""
 
 _RATE_MEMORY_BYTES = 256 << 20
+_CLOSE_S = 1.0
 
 
 class _LoadMeter:
@@ -133,11 +134,14 @@ class BlockTiers:
         self._meters = {name: _LoadMeter() for name in ("host", "peer", "files")}
         self._lock = threading.Lock()
         self._num_threads = 1 if files is None and transfer is None else 4
-        self._loads: SimpleQueue[BlockLoad] = SimpleQueue()
-        self._batches: SimpleQueue[Batch] = SimpleQueue()
-        threading.Thread(target=self._settle_batches, name="kv-store", daemon=True).start()
+        # None ends a thread.
+        self._loads: SimpleQueue[BlockLoad | None] = SimpleQueue()
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._settle_batches, name="kv-store", daemon=True)]
         for number in range(self._num_threads):
-            threading.Thread(target=self._load_all, name=f"kv-load-{number}", daemon=True).start()
+            self._threads.append(threading.Thread(target=self._load_all, name=f"kv-load-{number}", daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def readings(self) -> tuple[KvTierReading, ...]:
         """Return the counts of each tier."""
@@ -258,6 +262,20 @@ class BlockTiers:
         if self._files is not None:
             self._files.drain(timeout_s)
 
+    def close(self, drain_s: float = 0.0) -> None:
+        """Wait as `drain` does, then end all threads but those that hang. Nothing may be called afterwards."""
+        self.drain(drain_s)
+        if self.transfer is not None:
+            self.transfer.close()
+        self._batches.put(None)
+        for _ in range(self._num_threads):
+            self._loads.put(None)
+        if self._files is not None:
+            self._files.close(_CLOSE_S)
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     def _nearest(self, group: int, digest: bytes) -> str:
         if self._host.knows(group, digest):
             return "host"
@@ -270,15 +288,14 @@ class BlockTiers:
                 self._files.add(kept)
 
     def _settle_batches(self) -> None:
-        while True:
-            batch = self._batches.get()
+        while (batch := self._batches.get()) is not None:
             batch.copy.wait()
             self._settle(batch)
 
     def _load_all(self) -> None:
         """Do one load after another, which may wait for a disk as long as it likes; several threads do each."""
-        while True:
-            self._load(self._loads.get())
+        while (load := self._loads.get()) is not None:
+            self._load(load)
 
     def _load(self, load: BlockLoad) -> None:
         while (taken := load.take()) is not None:

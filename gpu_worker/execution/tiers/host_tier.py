@@ -118,6 +118,11 @@ class HostTier:
         pairs = zip(self._orders, self._groups, strict=True)
         return sum(len(order.retention) * group.row_bytes for order, group in pairs)
 
+    @property
+    def regions(self) -> list[tuple[int, int]]:
+        """Addresses and sizes of the memory in which the rows are."""
+        return [(rows.ctypes.data, rows.nbytes) for rows in self._rows if rows.nbytes]
+
     def has(self, group: int, digest: bytes) -> bool:
         """Return whether the content is there, and make it the most recently used."""
         with self._lock:

@@ -20,6 +20,7 @@ from gpu_worker.execution.memory.block_bytes import Bytes
 from gpu_worker.execution.tiers import peer_wire, shared_memory
 from gpu_worker.execution.tiers.block_server import split_address
 from gpu_worker.execution.tiers.file_format import Maker
+from gpu_worker.execution.tiers.nixl_transport import MAX_DESCRIPTION_BYTES, NixlAgent, NixlError, NixlReceiver
 from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Name, PeerError, receive_frame, send_frame
 from shared.errors import ConfigError
 from shared.log_limit import LogLimit
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 CONNECT_S = 1.0
 DISTRUST_S = 5.0
 """For so long a worker is not asked that did not answer."""
+WITHOUT_NIXL_S = 60.0
+"""For so long KV comes over TCP from a worker whose memory NIXL could not read."""
 MAX_SESSIONS = 64
 _MAX_TOLD = 256
 
@@ -45,7 +48,7 @@ class PeerSession:
         self.is_closed = False
         self._connection = connection
         self._receiver = receiver
-        self.is_local = isinstance(receiver, peer_wire.SharedReceiver)
+        self.way = receiver.way
         self._lock = threading.Lock()
         # What will be asked for, what was, in this order, and what has come.
         self._expected: deque[Name] = deque()
@@ -128,14 +131,17 @@ class PeerTier:
         num_failed: Leases that could not be opened, and connections that broke.
     """
 
-    def __init__(self, rows: list[int], block_tokens: int) -> None:
+    def __init__(self, rows: list[int], block_tokens: int, nixl: NixlAgent | None = None) -> None:
         """Read contents of `rows[group]` bytes, each of at least `block_tokens` tokens."""
         self.maker: Maker | None = None
         self._rows, self._block_tokens = rows, block_tokens
         self._sessions: dict[str, PeerSession] = {}
+        self._nixl = nixl
+        self._has_ended = False
         self._distrusted: dict[str, float] = {}
-        # By address, whether the log says that its KV is read in place.
-        self._told: dict[str, bool] = {}
+        self._without_nixl: dict[str, float] = {}
+        # By address, how its KV comes, as the log says.
+        self._told: dict[str, str] = {}
         self._log_limit, self._lock = LogLimit(_log), threading.Lock()
         self.num_refused = self.num_failed = 0
 
@@ -149,8 +155,9 @@ class PeerTier:
             return False
         try:
             most_contents = len(self._rows) * (1 + num_tokens // self._block_tokens)
-            opening = encode(peer_wire.Opening(peer_wire.VERSION, lease, request, epoch))
-            session = _open(address, opening, self._rows, most_contents)
+            nixl = self._nixl if self._without_nixl.get(address, 0.0) <= now else None
+            opening = encode(peer_wire.Opening(peer_wire.VERSION, lease, request, epoch, has_nixl=nixl is not None))
+            session = _open(address, opening, self._rows, most_contents, nixl)
         except (OSError, ValueError, ConfigError) as error:
             # The address is what a heartbeat says.
             self._failed(address, error)
@@ -159,12 +166,13 @@ class PeerTier:
                 self._distrusted[address] = now + DISTRUST_S
             return False
         with self._lock:
-            before = self._sessions.pop(request, None)
-            self._sessions[request] = session
-            self._tell_way(address, session.is_local)
+            before = session if self._has_ended else self._sessions.pop(request, None)
+            if not self._has_ended:
+                self._sessions[request] = session
+                self._tell_way(address, session.way)
         if before is not None:
             before.close()
-        return True
+        return before is not session
 
     def close(self, request: str, *, is_done: bool = False) -> None:
         """Close the session of a request, if it has one; the other side frees what it has kept."""
@@ -222,6 +230,11 @@ class PeerTier:
             session.close()
         return bool(sessions)
 
+    def end(self) -> None:
+        """Close all sessions, and open no more."""
+        self._has_ended = True
+        self.suspend()
+
     def _find(self, group: int, digest: bytes) -> PeerSession | None:
         name = (group, digest)
         for session in list(self._sessions.values()):
@@ -229,22 +242,26 @@ class PeerTier:
                 return session
         return None
 
-    def _tell_way(self, address: str, is_local: bool) -> None:
-        if self._told.get(address) is not is_local:
+    def _tell_way(self, address: str, way: str) -> None:
+        if self._told.get(address) != way:
             if len(self._told) >= _MAX_TOLD:
                 self._told.clear()
-            self._told[address] = is_local
-            _log.info("KV of %s is %s", address, "read in its memory, on this host" if is_local else "fetched over TCP")
+            self._told[address] = way
+            _log.info("KV of %s is %s", address, way)
 
     def _failed(self, address: str, error: Exception) -> None:
+        now = time.monotonic()
         with self._lock:
             self.num_failed += 1
+            if isinstance(error, NixlError):
+                self._without_nixl = {name: until for name, until in self._without_nixl.items() if until > now}
+                self._without_nixl[address] = now + WITHOUT_NIXL_S
             self._log_limit.warning(
                 "failed", "KV cannot be fetched from %s: %s; the prompt is computed", address, error
             )
 
 
-def _open(address: str, opening: bytes, rows: list[int], most_contents: int) -> PeerSession:
+def _open(address: str, opening: bytes, rows: list[int], most_contents: int, nixl: NixlAgent | None) -> PeerSession:
     local = shared_memory.connect(address, CONNECT_S)
     connection = local or socket.create_connection(split_address(address), timeout=CONNECT_S)
     receiver = peer_wire.SharedReceiver(connection, rows) if local else peer_wire.Receiver(connection, rows)
@@ -253,8 +270,13 @@ def _open(address: str, opening: bytes, rows: list[int], most_contents: int) -> 
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         send_frame(connection, Kind.OPEN, opening)
         receiver.begin()
-        kind, body = receive_frame(connection, most_contents * ITEM.size)
-        if kind is not Kind.CONTENTS or len(body) % ITEM.size:
+        most_bytes = most_contents * ITEM.size
+        most_first = most_bytes if local or nixl is None else max(most_bytes, MAX_DESCRIPTION_BYTES)
+        kind, body = receive_frame(connection, most_first)
+        if kind is Kind.NIXL and nixl is not None and local is None:
+            receiver = NixlReceiver(connection, rows, nixl, nixl.connect(bytes(body)))
+            kind, body = receive_frame(connection, most_bytes)
+        if kind is not Kind.CONTENTS or len(body) % ITEM.size or len(body) > most_bytes:
             raise PeerError("the lease is not known there, or over")
         return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), address)
     except BaseException:

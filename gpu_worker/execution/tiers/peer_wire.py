@@ -5,8 +5,9 @@ is; then it asks for contents, many at once, gets them in that order, and says i
 a frame may be long is known before it is read, and who is slow amid a frame is given up.
 
 Between hosts a content's bytes follow its header (`Sender`, `Receiver`). On one host the receiver has the sender's
-memory (`shared_memory`), is told the place, and reads it there (`SharedSender`, `SharedReceiver`). Either way the same
-header is verified over the bytes that have arrived. A lease holds the rows until the receiver says that it has all.
+memory (`shared_memory`), is told the place, and reads it there (`SharedSender`, `SharedReceiver`); where both
+sides have NIXL, between hosts, too (`nixl_transport`). Either way the same header is verified over the bytes that have
+arrived. A lease holds the rows until the receiver says that it has all.
 """
 
 from __future__ import annotations
@@ -56,16 +57,18 @@ class Kind(enum.IntEnum):
     SHARED = 8
     PLACES = 9
     CONTENTS = 10
+    NIXL = 11
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """The body of `OPEN`. Only the previous version reads `asks_many`."""
+    """The body of `OPEN`. Only the previous version reads `asks_many`; it does not read `has_nixl`."""
 
     version: int
     lease: LeaseToken
     request: RequestId
     epoch: Epoch
     asks_many: bool = True
+    has_nixl: bool = False
 
 
 class PeerError(OSError):
@@ -166,6 +169,9 @@ class Sender:
     def begin(self) -> None:
         """Send what the receiver needs first."""
 
+    def wait(self, timeout_s: float) -> None:
+        """Do what the receiver needs while it sends nothing, until a time is over."""
+
     def send(self, found: Iterable[Found | None]) -> None:
         """Answer a question with each content that it is about, None where there is none; what is given is not kept."""
         for each in found:
@@ -175,7 +181,21 @@ class Sender:
                 send_frame(self._connection, Kind.BLOCK, each.header, each.payload)
 
 
-class SharedSender(Sender):
+class PlaceSender(Sender):
+    """Sends where contents are in memory that the receiver reads."""
+
+    def send(self, found: Iterable[Found | None]) -> None:
+        """Send one frame for all."""
+        places = [
+            _PLACE.pack(-1, b"") if each is None else _PLACE.pack(self._place(each), each.header) for each in found
+        ]
+        send_frame(self._connection, Kind.PLACES, *places)
+
+    def _place(self, found: Found) -> int:
+        raise NotImplementedError
+
+
+class SharedSender(PlaceSender):
     """Sends the memory, then where contents are in it."""
 
     def __init__(self, connection: socket.socket, file: int) -> None:
@@ -186,14 +206,18 @@ class SharedSender(Sender):
         """Send the memory, as a file."""
         send_file(self._connection, Kind.SHARED, self._file)
 
-    def send(self, found: Iterable[Found | None]) -> None:
-        """Send one frame for all."""
-        places = [_PLACE.pack(-1, b"") if each is None else _PLACE.pack(each.place, each.header) for each in found]
-        send_frame(self._connection, Kind.PLACES, *places)
+    def _place(self, found: Found) -> int:
+        return found.place
 
 
 class Receiver:
-    """Receives contents as bytes. One thread at a time calls `begin` and `receive`, any `content`."""
+    """Receives contents as bytes. One thread at a time calls `begin` and `receive`, any `content`.
+
+    Attributes:
+        way: How contents come, for the log.
+    """
+
+    way = "fetched over TCP"
 
     def __init__(self, connection: socket.socket, rows: Values[int]) -> None:
         """Receive contents of `rows[group]` bytes."""
@@ -219,16 +243,8 @@ class Receiver:
         """Let go of what `begin` has received."""
 
 
-class SharedReceiver(Receiver):
-    """Reads the sender's memory."""
-
-    _file: int | None = None
-
-    def begin(self) -> None:
-        """Receive the memory, as a file."""
-        kind, self._file = receive_file(self._connection)
-        if kind is not Kind.SHARED or self._file is None:
-            raise PeerError("the lease is not known there, or over")
+class PlaceReceiver(Receiver):
+    """Reads contents in memory that is the sender's."""
 
     def receive(self, asked: Values[Name]) -> Values[Any]:
         """Receive where all are that were asked for."""
@@ -242,10 +258,28 @@ class SharedReceiver(Receiver):
         place, header = received
         data = bytearray(HEADER_BYTES + self._rows[group])
         data[:HEADER_BYTES] = header
-        row = memoryview(data)[HEADER_BYTES:]
+        self._read(place, memoryview(data)[HEADER_BYTES:])
+        return data
+
+    def _read(self, place: int, row: memoryview) -> None:
+        raise NotImplementedError
+
+
+class SharedReceiver(PlaceReceiver):
+    """Reads memory that this process has as a file."""
+
+    way = "read in its memory, on this host"
+    _file: int | None = None
+
+    def begin(self) -> None:
+        """Receive the memory, as a file."""
+        kind, self._file = receive_file(self._connection)
+        if kind is not Kind.SHARED or self._file is None:
+            raise PeerError("the lease is not known there, or over")
+
+    def _read(self, place: int, row: memoryview) -> None:
         if self._file is None or os.preadv(self._file, [row], place) != len(row):
             raise PeerError("a content is not where it is said to be")
-        return data
 
     def close(self) -> None:
         """Close the file."""

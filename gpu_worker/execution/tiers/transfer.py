@@ -13,6 +13,7 @@ from gpu_worker.execution.tiers.block_server import BlockServer
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.leases import Leases
+from gpu_worker.execution.tiers.nixl_transport import NixlAgent
 from gpu_worker.execution.tiers.peer_tier import PeerTier
 from shared.worker_metrics import KvTierReading
 
@@ -37,11 +38,14 @@ class Transfer:
         address: str,
         lease_s: float,
         make_maker: Callable[[], Maker],
+        nixl: NixlAgent | None = None,
     ) -> None:
         """Listen; `make_maker` reads all weights, in a thread. `ConfigError` if the address cannot be used."""
         self.leases = Leases(host, lease_s)
-        self.peers = PeerTier([group.row_bytes for group in groups], block_tokens)
-        self.server = BlockServer(address, self.leases, lambda: self.peers.maker)
+        rows = [group.row_bytes for group in groups]
+        self._nixl = nixl
+        self.peers = PeerTier(rows, block_tokens, nixl)
+        self.server = BlockServer(address, self.leases, lambda: self.peers.maker, nixl)
         self.openers = ThreadPoolExecutor(NUM_OPENERS, "kv-open")
         self.block_bytes, self.block_tokens = groups[0].row_bytes, block_tokens
         threading.Thread(target=self._find_maker, args=(make_maker,), name="kv-maker", daemon=True).start()
@@ -72,8 +76,10 @@ class Transfer:
         """Give and fetch nothing more."""
         self.server.close()
         self.leases.close()
-        self.peers.suspend()
+        self.peers.end()
         self.openers.shutdown(wait=False, cancel_futures=True)
+        if self._nixl is not None:
+            self._nixl.close()
 
     def _find_maker(self, make_maker: Callable[[], Maker]) -> None:
         try:

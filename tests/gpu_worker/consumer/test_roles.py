@@ -86,6 +86,16 @@ def test_a_decode_worker_asks_for_those_alone_that_left_prompts_to_it_and_miss_a
     assert made.missed(late) == [], "it may not be back yet"
 
 
+def test_a_prefill_worker_keeps_its_requests_once_the_last_decode_worker_has_ended() -> None:
+    made = roles("prefill", beat("d", "decode"), beat("foreign", "decode", maker="other"), beat("p", "prefill"))
+    late = START + 10 + MISSED_S + 0.1
+    assert (made.missed(NOW), made.missed(late), made.hands_over(late)) == ([], ["d"], True)
+    made.note_ended("d", late)
+    assert not made.hands_over(late)
+    made.note(beat("e", "both", takes=EVERYTHING), late)
+    assert (made.missed(late), made.hands_over(late)) == ([], True)
+
+
 def test_a_decode_worker_does_it_all_once_the_prefill_worker_has_ended() -> None:
     made = roles("decode", beat("p", "prefill"))
     made.note_ended("p", START + 9)

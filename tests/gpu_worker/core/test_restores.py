@@ -14,7 +14,7 @@ from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
 from tests.gpu_worker.core.harness import Harness
 from tests.gpu_worker.core.oracle_tiers import OracleTiers
 from tests.gpu_worker.core.sequences import make_sequence
-from tests.gpu_worker.core.test_eviction_properties import windows
+from tests.gpu_worker.core.test_group_properties import windows
 from tests.gpu_worker.core.test_scheduler_properties import SIZES, SchedulerMachine
 
 

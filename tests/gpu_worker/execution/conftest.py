@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from gpu_worker.models.decoder import CausalLM
 from tests.gpu_worker.execution.device_runs import DEVICES, load
 from tests.gpu_worker.execution.engine_run import save_tiny_model
-from tests.gpu_worker.execution.tiered_engine import Models
+from tests.gpu_worker.execution.tiered_engine import OPENED, Models
 from tests.gpu_worker.models.conftest import one_thread
 
 __all__ = ["one_thread"]
@@ -29,6 +30,12 @@ def directory(tiny: tuple[Path, Any]) -> Path:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory)
+
+
+@pytest.fixture(autouse=True)
+def closed_tiers() -> Iterator[None]:
+    yield
+    OPENED.close()
 
 
 @pytest.fixture(scope="module", params=DEVICES)

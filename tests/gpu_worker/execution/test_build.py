@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +241,22 @@ def test_summary_has_the_parts_and_the_rate_of_loading() -> None:
     with start_up.stage(Stage.CAPTURE):
         pass
     assert start_up.summary() == "ready in 6.5 s: load 2.0 s (8.00 GB at 4.0 GB/s), profile 0.5 s, capture 2.0 s"
+
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MAKE_A_TENSOR = """
+import torch
+from gpu_worker.execution.build import ask_for_huge_pages
+ask_for_huge_pages()
+tensor = torch.ones(16 << 20)
+print(open("/proc/self/smaps").read())
+"""
+
+
+@pytest.mark.skipif(
+    not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(), reason="the kernel gives no huge pages"
+)
+def test_large_tensors_get_huge_pages_when_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", _MAKE_A_TENSOR], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert sum(map(int, re.findall(r"AnonHugePages: +(\d+) kB", done.stdout))) > 32 << 10

@@ -11,7 +11,7 @@ import torch
 from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.window_blocks import WindowBlocks
+from gpu_worker.core.window_groups import WindowGroup
 from gpu_worker.execution.memory.kv_cache import allocate_groups
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.loader import load_model
@@ -63,13 +63,13 @@ def expected(model: Path) -> Answers:
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Collect the blocks that sequences hold in the group of windows whenever a step of theirs has landed."""
     collected: list[int] = []
-    leave_behind = WindowBlocks.leave_behind
+    leave_behind = WindowGroup.leave_behind
 
-    def watched(group: WindowBlocks, table: WindowTable, num_written: int) -> None:
+    def watched(group: WindowGroup, table: WindowTable, num_written: int) -> None:
         leave_behind(group, table, num_written)
         collected.append(table.num_held)
 
-    monkeypatch.setattr(WindowBlocks, "leave_behind", watched)
+    monkeypatch.setattr(WindowGroup, "leave_behind", watched)
     return collected
 
 

@@ -35,7 +35,7 @@ from gpu_worker.execution.tiers.file_store import (
 )
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import BLOCK, Models, Served, sequence
+from tests.gpu_worker.execution.tiered_engine import BLOCK, OPENED, Models, Served, sequence
 from tests.shared.objects.small_s3 import small_s3
 from tests.waiting import wait_for
 
@@ -166,6 +166,7 @@ def open_files(
     groups = [SimpleNamespace(row_bytes=ROW_BYTES)] * 2
     used = store or DirectoryStore(directory)
     files = BlockFiles(used, groups, [16, 16], max_bytes, rows or Rows(), lambda: MAKER, retained_share)  # type: ignore[arg-type]
+    OPENED.callback(files.close, 1.0)
     wait_for(files.is_ready.is_set)
     return files
 
@@ -481,6 +482,20 @@ def test_a_worker_that_is_stopped_writes_what_it_has_computed(tmp_path: Path) ->
         files.add(Kept(0, digest, SALT))
     files.drain(30)
     assert len(list(tmp_path.rglob("*.kv"))) == 50
+
+
+def test_of_closed_tiers_no_thread_is_left_and_nothing_is_found(models: Models, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    served = serve_with(DirectoryStore(tmp_path), models, "llama")
+    asked = sequence("asked", random_prompt(61, seed=3))
+    served.serve(asked)
+    settle(served)
+    files, digest = files_of(served), asked.block_digests[0]
+    assert files.has(0, digest)
+    assert served.tiers is not None
+    served.tiers.close()
+    wait_for(lambda: not [each for each in threading.enumerate() if each not in before and each.name[:3] == "kv-"])
+    assert not files.has(0, digest)
 
 
 def test_files_that_are_retained_are_deleted_last_and_spent_ones_first() -> None:

@@ -15,7 +15,15 @@ from gpu_worker.execution.tiers.host_tier import HostTier
 from shared.cache_hints import CacheHints
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import OF_ALL_KINDS, Models, PatientTiers, Served, greedy, sequence
+from tests.gpu_worker.execution.tiered_engine import (
+    OF_ALL_KINDS,
+    OPENED,
+    Models,
+    PatientTiers,
+    Served,
+    greedy,
+    sequence,
+)
 from tests.waiting import wait_for
 
 PROMPT = random_prompt(61, seed=3)
@@ -189,6 +197,7 @@ def test_short_prompts_alone_tell_tiers_how_fast_prompts_are_computed(
 def test_a_load_that_measured_slower_than_computing_is_not_begun_but_for_one_in_32(served: Served) -> None:
     groups = served.runner.block_contents
     tiers, wanted = BlockTiers(groups, 4, HostTier(groups, 1 << 20)), [(0, b"d" * 32)] * 10
+    OPENED.callback(tiers.close)
     tiers.prefill_rate = 1000.0
     assert tiers.pays(wanted, 40), "nothing is known yet"
     tiers._meters["files"].observe(groups[0].row_bytes * 10, 0.039, 40)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from gpu_worker.execution.tiers.block_server import BlockServer, split_address
 from gpu_worker.execution.tiers.block_tiers import BlockLoad
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.leases import GIVE_WAY_S, Lease, Leases
+from gpu_worker.execution.tiers.nixl_transport import NixlAgent, NixlSender
 from gpu_worker.execution.tiers.peer_tier import PeerTier
 from gpu_worker.execution.tiers.peer_wire import (
     _PLACE,
@@ -33,7 +35,6 @@ from gpu_worker.execution.tiers.peer_wire import (
     Kind,
     Opening,
     Receiver,
-    SharedReceiver,
     receive_frame,
     send_file,
     send_frame,
@@ -109,18 +110,18 @@ def transfer_of(served: Served) -> Transfer:
 
 
 @pytest.fixture
-def make_pair(models: Models) -> Iterator[Callable[..., Pair]]:
-    made: list[Pair] = []
+def make_pair(models: Models) -> Callable[..., Pair]:
+    def make(
+        name: str = "llama",
+        weights: bytes = WEIGHTS,
+        host_bytes: int = 1 << 22,
+        nixl: tuple[bool, bool] = (False, False),
+        **settings: object,
+    ) -> Pair:
+        pairs = zip((WEIGHTS, weights), nixl, strict=True)
+        return Pair(*(Served(models.open(name, **settings), host_bytes, weights=w, has_nixl=n) for w, n in pairs))
 
-    def make(name: str = "llama", weights: bytes = WEIGHTS, host_bytes: int = 1 << 22, **settings: object) -> Pair:
-        engines = [Served(models.open(name, **settings), host_bytes, weights=each) for each in (WEIGHTS, weights)]
-        made.append(Pair(*engines))
-        return made[-1]
-
-    yield make
-    for pair in made:
-        pair.giving.close()
-        pair.fetching.close()
+    return make
 
 
 @pytest.fixture
@@ -138,29 +139,40 @@ def alone(models: Models, name: str = "llama", sampling: Sampling = GREEDY, **se
     return Served(models.open(name, **settings), host_bytes=None).serve(sequence("alone", PROMPT, SALT, sampling))[0]
 
 
-@pytest.mark.parametrize(("sampling", "is_near"), [(GREEDY, False), (SEEDED, True)], ids=["stream", "shared"])
+WAYS = {
+    "stream": "fetched over TCP",
+    "shared": "read in its memory, on this host",
+    "nixl": "read in its memory, by NIXL",
+}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "way"), [(GREEDY, "stream"), (SEEDED, "shared"), (SEEDED, "nixl")], ids=["stream", "shared", "nixl"]
+)
 @OF_ALL_KINDS
 def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
     name: str,
     settings: dict[str, object],
     sampling: Sampling,
-    is_near: bool,
+    way: str,
     models: Models,
     make_pair: Callable[..., Pair],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    if not is_near:
+    monkeypatch.setattr(peer_wire, "FRAME_S", 60.0)
+    if way == "nixl":
+        pytest.importorskip("nixl", reason="NIXL does not support this platform")
+    if way != "shared":
         monkeypatch.setattr(shared_memory, "connect", lambda *_: None)
-    pair = make_pair(name, **settings)
+    pair = make_pair(name, nixl=(way == "nixl",) * 2, **settings)
     begun, gone = pair.begin(sampling)
     lease = pair.grant(gone)
     assert pair.open(lease)
     (session,) = pair.fetching.peers._sessions.values()
-    assert isinstance(session._receiver, SharedReceiver) is is_near
-    way = "read in its memory, on this host" if is_near else "fetched over TCP"
-    assert f"KV of {pair.giving.server.address} is {way}" in caplog.messages
+    assert session._receiver.way == WAYS[way]
+    assert f"KV of {pair.giving.server.address} is {WAYS[way]}" in caplog.messages
     assert pair.go_on(begun, sampling) == (alone(models, name, sampling, **settings), 60)
     assert pair.decode.hit_tokens("peer") == 60
     pair.fetching.peers.close("r", is_done=True)
@@ -404,11 +416,40 @@ def test_a_reader_that_dies_at_any_point_frees_the_lease(pair: Pair, point: str)
     assert_rows_are_free(pair)
 
 
+class OpeningBefore(msgspec.Struct, frozen=True, array_like=True):
+    """What the version before reads of an opening."""
+
+    version: int
+    lease: str
+    request: str
+    epoch: int
+    asks_many: bool = False
+
+
 def test_opening_is_one_that_the_version_before_answers_with_many_contents(pair: Pair) -> None:
     _, gone = pair.begin()
-    opening = msgspec.msgpack.decode(encode(Opening(1, pair.grant(gone).token, "r", 1)))
-    assert (len(opening), opening[-1]) == (5, True)
+    opening = encode(Opening(1, pair.grant(gone).token, "r", 1, has_nixl=True))
+    assert msgspec.msgpack.decode(opening, type=OpeningBefore).asks_many
     assert int(Kind.CONTENTS) == 10
+
+
+def test_what_is_opened_while_the_worker_ends_is_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, gone = pair.begin()
+    opened: list[peer_tier.PeerSession] = []
+    open_session = peer_tier._open
+
+    def end_amid(*arguments: Any) -> peer_tier.PeerSession:
+        opened.append(open_session(*arguments))
+        pair.fetching.close()
+        return opened[0]
+
+    monkeypatch.setattr(peer_tier, "_open", end_amid)
+    assert not pair.open(pair.grant(gone))
+    assert opened[0].is_closed
+    with pair.connect() as stranger:
+        wait_for(lambda: pair.giving.server._strangers)
+        pair.giving.close()
+        assert stranger.recv(64) == b""
 
 
 def test_only_what_the_lease_names_is_sent(pair: Pair) -> None:
@@ -487,53 +528,66 @@ def wrong_block(rng: random.Random, digest: bytes, content: bytes) -> bytes:
     return makers[rng.randrange(2)].header(0, digest, SALT, memoryview(content)) + content
 
 
-def peers_of(*row_bytes: int) -> PeerTier:
+def peers_of(*row_bytes: int, nixl: NixlAgent | None = None) -> PeerTier:
     """Make a tier of groups whose contents have so many bytes."""
-    peers = PeerTier(list(row_bytes), 4)
+    peers = PeerTier(list(row_bytes), 4, nixl)
     peers.maker = MAKER
     return peers
 
 
-def count_loaded(count: int, *, is_near: bool) -> tuple[int, int]:
+def count_loaded(count: int, way: str) -> tuple[int, int]:
     """Ask for contents of which only wrong ones come; return how many were taken, and how many refused or failed."""
     rng = random.Random(5)
     digest = rng.randbytes(32)
     shared = shared_memory.make_shared(4 * ROW_BYTES)
     assert shared is not None
     file, memory = shared
+    base = memory.ctypes.data if way == "nixl" else 0
+    agents = [NixlAgent([(base, memory.nbytes)], ROW_BYTES) for _ in range(2 if way == "nixl" else 0)]
 
     def act(connection: socket.socket) -> None:
         receive_frame(connection, 512, 5)
-        if is_near:
+        if way == "shared":
             send_file(connection, Kind.SHARED, file)
+        elif way == "nixl":
+            send_frame(connection, Kind.NIXL, agents[0].description)
         send_frame(connection, Kind.CONTENTS, ITEM.pack(0, digest))
         receive_frame(connection, 64, 5)
         whole = wrong_block(rng, digest, rng.randbytes(ROW_BYTES))
-        if not is_near:
+        if way == "stream":
             send_frame(connection, Kind.BLOCK, whole)
         else:
             # What is cut off lies behind the end of the memory.
             place = 3 * ROW_BYTES + (HEADER_BYTES + ROW_BYTES - len(whole))
             content = np.frombuffer(whole[HEADER_BYTES:], np.uint8)
             memory[place : place + len(content)] = content
-            send_frame(connection, Kind.PLACES, _PLACE.pack(place, whole[:HEADER_BYTES]))
+            send_frame(connection, Kind.PLACES, _PLACE.pack(base + place, whole[:HEADER_BYTES]))
         with contextlib.suppress(OSError):
+            if agents:
+                NixlSender(connection, agents[0]).wait(60)
             receive_frame(connection, 64, 5)
 
-    peers, num_loaded = peers_of(ROW_BYTES, ROW_BYTES), 0
-    with lying(act, is_near=is_near) as address:
+    peers, num_loaded = peers_of(ROW_BYTES, ROW_BYTES, nixl=agents[1] if agents else None), 0
+    with lying(act, is_near=way == "shared") as address:
         for number in range(count):
             assert peers.open(address, "0" * 32, str(number), 1, 4)
             num_loaded += peers.read(0, digest, SALT) is not None
             peers.close(str(number))
     os.close(file)
+    for agent in agents:
+        agent.close()
     return num_loaded, peers.num_refused + peers.num_failed
 
 
-@pytest.mark.parametrize("is_near", [False, True], ids=["stream", "shared"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_nothing_wrong_is_loaded(count: int, is_near: bool) -> None:
-    assert count_loaded(count, is_near=is_near) == (0, count)
+def test_nothing_wrong_is_loaded(count: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "nixl":
+        pytest.importorskip("nixl", reason="NIXL does not support this platform")
+    # After a content that NIXL does not find the others would come over TCP.
+    monkeypatch.setattr(peer_tier, "WITHOUT_NIXL_S", 0.0)
+    monkeypatch.setattr(peer_wire, "FRAME_S", 60.0)
+    assert count_loaded(count, way) == (0, count)
 
 
 def test_memory_is_shared_to_be_read_and_only_with_processes_of_the_same_user(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.host_tier import HostTier
+from gpu_worker.execution.tiers.nixl_transport import NixlAgent
 from gpu_worker.execution.tiers.transfer import Transfer
 from shared.cache_hints import CacheHints
 from shared.sampling import Sampling
@@ -37,6 +39,8 @@ GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 NUM_BLOCKS = 24
 CASES = {**DENSE, **LATENT}
 BLOCK = 4
+OPENED = ExitStack()
+"""Closed after each test: tiers have threads."""
 MakeFiles = Callable[[HostTier], BlockFiles]
 Answer = tuple[list[int], list[LogprobEntry]]
 
@@ -75,6 +79,8 @@ class Served:
         make_files: MakeFiles | None = None,
         retained_share: float = 0.0,
         weights: bytes | None = None,
+        *,
+        has_nixl: bool = False,
     ) -> None:
         """Keep KV in the host's memory; with a digest of `weights` it is given to others, and fetched from them."""
         self.runner = runner
@@ -86,8 +92,10 @@ class Served:
             self.transfer = None
             if weights is not None:
                 maker = Maker(weights, tuple(bytes([number]) * 32 for number, _ in enumerate(groups)))
-                self.transfer = Transfer(groups, BLOCK, host, "127.0.0.1", 30.0, lambda: maker)
+                nixl = NixlAgent(host.regions, max(group.row_bytes for group in groups)) if has_nixl else None
+                self.transfer = Transfer(groups, BLOCK, host, "127.0.0.1", 30.0, lambda: maker, nixl)
             self.tiers = PatientTiers(groups, BLOCK, host, files, self.transfer)
+            OPENED.callback(self.tiers.close)
         has_states = runner._states is not None
         state = state_config(runner.num_state_slots, BLOCK) if has_states else None
         config = scheduler_config(runner, 4, 32, headroom_tokens=4, retained_share=retained_share, state=state)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -206,16 +203,6 @@ def test_sizes_are_written_for_people(size: int, text: str) -> None:
     assert shown_bytes(size) == text
 
 
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_MAKE_A_TENSOR = """
-import torch
-from gpu_worker.execution.memory.budget import ask_for_huge_pages
-ask_for_huge_pages()
-tensor = torch.ones(16 << 20)
-print(open("/proc/self/smaps").read())
-"""
-
-
 def host_demand(block_bytes: int) -> CacheDemand:
     return CacheDemand(block_bytes, block_size=16, max_model_len=1000)
 
@@ -249,12 +236,3 @@ def test_weights_beyond_the_free_memory_are_refused() -> None:
     ):
         check_host_weights_fit(4 * GIB, "float32", GIB)
     check_host_weights_fit(GIB, "float32", GIB)
-
-
-@pytest.mark.skipif(
-    not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(), reason="the kernel gives no huge pages"
-)
-def test_large_tensors_get_huge_pages_when_asked_for() -> None:
-    done = subprocess.run([sys.executable, "-c", _MAKE_A_TENSOR], capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    assert sum(map(int, re.findall(r"AnonHugePages: +(\d+) kB", done.stdout))) > 32 << 10

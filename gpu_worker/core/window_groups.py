@@ -1,9 +1,9 @@
-"""Blocks of the layers that read only a sequence's last tokens.
+"""Groups of layers that read only a sequence's last tokens, and their blocks.
 
-Owns the group's pool and the count of promised blocks; writes `WindowTable`. A sequence takes a block when a step needs
-it, and gives it back when a landed step has moved the window past it. So between steps a sequence holds the window and
-one block at most. A block that was given back can be found until it is reused. It is reused before other blocks, unless
-it lies in the window before an end of a shared prefix (`WindowTable.shared_ends`).
+Owns each group's pool and the count of promised blocks; writes `WindowTable`. A sequence takes a block when a step
+needs it, and gives it back when a landed step has moved the window past it. So between steps a sequence holds the
+window and one block at most. A block that was given back can be found until it is reused. It is reused before other
+blocks, unless it lies in the window before an end of a shared prefix (`WindowTable.shared_ends`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.tiers import KvTiers
 
 
-class WindowBlocks:
+class WindowGroup:
     """One group; running sequences were promised `num_promised` of its blocks, and do not hold them yet."""
 
     def __init__(self, config: WindowConfig, block_size: int, retained_share: float = 0.0) -> None:
@@ -150,12 +150,12 @@ class WindowGroups:
     def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
         self._block_size = config.block_size
         self._tiers = tiers
-        self._groups = tuple(WindowBlocks(group, config.block_size, config.retained_share) for group in config.windows)
+        self._groups = tuple(WindowGroup(group, config.block_size, config.retained_share) for group in config.windows)
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def __iter__(self) -> Iterator[WindowBlocks]:
+    def __iter__(self) -> Iterator[WindowGroup]:
         return iter(self._groups)
 
     @property
@@ -274,5 +274,5 @@ class WindowGroups:
             if pool.find(digests[place]) is not None:
                 self._tiers.store(number, table.blocks[place], digests[place], sequence.salt)
 
-    def _of(self, sequence: Sequence) -> Iterable[tuple[WindowBlocks, WindowTable]]:
+    def _of(self, sequence: Sequence) -> Iterable[tuple[WindowGroup, WindowTable]]:
         return zip(self._groups, sequence.window_tables, strict=True)

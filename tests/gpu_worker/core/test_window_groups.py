@@ -5,7 +5,7 @@ from hashlib import sha256
 import pytest
 
 from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
-from gpu_worker.core.window_blocks import WindowBlocks
+from gpu_worker.core.window_groups import WindowGroup
 from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.sequences import make_sequence
@@ -30,12 +30,12 @@ def test_window_lies_in_one_block_more_than_it_fills(window: int, most: int) -> 
 
 
 def test_token_reads_its_window_and_no_block_before() -> None:
-    group = WindowBlocks(WindowConfig(WINDOW, 10), BLOCK)
+    group = WindowGroup(WindowConfig(WINDOW, 10), BLOCK)
     assert [group.first_needed(num_tokens) for num_tokens in range(14)] == [0] * 11 + [1] * 3
 
 
 def test_hit_needs_the_whole_window_before_it() -> None:
-    group, names = WindowBlocks(WindowConfig(WINDOW, 20), BLOCK), digests(10)
+    group, names = WindowGroup(WindowConfig(WINDOW, 20), BLOCK), digests(10)
     table = group.open([], 0, 0, ())
     group.grow(table, 10 * BLOCK)
     for place in (0, 1, 3, 4, 6, 8, 9):
@@ -105,7 +105,7 @@ def test_second_sight_of_a_prefix_keeps_its_window() -> None:
 
 
 def test_nobody_finds_what_a_sequence_with_an_error_has_left_behind() -> None:
-    group, names = WindowBlocks(WindowConfig(WINDOW, 20), BLOCK), digests(10)
+    group, names = WindowGroup(WindowConfig(WINDOW, 20), BLOCK), digests(10)
     table = group.open([], 0, 0, ())
     group.grow(table, 10 * BLOCK)
     group.publish(table, names, 9)
@@ -142,7 +142,7 @@ def test_group_that_cannot_hold_one_window_is_refused() -> None:
 
 
 def test_blocks_that_are_taken_back_are_promised_again_to_their_sequence_and_left_alone_by_others() -> None:
-    group = WindowBlocks(WindowConfig(WINDOW, 10), BLOCK)
+    group = WindowGroup(WindowConfig(WINDOW, 10), BLOCK)
     table, other = group.open([], 0, 5, ()), group.open([], 0, 1, ())
     reach = []
     for change, num_blocks in ((group.grow, 3), (group.trim, 2), (group.grow, 5), (group.trim, 2)):

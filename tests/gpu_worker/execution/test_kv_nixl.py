@@ -1,0 +1,167 @@
+"""KV that is read by NIXL in another worker's memory: what is damaged, dead, slow, or has no NIXL costs time alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from gpu_worker.execution.tiers import nixl_transport, peer_wire, shared_memory
+from gpu_worker.execution.tiers.nixl_transport import NixlAgent, NixlError, make_agent
+from tests.gpu_worker.execution.test_kv_transfer import (  # noqa: F401
+    WAYS,
+    Answer,
+    Pair,
+    expected,
+    make_pair,
+)
+
+pytest.importorskip("nixl", reason="NIXL does not support this platform")
+
+ROW_BYTES = 4096
+PATIENCE_S = 60.0
+"""UCX has threads of its own, which wait for a core where others have them all."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_wire, "FRAME_S", PATIENCE_S)
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[NixlAgent]:
+    # By any shorter way the kernel reads the memory of a process that stands still.
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    own = np.zeros(1, np.uint8)
+    agent = NixlAgent([(own.ctypes.data, 1)], ROW_BYTES)
+    yield agent
+    agent.close()
+
+
+@contextmanager
+def other_worker() -> Iterator[tuple[subprocess.Popen[str], bytes, int]]:
+    """Yield a process with memory that NIXL may read, its description, and where it begins."""
+    code = f"""
+        import select, sys, numpy as np
+        from gpu_worker.execution.tiers.nixl_transport import NixlAgent
+        memory = np.full({ROW_BYTES}, 7, np.uint8)
+        agent = NixlAgent([(memory.ctypes.data, memory.nbytes)], 1)
+        print(agent.description.hex(), memory.ctypes.data, flush=True)
+        while not select.select([sys.stdin], (), (), 0.001)[0]:
+            agent.progress()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        description, place = process.stdout.readline().split()
+        try:
+            yield process, bytes.fromhex(description), int(place)
+        finally:
+            process.kill()
+
+
+def read(agent: NixlAgent, name: bytes, place: int) -> bytes:
+    row = bytearray(ROW_BYTES)
+    agent.read(name, place, memoryview(row))
+    return bytes(row)
+
+
+def test_a_damaged_description_is_not_given_to_nixl(reader: NixlAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+
+    def fail(shown: bytes) -> None:
+        pytest.fail("NIXL may end the process")
+
+    monkeypatch.setattr(reader._agent, "add_remote_agent", fail)
+    for _ in range(300):
+        damaged = bytearray(reader.description)
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        for each in (damaged, damaged[: rng.randrange(len(damaged))]):
+            with pytest.raises(NixlError, match="damaged"):
+                reader.connect(bytes(each))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_ends_or_stands_still_costs_a_second_and_no_row(
+    reader: NixlAgent, ending: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with other_worker() as (process, description, place):
+        name = reader.connect(description)
+        assert read(reader, name, place) == bytes([7]) * ROW_BYTES
+        os.kill(process.pid, ending)
+        monkeypatch.setattr(peer_wire, "FRAME_S", 0.5)
+        for _ in range(2):
+            with pytest.raises(NixlError):
+                read(reader, name, place)
+        monkeypatch.setattr(peer_wire, "FRAME_S", PATIENCE_S)
+        if ending is signal.SIGSTOP:
+            os.kill(process.pid, signal.SIGCONT)
+            assert read(reader, reader.connect(description), place) == bytes([7]) * ROW_BYTES
+    with other_worker() as (_, description, place):
+        name = reader.connect(description)
+        for _ in range(2 * len(reader._rows)):
+            assert read(reader, name, place) == bytes([7]) * ROW_BYTES
+
+
+@pytest.mark.parametrize("has_nixl", [(True, False), (False, True)], ids=["prefill", "decode"])
+def test_kv_comes_over_tcp_where_one_of_two_workers_has_nixl(
+    has_nixl: tuple[bool, bool],
+    make_pair: Callable[..., Pair],  # noqa: F811
+    expected: Answer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_memory, "connect", lambda *_: None)
+    pair = make_pair(nixl=has_nixl)
+    begun, gone = pair.begin()
+    assert pair.open(pair.grant(gone))
+    (session,) = pair.fetching.peers._sessions.values()
+    assert session.way == WAYS["stream"]
+    assert pair.go_on(begun) == (expected, 60)
+
+
+def test_kv_comes_over_tcp_from_a_worker_whose_memory_nixl_could_not_read(
+    make_pair: Callable[..., Pair],  # noqa: F811
+    expected: Answer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_memory, "connect", lambda *_: None)
+    pair = make_pair(nixl=(True, True))
+    begun, gone = pair.begin()
+    assert pair.open(pair.grant(gone))
+    assert pair.fetching._nixl is not None
+    # No network leads there.
+    monkeypatch.setattr(pair.fetching._nixl._agent, "initialize_xfer", unreachable)
+    assert pair.go_on(begun) == (expected, 0), "the prompt is computed"
+    pair.decode.fill()
+    begun, gone = pair.begin()
+    pair.fetching.peers.close("r")
+    assert pair.open(pair.grant(gone))
+    (session,) = pair.fetching.peers._sessions.values()
+    assert session.way == WAYS["stream"]
+
+
+def unreachable(*_: object) -> None:
+    raise RuntimeError("no path")
+
+
+def test_without_nixl_or_where_it_does_not_run_there_is_no_agent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no plugins")
+
+    monkeypatch.setattr(nixl_transport, "NixlAgent", fail)
+    assert make_agent([], 1) is None
+    assert "no plugins" in caplog.text
+    monkeypatch.setattr(nixl_transport.importlib.util, "find_spec", lambda _: None)
+    caplog.clear()
+    assert make_agent([], 1) is None
+    assert not caplog.text
