@@ -236,7 +236,7 @@ class LatentAttention:
             context.context_lens,
             context.max_query_len,
             context.max_context_len,
-            self._options,
+            options=self._options,
         )
         return self._value_up(attended, attended.new_empty(len(query), shape.num_heads, shape.value_dim))
 
