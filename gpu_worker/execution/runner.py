@@ -356,12 +356,7 @@ class TorchModelRunner:
         return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and self._is_last else None)
 
     def _forward(
-        self,
-        step: DeviceStep,
-        max_context_len: int,
-        inputs: StepInputs = _NO_INPUTS,
-        *,
-        knows_tokens: bool,
+        self, step: DeviceStep, max_context_len: int, inputs: StepInputs = _NO_INPUTS, *, knows_tokens: bool
     ) -> torch.Tensor:
         token_ids = step.token_ids
         if not knows_tokens:
