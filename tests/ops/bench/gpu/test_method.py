@@ -56,8 +56,9 @@ def test_matrix_vector_products_of_8b_are_the_first_that_are_timed(capsys: pytes
 def test_perplexity_knows_its_options() -> None:
     [command] = [command for command in COMMANDS if "headrace perplexity" in command]
     arguments = [word.replace("$cache", "fp8") for word in arguments_of(command, "headrace ")]
-    with pytest.raises(click.exceptions.UsageError, match="No such option: --no-such-option"):
+    with pytest.raises(click.NoSuchOption) as ended:
         headrace.main([*arguments, "--no-such-option"], standalone_mode=False)
+    assert ended.value.option_name == "--no-such-option"
 
 
 def test_no_command_runs_longer_than_nine_minutes() -> None:
