@@ -48,7 +48,7 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def answer(model: CausalLM, *, is_graphed: bool = False) -> Outcome:
     """Prompts in several chunks beside decodes, and one that is in the cache already."""
-    runner = make_device_runner(model, is_graphed=is_graphed, num_blocks=300, max_num_seqs=6, max_model_len=128)
+    runner = make_device_runner(model, is_graphed=is_graphed, num_blocks=300, max_num_seqs=6, max_model_len=512)
     prompts = [random_prompt(length, seed=length) for length in (100, 7, 60, 100)]
     sequences = [make_sequence(str(index), prompt, GREEDY) for index, prompt in enumerate(prompts)]
     return run(runner, sequences, max_num_seqs=6, token_budget=TOKEN_BUDGET, arrivals_per_step=1)
