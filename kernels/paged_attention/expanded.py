@@ -78,7 +78,7 @@ def expanded_attention(
         values = torch.bmm(own, value_up[heads])
         result[:, heads] = paged_attention(
             query[:, heads],
-            LayerCache(*(_in_blocks(made, block_size) for made in (keys, values))),
+            LayerCache(_in_blocks(keys, block_size), _in_blocks(values, block_size)),
             tables,
             query_starts,
             context_lens,
@@ -92,4 +92,4 @@ def expanded_attention(
 
 def _in_blocks(heads: torch.Tensor, block_size: int) -> torch.Tensor:
     """Return what lies head by head, `[num_heads, num_tokens, dim]`, as a cache: a strided view."""
-    return heads.unflatten(1, (-1, block_size)).permute(1, 2, 0, 3)
+    return heads.view(len(heads), -1, block_size, heads.shape[2]).permute(1, 2, 0, 3)
