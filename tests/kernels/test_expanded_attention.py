@@ -158,7 +158,7 @@ def test_one_compiled_kernel_serves_prompts_of_all_lengths(num_heads: int, monke
             empty(num_seqs * query_len, num_heads, 192), LayerCache(cache, cache[..., :512], is_latent=True),
             empty(num_heads, 128, 512), empty(num_heads, 512, 128), *where, AttentionOptions(SCALE),
         )  # fmt: skip
-    assert len(at_once) > 5
+    assert len(at_once) >= 4
     assert {name: len(found) for name, found in keys.items() if found} == {
         "chunk_attention_kernel": 1,
         "reduce_chunk_splits_kernel": 1,
