@@ -233,7 +233,8 @@ class ContextAttention:
         tokens, (num_tokens, num_heads, _) = self.ranks.tokens, query.shape
         heads = self.ranks.swap(query.expand(tokens.step, *query.shape)).transpose(0, 1).flatten(1, 2)
         lse = torch.empty(heads.shape[:2], dtype=torch.float32, device=query.device)
-        values = paged_attention(heads, cache, *step, options=options, partial=Partial(tokens, lse))
+        attend: Attend = paged_attention
+        values = attend(heads, cache, *step, options=options, partial=Partial(tokens, lse))
         attended = torch.cat((values, lse[..., None]), 2).view(num_tokens, tokens.step, num_heads, -1)
         parts = self.ranks.swap(attended.transpose(0, 1))
         return merge_partials(parts[..., :-1], parts[..., -1], options.sinks).to(query.dtype)
