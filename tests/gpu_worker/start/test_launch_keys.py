@@ -37,8 +37,7 @@ FURTHER = {
     "fp8-mixture": _MIXTURE - {"dense_experts_kernel"} | {"packed_experts_kernel", "scaled_experts_kernel", _ROUNDING},
     "hybrid": _HYBRID,
     "hybrid-eager": _HYBRID,
-    **dict.fromkeys(("latent", "mixture-decode"), _MIXTURE),
-    **{f"expanded{way}": _MIXTURE | {"reduce_chunk_splits_kernel"} for way in ("", "-eager", "-decode")},
+    **dict.fromkeys(("latent", "expanded", "expanded-eager", "expanded-decode", "mixture-decode"), _MIXTURE),
 }
 # A mixture has its activation in its products.
 WITHOUT = {kind: {"gated_kernel"} for kind in ("mixture", "mixture-decode", "fp8-mixture")}
