@@ -30,7 +30,7 @@ from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.key_turns import KeyTurns
 from gpu_worker.execution.batch.placed_tokens import Frame
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.step_table import DeviceStep, StagedStep, copy_states, lay_out, step_context
+from gpu_worker.execution.batch.step_table import DeviceStep, HostStep, StagedStep, copy_states, lay_out, step_context
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts, replay_accepted
@@ -41,7 +41,7 @@ from gpu_worker.execution.memory.kv_cache import KVCache, allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepHead, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
-from gpu_worker.layers.attention_context import ScoredTokens
+from gpu_worker.layers.attention_context import ScoredTokens, StepSizes
 from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.ranks import ALONE, Ranks, is_last
 from gpu_worker.models.config import ModelConfig
@@ -50,7 +50,8 @@ from kernels.low_rank import AdapterRows
 
 logger = logging.getLogger(__name__)
 
-StepInputs = tuple[MediaInputs | None, AdapterRows | None, ScoredTokens | None]
+StepInputs = tuple[MediaInputs | None, AdapterRows | None, ScoredTokens | None, bool]
+_NO_INPUTS: StepInputs = (None, None, None, False)
 ShareDrafts = Callable[[StepPlan, list[Draft] | None], list[Draft] | None]
 
 
@@ -164,6 +165,7 @@ class TorchModelRunner:
             self._max_draft_tokens,
             tuple(group.num_blocks for group in self.cache.groups[1:]),
             None if self._states is None else self.num_state_slots,
+            self.model.expands,
         )
 
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
@@ -251,8 +253,10 @@ class TorchModelRunner:
         if self._encoder is not None:
             self._encoder.encode(plan)
             media = self._encoder.inputs(plan, step.sequences, step.layout)
-        shape = None
-        if graphs is not None and media is None and step.adapters is None and step.scores is None:
+        shape, is_expanded = None, self.model.expands(self._sizes(step.layout))
+        # A graph reads contexts of any length, so it does not make the keys and values of one.
+        is_plain = media is None and step.adapters is None and step.scores is None and not is_expanded
+        if graphs is not None and is_plain:
             shape = graphs.shape_for(step.layout, is_decode=step.is_decode)
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
@@ -260,7 +264,7 @@ class TorchModelRunner:
         if not self._is_last:
             self._head.tell_last(head, self._ranks)
         scored = None if step.scores is None else step.scores.tokens()
-        inputs = (media, step.adapters, scored)
+        inputs = (media, step.adapters, scored, is_expanded)
         computed = self._replay(step, shape) if staged is None else self._launch(step, staged, inputs)
         if self.interrupt is not None:
             self.interrupt.check()
@@ -276,6 +280,10 @@ class TorchModelRunner:
         if is_observed or step.drafts is not None:
             land = partial(self._land, drafting, step, computed.hidden)
         return SubmittedStep(step, outputs, self._downloads, land)
+
+    def _sizes(self, layout: HostStep) -> StepSizes:
+        counts = len(layout.rows), len(layout.token_ids)
+        return StepSizes(*counts, layout.max_query_len, layout.max_context_len, self.max_model_len)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
         changes, rows = self._sequences.apply(plan), self._rows
@@ -348,7 +356,7 @@ class TorchModelRunner:
         return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and self._is_last else None)
 
     def _forward(
-        self, step: DeviceStep, max_context_len: int, inputs: StepInputs = (None, None, None), *, knows_tokens: bool
+        self, step: DeviceStep, max_context_len: int, inputs: StepInputs = _NO_INPUTS, *, knows_tokens: bool
     ) -> torch.Tensor:
         token_ids = step.token_ids
         if not knows_tokens:

@@ -9,7 +9,7 @@ drafts are verified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +26,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.graph_shapes import powers_of_two
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
+from gpu_worker.layers.attention_context import StepSizes
 from shared.sampling import Sampling
 
 # Up to this, products of few rows may be divided among programs in a way that depends on the exact number.
@@ -53,7 +54,10 @@ _SAMPLINGS = (
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What bounds a step; `max_model_len` tokens have blocks. In the spare slot for states there is no sequence's."""
+    """What bounds a step; `max_model_len` tokens have blocks. In the spare slot for states there is no sequence's.
+
+    `expands` tells which steps make keys and values of latent vectors.
+    """
 
     max_num_seqs: int
     max_model_len: int
@@ -62,6 +66,7 @@ class StepLimits:
     max_draft_tokens: int = 0
     num_window_blocks: tuple[int, ...] = ()
     spare_state_slot: int | None = None
+    expands: Callable[[StepSizes], bool] | None = None
 
 
 class WarmUpProposer:
@@ -89,6 +94,8 @@ class _Shape:
     drafts: list[int]
     save_to: int | None = None
     """The slot that the first sequence's state is copied to."""
+    num_cached: int = 0
+    """Tokens of each sequence before these."""
 
 
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
@@ -147,7 +154,10 @@ def _plans(shapes: Iterable[_Shape], limits: StepLimits) -> Iterator[StepPlan]:
     departed: list[Sequence] = []
     for shape in shapes:
         scheduled = [
-            ScheduledSequence(_sequence(length, num_drafts, shape.sampling, limits), 0, length, True, num_drafts)
+            ScheduledSequence(
+                _sequence(shape.num_cached + length, num_drafts, shape.sampling, limits),
+                *(shape.num_cached, length, True, num_drafts),
+            )
             for length, num_drafts in zip(shape.lengths, shape.drafts, strict=True)
         ]
         plan = writer.write_any(scheduled, departed)
@@ -168,9 +178,23 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
         yield _Shape([1] * count, _GREEDY, [0] * count)
     for count, query_len in _mixtures(limits):
         yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * count)
+    for query_len in _expanded_lengths(limits):
+        yield _Shape([query_len], _GREEDY, [0], num_cached=limits.max_model_len - query_len)
     if limits.spare_state_slot is not None:
         for query_len in (1, min(_FIRST_CHUNK, limits.max_num_batched_tokens, limits.max_model_len - 1)):
             yield _Shape([query_len], _GREEDY, [0], limits.spare_state_slot)
+
+
+def _expanded_lengths(limits: StepLimits) -> list[int]:
+    """Return the tokens of the shortest and the longest chunk behind a long context whose keys and values are made.
+
+    The shortest one has the fewest programs, which divide the context among more, the longest takes the most memory.
+    """
+    most, longest = min(limits.max_model_len, limits.max_num_batched_tokens), limits.max_model_len
+    expands = limits.expands
+    if expands is None or not expands(StepSizes(1, most, most, longest, longest)):
+        return []
+    return [next(n for n in range(1, most + 1) if expands(StepSizes(1, n, n, longest, longest))), most]
 
 
 def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
@@ -216,8 +240,12 @@ def _spread(num_tokens: int, count: int, max_len: int) -> list[int]:
 
 
 def _sequence(length: int, num_drafts: int, sampling: Sampling, limits: StepLimits) -> Sequence:
-    """All of them use the same blocks: what they compute is of no interest."""
-    blocks = list(range(-(-(length + num_drafts) // limits.block_size)))
+    """All of them use the same blocks: what they compute is of no interest.
+
+    Those of a long context come again and again, as of no more are the tokens written.
+    """
+    num_written = -(-min(limits.max_model_len, limits.max_num_batched_tokens) // limits.block_size)
+    blocks = [block % num_written for block in range(-(-(length + num_drafts) // limits.block_size))]
     windows = tuple(
         WindowTable([block % count for block in blocks], 0, len(blocks), 0) for count in limits.num_window_blocks
     )

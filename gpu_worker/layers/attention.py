@@ -305,7 +305,7 @@ class Attention:
             context.context_lens,
             context.max_query_len,
             context.max_context_len,
-            self._options,
+            options=self._options,
         )
         if shape.joins_images:
             attended = attend_bidirectional(context.media, attended, query, cache, block_tables, self._options)

@@ -57,6 +57,16 @@ class ScoredTokens(Struct, frozen=True):
             group.attention.add_(block_attention(queries, cache, tables, group.contexts, options))
 
 
+class StepSizes(Struct, frozen=True):
+    """The sizes of a step, as the host knows them before it is launched."""
+
+    num_seqs: int
+    num_tokens: int
+    max_query_len: int
+    max_context_len: int
+    max_model_len: int
+
+
 class WindowContext(Struct, frozen=True):
     """Where the tokens of a step lie in a group of layers that keeps the last ones only.
 
@@ -92,6 +102,7 @@ class AttentionContext(Struct, frozen=True):
         media: Images of the step; None in a step without.
         adapters: Which tokens have an adapter; None where none has.
         scored: Tokens that are asked how they attend; None where none is.
+        is_expanded: Whether attention by latent vectors makes keys and values for the step.
         observer: Given the modules and the input of each linear layer of blocks before it multiplies: calibration.
     """
 
@@ -110,6 +121,7 @@ class AttentionContext(Struct, frozen=True):
     observer: Callable[[tuple[str, ...], torch.Tensor], None] | None = None
     adapters: AdapterRows | None = None
     scored: ScoredTokens | None = None
+    is_expanded: bool = False
 
     @property
     def may_round(self) -> bool:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.attention_context import AttentionContext, StepSizes
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, LinearShape, Partition, Projection
+from gpu_worker.layers.ranks import Ranks
 from gpu_worker.layers.rotations import GrowthTable, QueryGrowth
 from kernels.layer_cache import EVERY_TOKEN, CacheShape
 from kernels.linear.dense import make_head_linear
@@ -61,6 +62,26 @@ class LatentShape:
     def key_dim(self) -> int:
         """Numbers that are kept of a token."""
         return self.latent_dim + self.rotary_dim
+
+    def can_expand(self, device: torch.device, ranks: Ranks) -> bool:
+        """Return True where steps of prompts may make keys and values.
+
+        On a CPU a token's result does not depend on how its prompt was cut, so there is one form. Where ranks keep some
+        tokens each, every rank attends for the heads of others, of whose vectors it makes no keys.
+        """
+        return device.type != "cpu" and ranks.tokens == EVERY_TOKEN
+
+    def expands(self, sizes: StepSizes) -> bool:
+        """Return True where a step makes keys and values, which is less to multiply and takes little memory.
+
+        The latent vectors are gathered of no more tokens than the step or the longest sequence has, so what the warm-up
+        takes is the most.
+        """
+        num_gathered = sizes.num_seqs * sizes.max_context_len
+        return num_gathered <= max(sizes.num_tokens, sizes.max_model_len) and is_expansion_less(
+            *(self.plain_dim, self.latent_dim, self.value_dim),
+            *(sizes.num_seqs, sizes.max_query_len, sizes.max_context_len),
+        )
 
     def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
         """Declare the projections to queries and latent vectors, what makes keys and values of these, and that back."""
@@ -163,10 +184,8 @@ class LatentAttention:
         self._query_norm = weights.query_norm
         self._latent_norm = weights.latent_norm
         self._attend, self._options = parts.attention(), AttentionOptions(weights.shape.scale)
-        # On a CPU a token's result does not depend on how its prompt was cut, so there is one form. Where ranks keep
-        # some tokens each, every rank attends for the heads of others, of whose vectors it makes no keys.
-        has_forms = weights.key_up.device.type != "cpu" and parts.ranks.tokens == EVERY_TOKEN
-        self._expansion = (weights.key_up, weights.value_up) if has_forms else None
+        can_expand = weights.shape.can_expand(weights.key_up.device, parts.ranks)
+        self._expansion = (weights.key_up, weights.value_up) if can_expand else None
         self._key_up = make_head_linear(weights.key_up)
         self._value_up = make_head_linear(weights.value_up)
         self._query_down = None if weights.query_down is None else parts.linear(weights.query_down)
@@ -186,9 +205,7 @@ class LatentAttention:
     def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the latent vectors of `x` into the cache, and attend from `x` to the cache."""
         query, latent = self._project(x, context)
-        sizes = len(context.block_tables), context.max_query_len, context.max_context_len
-        is_expanded = self._expansion is not None and is_expansion_less(*self._expansion, *sizes)
-        attend = self._attend_expanded if is_expanded else self._attend_latent
+        attend = self._attend_expanded if context.is_expanded else self._attend_latent
         return self._output(attend(query, latent, positions, context).flatten(1), context)
 
     def _project(self, x: Rows, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
@@ -219,7 +236,7 @@ class LatentAttention:
             context.context_lens,
             context.max_query_len,
             context.max_context_len,
-            self._options,
+            options=self._options,
         )
         return self._value_up(attended, attended.new_empty(len(query), shape.num_heads, shape.value_dim))
 
@@ -227,7 +244,7 @@ class LatentAttention:
         self, query: torch.Tensor, latent: torch.Tensor, positions: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
         shape, cache = self._shape, context.caches[self._index]
-        assert self._expansion is not None
+        assert self._expansion is not None, "the step is of a device with one form"
         self._keep(latent.new_empty(len(latent), 1, shape.key_dim), latent, positions, context)
         turned = rope_kv_write(
             query,

@@ -20,7 +20,7 @@ from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import whole
 from kernels.activation.experts import ExpertActivation
-from kernels.layer_cache import EVERY_TOKEN
+from kernels.layer_cache import EVERY_TOKEN, LayerCache
 from kernels.linear import Linear as Product
 from kernels.linear import LinearFactory, RoundsInputs
 from kernels.linear.forms import WeightForm
@@ -228,16 +228,15 @@ class ContextAttention:
 
     ranks: Ranks
 
-    def __call__(self, query: torch.Tensor, *cached: Any) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, cache: LayerCache, *step: Any, options: AttentionOptions) -> torch.Tensor:
         """Do what `paged_attention` promises; the KV heads are those of all ranks that share the tokens."""
         tokens, (num_tokens, num_heads, _) = self.ranks.tokens, query.shape
         heads = self.ranks.swap(query.expand(tokens.step, *query.shape)).transpose(0, 1).flatten(1, 2)
         lse = torch.empty(heads.shape[:2], dtype=torch.float32, device=query.device)
         attend: Attend = paged_attention
-        values = attend(heads, *cached, Partial(tokens, lse))
+        values = attend(heads, cache, *step, options=options, partial=Partial(tokens, lse))
         attended = torch.cat((values, lse[..., None]), 2).view(num_tokens, tokens.step, num_heads, -1)
         parts = self.ranks.swap(attended.transpose(0, 1))
-        options: AttentionOptions = cached[-1]
         return merge_partials(parts[..., :-1], parts[..., -1], options.sinks).to(query.dtype)
 
 

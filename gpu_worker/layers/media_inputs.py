@@ -9,7 +9,8 @@ import torch
 from msgspec import Struct
 
 from kernels.layer_cache import LayerCache
-from kernels.paged_attention.reference import AttentionOptions, bidirectional_span_attention
+from kernels.paged_attention import AttentionOptions
+from kernels.paged_attention.reference import bidirectional_span_attention
 
 
 class BidirectionalSpan(Struct, frozen=True):

@@ -10,11 +10,12 @@ import torch
 
 from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import HEAD, AdapterTargets, EmbeddingAdapters
-from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.attention_context import AttentionContext, StepSizes
 from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.division import Division, divided_weights
 from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
 from gpu_worker.layers.fused_decoder import FusedDecoder, can_fuse, fusing_library
+from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_inputs import take_layer_inputs
 from gpu_worker.layers.layer_packing import can_pack
@@ -75,6 +76,8 @@ class CausalLM:
         self.device = device
         self.linears = linears
         self._ranks = ranks
+        latent = next((layer.mixer for layer in config.layers if isinstance(layer.mixer, LatentShape)), None)
+        self._expanding = latent if latent is not None and latent.can_expand(device, ranks) else None
         words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
         division = None if ranks.size == 1 else Division.of(ranks)
         has_words = ranks.stage == 0 or (is_last(ranks) and config.tie_word_embeddings)
@@ -127,6 +130,10 @@ class CausalLM:
         if not is_last(self._ranks):
             self._ranks.send(hidden)
         return hidden
+
+    def expands(self, sizes: StepSizes) -> bool:
+        """Return True where attention by latent vectors makes keys and values for a step."""
+        return self._expanding is not None and self._expanding.expands(sizes)
 
     def interrupt_by(self, interrupt: StepInterrupt) -> None:
         """From now on compute no further layer of a step with prompts that is asked to end, and return anything."""

@@ -2,7 +2,8 @@
 
 from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.expanded import expanded_attention, is_expansion_less
-from kernels.paged_attention.reference import AttentionOptions, Partial, block_attention, merge_partials
+from kernels.paged_attention.options import AttentionOptions, Partial
+from kernels.paged_attention.reference import block_attention, merge_partials
 
 __all__ = [
     "AttentionOptions",

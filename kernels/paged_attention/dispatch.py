@@ -10,7 +10,8 @@ from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary, 
 from kernels.cpu_structures import AttentionStructure, address_of, strides_of
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.layer_cache import EVERY_TOKEN, LayerCache, can_transpose
-from kernels.paged_attention.reference import AttentionOptions, Partial, paged_attention_reference
+from kernels.paged_attention.options import AttentionOptions, Partial
+from kernels.paged_attention.reference import paged_attention_reference
 
 MAX_HEAD_DIM = 576
 MAX_VALUE_DIM = 512
@@ -78,6 +79,8 @@ def paged_attention(
     max_context_len: int,
     options: AttentionOptions,
     partial: Partial | None = None,
+    *,
+    in_chunks: bool = False,
 ) -> torch.Tensor:
     """Attend from each query token to its sequence's cached tokens, causally.
 
@@ -96,6 +99,7 @@ def paged_attention(
         options: Of the layer.
         partial: Where the cache has some tokens only, and others are attended to elsewhere: a block is then one of so
             many cached tokens, while `context_lens` counts all. The result is float32. Sinks are left to the merge.
+        in_chunks: On GPUs the kernel of prompts takes all sequences, short ones too: one compiled kernel for any step.
 
     Shapes:
         query: `[num_tokens, num_heads, head_dim]`
@@ -110,7 +114,8 @@ def paged_attention(
 
         if triton_attention.can_run(query, cache.values):
             batch = triton_attention.PagedAttentionBatch(*tensors, options, partial)
-            return triton_attention.paged_attention_triton(batch, max_query_len, gpu_of(query.device))
+            gpu = gpu_of(query.device)
+            return triton_attention.paged_attention_triton(batch, max_query_len, gpu, in_chunks=in_chunks)
     if can_run(query, cache) and (library := cpu_library()) is not None:
         return paged_attention_cpu(library, *tensors, options, partial)
     return paged_attention_reference(*tensors, max_query_len, max_context_len, options, partial)

@@ -8,15 +8,14 @@ Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1.2.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from kernels.layer_cache import LayerCache, dequantize_heads
 from kernels.paged_attention.dispatch import paged_attention
-from kernels.paged_attention.reference import AttentionOptions
+from kernels.paged_attention.options import AttentionOptions
 
 
 def is_expansion_less(
-    key_up: torch.Tensor, value_up: torch.Tensor, num_seqs: int, query_len: int, context_len: int
+    plain_dim: int, latent_dim: int, value_dim: int, num_seqs: int, query_len: int, context_len: int
 ) -> bool:
     """Return True where making keys and values takes fewer products than they save, by a bound that knows no lengths.
 
@@ -24,8 +23,7 @@ def is_expansion_less(
     counted where they save: with 512 numbers, 128 of a key and of a value, from some 340 tokens of a new prompt on, and
     from 170 behind a long context. When a device has measured where the two meet, that factor belongs here.
     """
-    _, plain_dim, latent_dim = key_up.shape
-    value_dim, query_len = value_up.shape[2], min(query_len, context_len)
+    query_len = min(query_len, context_len)
     pairs = query_len * (context_len - query_len / 2)
     saved = pairs * (2 * latent_dim - plain_dim - value_dim)
     return saved > num_seqs * context_len * latent_dim * (plain_dim + value_dim)
@@ -48,7 +46,8 @@ def expanded_attention(
     They take no more memory than those of the step's own tokens would: of a longer context, some heads after the
     others. The query has plain heads, the dimensions that turn behind the others. Of a token are kept its latent vector
     and the dimensions of its key that turn; `key_up` makes the others of the vector, `value_up` the value. All else is
-    as in `paged_attention`.
+    as in `paged_attention`, which is called with strides and a table that are the same for any lengths and numbers of
+    heads, so that one kernel of a GPU serves all steps.
 
     Shapes:
         query: `[num_tokens, num_heads, plain_dim + rotary_dim]`
@@ -58,31 +57,39 @@ def expanded_attention(
         result: `[num_tokens, num_heads, value_dim]`
     """
     num_tokens, num_heads, _ = query.shape
-    num_seqs, width = len(block_tables), -(-max_context_len // cache.keys.shape[1])
+    (num_seqs, capacity), block_size = block_tables.shape, cache.keys.shape[1]
+    width = -(-max_context_len // block_size)
     blocks = block_tables[:, :width].flatten()
     kept = cache.keys.index_select(0, blocks)
     if cache.scales is not None:
         kept = dequantize_heads(kept, cache.scales.index_select(0, blocks)[..., 0].transpose(1, 2))
-    latents, turning = (
-        kept.to(query.dtype).flatten(0, 2).split_with_sizes((key_up.shape[2], query.shape[2] - key_up.shape[1]), dim=1)
-    )
-    tables = torch.arange(len(blocks), dtype=torch.int32, device=query.device).view(num_seqs, width)
-    shape = (len(blocks), cache.keys.shape[1])
+    kept = kept.to(query.dtype).flatten(0, 2)
+    latents, turning = kept.split_with_sizes((key_up.shape[2], query.shape[2] - key_up.shape[1]), dim=1)
+    # As wide as the step's own table. Behind `width` are no blocks, and no tokens that are read.
+    places = torch.arange(max(num_seqs * width, capacity), dtype=torch.int32, device=query.device)
+    tables = places[: num_seqs * width : width, None] + places[:capacity]
     result = query.new_empty(num_tokens, num_heads, value_up.shape[2])
     at_once = max(1, num_heads * num_tokens // max(1, len(latents)))
     for first in range(0, num_heads, at_once):
         heads = slice(first, first + at_once)
-        plain = F.linear(latents, key_up[heads].flatten(0, 1)).view(len(latents), -1, key_up.shape[1])
-        keys = torch.cat((plain, turning[:, None].expand(-1, plain.shape[1], -1)), dim=2)
-        values = torch.matmul(latents, value_up[heads]).transpose(0, 1)
+        own = latents.expand(len(key_up[heads]), -1, -1)
+        plain = torch.bmm(own, key_up[heads].transpose(1, 2))
+        keys = torch.cat((plain, turning.expand(len(own), -1, -1)), dim=2)
+        values = torch.bmm(own, value_up[heads])
         result[:, heads] = paged_attention(
             query[:, heads],
-            LayerCache(keys.view(shape + keys.shape[1:]), values.view(shape + values.shape[1:])),
+            LayerCache(_in_blocks(keys, block_size), _in_blocks(values, block_size)),
             tables,
             query_starts,
             context_lens,
             max_query_len,
             max_context_len,
             options,
+            in_chunks=True,
         )
     return result
+
+
+def _in_blocks(heads: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Return what lies head by head, `[num_heads, num_tokens, dim]`, as a cache: a strided view."""
+    return heads.view(len(heads), -1, block_size, heads.shape[2]).permute(1, 2, 0, 3)

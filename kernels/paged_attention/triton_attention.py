@@ -11,7 +11,7 @@ import triton
 from kernels.dependent_launch import dependent_launch
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.layer_cache import EVERY_TOKEN, LayerCache
-from kernels.paged_attention.reference import AttentionOptions, Partial
+from kernels.paged_attention.options import AttentionOptions, Partial
 from kernels.paged_attention.triton_chunk import chunk_attention_kernel, reduce_chunk_splits_kernel
 from kernels.paged_attention.triton_config import (
     LATENT_CHUNK,
@@ -109,6 +109,8 @@ def paged_attention_triton(
     gpu: Gpu,
     split: SplitConfig | None = None,
     chunk: ChunkConfig | None = None,
+    *,
+    in_chunks: bool = False,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, and zeros for a query that sees no token.
 
@@ -132,12 +134,12 @@ def paged_attention_triton(
     # Few lengths to compile for: a kernel must not be compiled while requests wait.
     rounded_query_len = triton.next_power_of_2(max_query_len)
     max_rows = _MAX_SPLIT_ROWS if batch.block_v < _MAX_BLOCK_D else _MIN_ROWS
-    if group * rounded_query_len <= max(max_rows, group):
+    if not in_chunks and group * rounded_query_len <= max(max_rows, group):
         _launch_split(batch, result, shape, score_scale, rounded_query_len, split, gpu)
         return result
     # In a mixed batch the tokens of short sequences go where the cache is split: one program for all of a long context
     # would be the last to finish.
-    short_len = max(1, _MIN_ROWS // group) if len(batch.context_lens) > 1 else 0
+    short_len = max(1, _MIN_ROWS // group) if len(batch.context_lens) > 1 and not in_chunks else 0
     if short_len:
         _launch_split(batch, result, shape, score_scale, short_len, split, gpu)
     _launch_chunk(batch, result, shape, score_scale, short_len + 1, chunk, gpu)
@@ -171,16 +173,14 @@ def _shape_of(batch: PagedAttentionBatch) -> AttentionShape:
     # Precision: full where fp32 was asked for; 16-bit products are exact either way.
     return AttentionShape(
         group=batch.group,
-        num_kv_heads=batch.num_kv_heads,
         num_parts=batch.num_parts,
         key_dim=keys.shape[3],
         value_dim=values.shape[3],
         key_block=keys.stride(0),
         key_token=keys.stride(1),
-        key_head=keys.stride(2),
         value_block=values.stride(0),
         value_token=values.stride(1),
-        value_head=values.stride(2),
+        scale_block=0 if batch.cache.scales is None else batch.cache.scales[0].numel() // 2,
         is_latent=batch.is_latent,
         block_size=keys.shape[1],
         sliding_window=options.sliding_window or 0,
@@ -229,6 +229,7 @@ def _launch_split(
         score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
+        *(batch.cache.keys.stride(2), batch.cache.values.stride(2)),
         num_seqs,
         num_shares,
         BLOCK_M=block_m,
@@ -290,6 +291,7 @@ def _launch_chunk(
         score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
+        *(batch.cache.keys.stride(2), batch.cache.values.stride(2)),
         num_seqs,
         num_splits,
         num_warps=config.num_warps,

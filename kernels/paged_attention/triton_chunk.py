@@ -92,6 +92,8 @@ def chunk_attention_kernel(
     score_scale,
     query_stride,
     table_stride,
+    key_head_stride,
+    value_head_stride,
     num_seqs,
     num_splits,
     MIN_QUERY_LEN: tl.constexpr,
@@ -109,6 +111,7 @@ def chunk_attention_kernel(
     """
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // SHAPE.group
     kv_head, split = tl.program_id(1), tl.program_id(2)
+    num_kv_heads = tl.num_programs(1)
     # Late blocks see most tokens: they start first, so that the last to run are short.
     query_block = tl.num_programs(0) - 1 - tl.program_id(0)
     sequence, first_row, query_len, context_len, first_token = find_block(
@@ -138,10 +141,11 @@ def chunk_attention_kernel(
         load_query(query_ptr, query_offsets, is_row, SHAPE.key_dim, SHAPE.block_d, SHAPE.block_r),
         tl.where(is_row, context_len - query_len + tokens, -1),
     )
-    key_ptr += kv_head // SHAPE.num_parts * SHAPE.key_head
-    value_ptr += kv_head // SHAPE.num_parts * SHAPE.value_head
+    cached_head = (kv_head // SHAPE.num_parts).to(tl.int64)
+    key_ptr += cached_head * key_head_stride
+    value_ptr += cached_head * value_head_stride
     if scales_ptr is not None:
-        scales_ptr += kv_head // SHAPE.num_parts * SHAPE.block_size
+        scales_ptr += cached_head * SHAPE.block_size
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     head = CachedHead(key_ptr, value_ptr, scales_ptr, table_ptr, num_cached(context_len, SHAPE))
     BLOCK_V: tl.constexpr = SHAPE.block_v
@@ -170,11 +174,11 @@ def chunk_attention_kernel(
 
     accumulator = finish_rows(accumulator, row_sum, scales_ptr)
     if is_whole:
-        result_rows = token_rows * SHAPE.num_kv_heads * SHAPE.group + heads
+        result_rows = token_rows * num_kv_heads * SHAPE.group + heads
         store_rows(result_ptr, result_rows, is_row, accumulator, SHAPE.value_dim)
         store_lse(lse_ptr, result_rows, is_row, log_sum(row_max, row_sum))
     else:
-        block = query_block.to(tl.int64) * SHAPE.num_kv_heads + kv_head
+        block = query_block.to(tl.int64) * num_kv_heads + kv_head
         partial_rows = (block * num_splits + split) * BLOCK_M + local_rows
         store_rows(partial_ptr, partial_rows, is_row, accumulator, SHAPE.value_dim)
         tl.store(partial_lse_ptr + partial_rows, log_sum(row_max, row_sum), mask=is_row)
@@ -200,6 +204,7 @@ def reduce_chunk_splits_kernel(
     """Combine the splits of one packed query row, `grid: (query blocks, num_kv_heads * BLOCK_M)`."""
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // SHAPE.group
     kv_head, row, query_block = tl.program_id(1) // BLOCK_M, tl.program_id(1) % BLOCK_M, tl.program_id(0)
+    num_kv_heads = tl.num_programs(1) // BLOCK_M
     _, first_row, query_len, context_len, first_token = find_block(
         query_starts_ptr, context_lens_ptr, query_block, num_seqs, BLOCK_TOKENS
     )
@@ -211,11 +216,11 @@ def reduce_chunk_splits_kernel(
     )
     if end_tile - first_tile <= tiles_per_split:
         return
-    first_split = (query_block.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * num_splits * BLOCK_M + row
+    first_split = (query_block.to(tl.int64) * num_kv_heads + kv_head) * num_splits * BLOCK_M + row
     num_written = tl.cdiv(end_tile - first_tile, tiles_per_split)
     combined, lse = combine_splits(partial_ptr, partial_lse_ptr, first_split, BLOCK_M, num_written, BLOCK_S, SHAPE)
     head = kv_head * SHAPE.group + row % SHAPE.group
-    result_row = (first_row + token).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + head
+    result_row = (first_row + token).to(tl.int64) * num_kv_heads * SHAPE.group + head
     dims = tl.arange(0, SHAPE.block_v)
     combined = combined.to(result_ptr.dtype.element_ty)
     tl.store(result_ptr + result_row * SHAPE.value_dim + dims, combined, mask=dims < SHAPE.value_dim)

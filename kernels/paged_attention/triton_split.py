@@ -94,6 +94,8 @@ def split_attention_kernel(
     score_scale,
     query_stride,
     table_stride,
+    key_head_stride,
+    value_head_stride,
     num_seqs,
     num_shares,
     MAX_QUERY_LEN: tl.constexpr,
@@ -112,6 +114,7 @@ def split_attention_kernel(
     """
     wait_for_inputs()
     kv_head, item = tl.program_id(0), tl.program_id(1)
+    num_kv_heads = tl.num_programs(0)
     tiles_per_split, splits = divide_sequences(
         query_starts_ptr,
         context_lens_ptr,
@@ -153,10 +156,11 @@ def split_attention_kernel(
         None if rest is None else as_operand(rest, key_ptr),
         tl.where(is_row, context_len - query_len + tokens, -1),
     )
-    key_ptr += kv_head // SHAPE.num_parts * SHAPE.key_head
-    value_ptr += kv_head // SHAPE.num_parts * SHAPE.value_head
+    cached_head = (kv_head // SHAPE.num_parts).to(tl.int64)
+    key_ptr += cached_head * key_head_stride
+    value_ptr += cached_head * value_head_stride
     if scales_ptr is not None:
-        scales_ptr += kv_head // SHAPE.num_parts * SHAPE.block_size
+        scales_ptr += cached_head * SHAPE.block_size
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     head = CachedHead(key_ptr, value_ptr, scales_ptr, table_ptr, num_tokens)
     BLOCK_V: tl.constexpr = SHAPE.block_v
@@ -167,12 +171,12 @@ def split_attention_kernel(
     )
     accumulator = finish_rows(accumulator, row_sum, scales_ptr)
     if is_whole:
-        result_rows = (first_row + tokens).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + heads
+        result_rows = (first_row + tokens).to(tl.int64) * num_kv_heads * SHAPE.group + heads
         store_rows(result_ptr, result_rows, is_row, accumulator, SHAPE.value_dim)
         store_lse(lse_ptr, result_rows, is_row, log_sum(row_max, row_sum))
     else:
         ROWS: tl.constexpr = SHAPE.group * MAX_QUERY_LEN
-        partial_rows = (tl.program_id(1).to(tl.int64) * SHAPE.num_kv_heads + kv_head) * ROWS + local_rows
+        partial_rows = (tl.program_id(1).to(tl.int64) * num_kv_heads + kv_head) * ROWS + local_rows
         store_rows(partial_ptr, partial_rows, is_row, accumulator, SHAPE.value_dim)
         tl.store(partial_lse_ptr + partial_rows, log_sum(row_max, row_sum), mask=is_row)
 
@@ -219,12 +223,13 @@ def reduce_splits_kernel(
     if num_splits <= 1:
         return
     first_item = tl.sum(tl.where(sequences < sequence, splits, 0), 0)
-    stride = SHAPE.num_kv_heads * ROWS
+    num_kv_heads = tl.num_programs(1) // ROWS
+    stride = num_kv_heads * ROWS
     first_split = first_item.to(tl.int64) * stride + kv_head * ROWS + row
     combined, lse = combine_splits(partial_ptr, partial_lse_ptr, first_split, stride, num_splits, MAX_SPLITS, SHAPE)
     dims = tl.arange(0, SHAPE.block_v)
     head = kv_head * SHAPE.group + row % SHAPE.group
-    result_row = (first_row + row // SHAPE.group).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + head
+    result_row = (first_row + row // SHAPE.group).to(tl.int64) * num_kv_heads * SHAPE.group + head
     combined = combined.to(result_ptr.dtype.element_ty)
     tl.store(result_ptr + result_row * SHAPE.value_dim + dims, combined, mask=dims < SHAPE.value_dim)
     store_lse(lse_ptr, result_row, row < ROWS, lse)

@@ -27,12 +27,13 @@ class AttentionShape:
 
     Attributes:
         group: Query heads that share a KV head and are taken at once.
-        num_kv_heads: KV heads, each as often as its query heads are taken in parts.
-        num_parts: Those parts.
+        num_parts: In how many parts the query heads of a KV head are taken, each by programs of its own.
         key_dim: Elements of a key, at most `block_d + block_r`.
         value_dim: Elements of a value, at most `block_v`.
-        key_block, key_token, key_head: Elements from the keys of one block, token and KV head to those of the next.
-        value_block, value_token, value_head: Likewise of values.
+        key_block, key_token: Elements from the keys of one block and token to those of the next. From one head to the
+            next it may be as far as a step has tokens, so the kernels take that as an argument.
+        value_block, value_token: Likewise of values.
+        scale_block: Pairs of scales from one block to the next.
         is_latent: Values are the first elements of the keys, and are not read again; `block_v` is `block_d`.
         block_size: Tokens per block.
         sliding_window: Tokens that a row sees, its own included; 0 is unlimited.
@@ -46,16 +47,14 @@ class AttentionShape:
     """
 
     group: int
-    num_kv_heads: int
     num_parts: int
     key_dim: int
     value_dim: int
     key_block: int
     key_token: int
-    key_head: int
     value_block: int
     value_token: int
-    value_head: int
+    scale_block: int
     is_latent: bool
     block_size: int
     sliding_window: int
@@ -104,8 +103,7 @@ class CachedHead(NamedTuple):
 @triton.jit
 def load_scales(head, blocks, places, MASKED: tl.constexpr, SHAPE: tl.constexpr):
     """Return the scales of the keys and of the values at `places`, fp32."""
-    scales_per_block: tl.constexpr = SHAPE.num_kv_heads // SHAPE.num_parts * SHAPE.block_size
-    pairs_ptr = head.scales_ptr + blocks.to(tl.int64) * scales_per_block + places % SHAPE.block_size
+    pairs_ptr = head.scales_ptr + blocks.to(tl.int64) * SHAPE.scale_block + places % SHAPE.block_size
     pairs = tl.load(pairs_ptr, mask=places < head.context_len, other=0) if MASKED else tl.load(pairs_ptr)
     key_scales = pairs.to(tl.int16).to(tl.float16, bitcast=True)
     value_scales = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True)

@@ -89,10 +89,35 @@ class CompiledKernel:
         """Return how often an instruction, a regular expression, stands in the PTX."""
         return len(re.findall(instruction, self.ptx))
 
+    def loads_in_loops(self) -> tuple[int, int]:
+        """Return how many loads of the loops' bodies are used in the pass that they belong to, and how many later.
+
+        Copies to shared memory are no such loads. What is loaded ahead is moved to another register for the next pass.
+        """
+        lines, used, ahead = self.ptx.splitlines(), 0, 0
+        for body in _loops(lines):
+            for place, line in enumerate(body):
+                if loaded := re.search(r"ld\.global\S*\s+\{?([^\[]*?)\}?,\s*\[", line):
+                    registers = "|".join(re.findall(r"%\w+", loaded[1]))
+                    readers = [each for each in body[place + 1 :] if re.search(rf"({registers})\b", each)]
+                    is_moved = all(each.strip().startswith("mov.") for each in readers)
+                    used, ahead = used + (not is_moved), ahead + is_moved
+        return used, ahead
+
     def first(self, instruction: str) -> int:
         """Return where an instruction, a regular expression, stands first in the PTX."""
         found = re.search(instruction, self.ptx)
         return len(self.ptx) if found is None else found.start()
+
+
+def _loops(lines: list[str]) -> list[list[str]]:
+    """Return the lines from each label to the last branch back to it."""
+    labels = {line.split(":")[0].strip(): place for place, line in enumerate(lines) if re.match(r"\s*\$\w+:", line)}
+    ends: dict[int, int] = {}
+    for place, line in enumerate(lines):
+        if (branch := re.search(r"\bbra(?:\.uni)?\s+(\$\w+)", line)) and labels.get(branch[1], place) < place:
+            ends[labels[branch[1]]] = place
+    return [lines[first:end] for first, end in ends.items()]
 
 
 def compile_launches(module: str, capabilities: tuple[int, ...], output: Path) -> list[CompiledKernel]:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
+from kernels.causal_conv import triton_kernel
 from kernels.causal_conv.dispatch import causal_conv_reference
 from kernels.causal_conv.triton_kernel import causal_conv_triton
 from tests.kernels.poisoned_memory import poisoned_memory
@@ -30,3 +33,23 @@ def test_kernel_equals_reference(
     expected = causal_conv_reference(x, weight, bias, theirs, rows, has_silu=has_silu)
     assert_close(result[:-1], expected[:-1])
     assert torch.equal(states, theirs)
+
+
+class Grids(list[tuple[int, ...]]):
+    """In the place of a kernel: keeps the grids of its launches."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        self.append(grid)
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, 1), (64, 1), (65, 2), (8192, 128)])
+def test_tokens_of_a_prompt_are_divided_among_programs(
+    length: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids = Grids()
+    monkeypatch.setattr(triton_kernel, "causal_conv_kernel", grids)
+    x, weight, states = torch.empty(length, 256), torch.empty(4, 256), torch.empty(1, 3, 256)
+    causal_conv_triton(x, weight, None, states, state_rows([length], [0], [0]))
+    # Of one sequence, in blocks of 128 channels.
+    assert grids == [(1, 2, expected)]

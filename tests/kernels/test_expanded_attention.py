@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
+import itertools
 from typing import Any
 
 import pytest
@@ -66,10 +68,10 @@ def test_both_forms_are_equal(lengths: list[tuple[int, int]], backend: str, monk
             pytest.skip("Triton does not support this platform")
         from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
 
-        def attend(*args: Any) -> torch.Tensor:
+        def attend(*args: Any, in_chunks: bool) -> torch.Tensor:
             tensors, (most, _, options) = args[:5], args[5:]
             batch = PagedAttentionBatch(*tensors, options)
-            return paged_attention_triton(batch, most, Gpu(GpuGeneration.HOPPER, 132))
+            return paged_attention_triton(batch, most, Gpu(GpuGeneration.HOPPER, 132), in_chunks=in_chunks)
 
         monkeypatch.setattr(expanded, "paged_attention", attend)
     given = batch(lengths, num_heads=4, latent_dim=24)
@@ -91,15 +93,76 @@ def test_eight_bits_are_read_as_the_latent_form_reads_them() -> None:
 def test_keys_and_values_take_the_memory_of_the_steps_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def attend(query: Any, cache: LayerCache, *args: Any) -> torch.Tensor:
+    def attend(query: Any, cache: LayerCache, *args: Any, **settings: Any) -> torch.Tensor:
         sizes.append((cache.keys.shape[0] * cache.keys.shape[1], cache.keys.shape[2]))
-        return paged_attention(query, cache, *args)
+        return paged_attention(query, cache, *args, **settings)
 
     monkeypatch.setattr(expanded, "paged_attention", attend)
     given = batch([(16, 64)], num_heads=8, latent_dim=24)
     torch.testing.assert_close(in_expanded_form(**given), in_latent_form(**given), atol=1e-4, rtol=1e-4)
     # A quarter of the heads at a time, where the context is four times as long.
     assert sizes == [(64, 2)] * 4
+
+
+class Keys(set[object]):
+    """In the place of a kernel: what it would be compiled for, launch by launch."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._names = list(inspect.signature(kernel.fn).parameters)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._launch
+
+    def _launch(self, *args: Any, **constants: Any) -> None:
+        # Counts are not specialised.
+        kinds = tuple(
+            kind(arg) for name, arg in zip(self._names, args, strict=False) if name not in ("num_seqs", "num_splits")
+        )
+        self.add((kinds, frozenset(constants.items())))
+
+
+def kind(arg: Any) -> object:
+    """Return what Triton tells apart: types, whether an address or a number is a multiple of 16, and the number 1."""
+    if isinstance(arg, torch.Tensor):
+        return arg.dtype, arg.storage_offset() * arg.itemsize % 16 == 0
+    return (arg == 1, arg % 16 == 0) if isinstance(arg, int) else type(arg)
+
+
+@pytest.mark.parametrize("num_heads", [16, 128])
+def test_one_compiled_kernel_serves_prompts_of_all_lengths(num_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of DeepSeek's sizes, whatever the number of heads at once; and one that adds up splits."""
+    triton_attention = pytest.importorskip("kernels.paged_attention.triton_attention")
+    names = [name for name in vars(triton_attention) if name.endswith("_kernel")]
+    keys = {name: Keys(getattr(triton_attention, name)) for name in names}
+    for name in names:
+        monkeypatch.setattr(triton_attention, name, keys[name])
+    at_once: set[int] = set()
+
+    def attend(*args: Any, in_chunks: bool) -> torch.Tensor:
+        at_once.add(args[0].shape[1])
+        batch = triton_attention.PagedAttentionBatch(*args[:5], args[7])
+        attended: torch.Tensor = triton_attention.paged_attention_triton(
+            batch, args[5], Gpu(GpuGeneration.HOPPER, 132), in_chunks=in_chunks
+        )
+        return attended
+
+    monkeypatch.setattr(expanded, "paged_attention", attend)
+    empty = functools.partial(torch.empty, dtype=torch.bfloat16, device="meta")
+    places = functools.partial(torch.empty, dtype=torch.int32, device="meta")
+    cache = empty(8192, 16, 1, 576)
+    for num_seqs, query_len, context_len in itertools.product(
+        (1, 2, 3), (1, 7, 171, 512, 2047), (2048, 2065, 8000, 32_767)
+    ):
+        where = (places(num_seqs, 2048), places(num_seqs + 1), places(num_seqs), query_len, context_len)
+        expanded_attention(
+            empty(num_seqs * query_len, num_heads, 192), LayerCache(cache, cache[..., :512], is_latent=True),
+            empty(num_heads, 128, 512), empty(num_heads, 512, 128), *where, AttentionOptions(SCALE),
+        )  # fmt: skip
+    assert len(at_once) >= 4
+    assert {name: len(found) for name, found in keys.items() if found} == {
+        "chunk_attention_kernel": 1,
+        "reduce_chunk_splits_kernel": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -115,13 +178,10 @@ def test_keys_and_values_take_the_memory_of_the_steps_own_tokens(monkeypatch: py
         # Decodes beside a prompt that does not pay for them, and decodes.
         (64, 512, 8192, False),
         (64, 1, 8192, False),
-        # A captured step of 2,048 tokens is made for contexts of any length.
-        (256, 2048, 4096, False),
     ],
 )
 def test_prompts_of_some_hundred_tokens_are_expanded(
     num_seqs: int, query_len: int, context_len: int, expected: bool
 ) -> None:
     """DeepSeek's sizes."""
-    up = functools.partial(torch.empty, device="meta")
-    assert is_expansion_less(up(16, 128, 512), up(16, 512, 128), num_seqs, query_len, context_len) is expected
+    assert is_expansion_less(128, 512, 128, num_seqs, query_len, context_len) is expected

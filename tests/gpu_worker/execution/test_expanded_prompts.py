@@ -6,56 +6,106 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from gpu_worker.execution.warm_up import StepLimits, warm_up_plans
 from gpu_worker.layers import latent_attention
-from gpu_worker.layers.latent_attention import LatentAttention
+from gpu_worker.layers.attention_context import StepSizes
+from gpu_worker.layers.latent_attention import LatentShape
+from gpu_worker.layers.ranks import ALONE
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import Outcome, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.latent_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.plans import shares_of
 
 GREEDY = Sampling(temperature=0.0, max_tokens=6)
 
 
-def answer(model: CausalLM) -> Outcome:
-    """Prompts in several chunks beside decodes, and one that is in the cache already."""
-    runner = make_device_runner(model, is_graphed=False, num_blocks=300, max_num_seqs=6, max_model_len=128)
-    prompts = [random_prompt(length, seed=length) for length in (100, 7, 60, 100)]
-    sequences = [make_sequence(str(index), prompt, GREEDY) for index, prompt in enumerate(prompts)]
-    return run(runner, sequences, max_num_seqs=6, token_budget=TOKEN_BUDGET, arrivals_per_step=1)
+@pytest.fixture(params=["deepseek-v2-lite", "deepseek-v3"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    save_case(CASES[request.param], tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3"])
-def test_prompts_in_either_form_have_the_same_answers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_case(CASES[name], tmp_path)
-    expected = answer(load(tmp_path, "cpu"))
-    make, attend = LatentAttention.__init__, latent_attention.expanded_attention
+@pytest.fixture
+def expanded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a CPU have both forms, as a GPU has; return the tokens of each step and layer that makes keys and values."""
     lengths: list[int] = []
-
-    def make_both(self: LatentAttention, index: int, weights: Any, parts: Any) -> None:
-        make(self, index, weights, parts)
-        self._expansion = weights.key_up, weights.value_up
+    attend = latent_attention.expanded_attention
 
     def counted(query: Any, *args: Any) -> Any:
         lengths.append(len(query))
         return attend(query, *args)
 
-    monkeypatch.setattr(LatentAttention, "__init__", make_both)
-    monkeypatch.setattr(latent_attention, "is_expansion_less", lambda *sizes: sizes[3] > 8)
+    monkeypatch.setattr(LatentShape, "can_expand", lambda *_: True)
+    monkeypatch.setattr(latent_attention, "is_expansion_less", lambda *sizes: sizes[4] > 8)
     monkeypatch.setattr(latent_attention, "expanded_attention", counted)
-    outcome = answer(load(tmp_path, "cpu"))
-    assert outcome.tokens == expected.tokens
+    return lengths
+
+
+def answer(model: CausalLM, *, is_graphed: bool = False) -> Outcome:
+    """Prompts in several chunks beside decodes, and one that is in the cache already."""
+    runner = make_device_runner(model, is_graphed=is_graphed, num_blocks=300, max_num_seqs=6, max_model_len=512)
+    prompts = [random_prompt(length, seed=length) for length in (100, 7, 60, 100)]
+    sequences = [make_sequence(str(index), prompt, GREEDY) for index, prompt in enumerate(prompts)]
+    return run(runner, sequences, max_num_seqs=6, token_budget=TOKEN_BUDGET, arrivals_per_step=1)
+
+
+def test_prompts_in_either_form_have_the_same_answers(
+    model: Path, monkeypatch: pytest.MonkeyPatch, expanded: list[int]
+) -> None:
+    outcome = answer(load(model, "cpu"))
     # Each layer, in each step with a chunk of more than eight tokens.
-    assert len(lengths) >= 2 * 3
-    assert max(lengths) == TOKEN_BUDGET
+    assert len(expanded) >= 2 * 3
+    assert max(expanded) == TOKEN_BUDGET
+    monkeypatch.undo()
+    assert outcome.tokens == answer(load(model, "cpu")).tokens
 
 
-def test_a_cpu_has_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There a token's result does not depend on how its prompt was cut."""
-    save_case(CASES["deepseek-v3"], tmp_path)
+def test_steps_have_the_same_form_whether_others_are_captured_or_not(model: Path, expanded: list[int]) -> None:
+    """A graph reads contexts of any length, so it makes no keys and values: a step that does is no graph."""
+    outcome, eager = answer(load(model, "cpu")), expanded.copy()
+    expanded.clear()
+    assert answer(load(model, "cpu"), is_graphed=True).tokens == outcome.tokens
+    assert expanded == eager != []
+
+
+def test_a_cpu_has_one_form_and_a_gpu_both(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a token's result does not depend on how its prompt was cut."""
     monkeypatch.setattr(latent_attention, "is_expansion_less", lambda *_: pytest.fail("asked"))
-    answer(load(tmp_path, "cpu"))
+    loaded = load(model, "cpu")
+    answer(loaded)
+    shape = loaded.config.layers[0].mixer
+    assert isinstance(shape, LatentShape)
+    assert shape.can_expand(torch.device("cuda"), ALONE)
+
+
+# The sizes of DeepSeek-V2-Lite.
+LITE = LatentShape(16, None, 512, 128, 64, 128, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "num_tokens", "context_len", "expected"),
+    [(1, 2048, 100_000, True), (2, 2048, 100_000, False), (4, 8192, 2048, True), (4, 8192, 32_768, True)],
+)
+def test_no_more_tokens_are_gathered_than_the_longest_sequence_has(
+    num_seqs: int, num_tokens: int, context_len: int, expected: bool
+) -> None:
+    sizes = StepSizes(num_seqs, num_tokens, num_tokens // num_seqs, context_len, max_model_len=131_072)
+    assert LITE.expands(sizes) is expected
+
+
+def test_warm_up_makes_keys_and_values_of_a_long_context_with_the_fewest_and_the_most_tokens() -> None:
+    limits = StepLimits(64, 32_768, 8192, 16, expands=LITE.expands)
+    found = {
+        (items[0].num_tokens, items[0].start)
+        for items in shares_of(warm_up_plans(limits))
+        if LITE.expands(StepSizes(len(items), items[0].num_tokens, items[0].num_tokens, 32_768, 32_768))
+    }
+    assert (8192, 32_768 - 8192) in found
+    fewest = min(num_tokens for num_tokens, start in found if start)
+    assert 170 <= fewest <= 180
+    assert not LITE.expands(StepSizes(1, fewest - 1, fewest - 1, 32_768, 32_768))

@@ -185,6 +185,23 @@ def launch_mixtures_and_states(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def expand_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let prompts of latent attention make keys and values; return how many tokens did, call by call."""
+    from gpu_worker.layers import latent_attention
+    from kernels.paged_attention import expanded, triton_attention
+
+    lengths: list[int] = []
+
+    def attend(*args: Any, in_chunks: bool) -> torch.Tensor:
+        lengths.append(len(args[0]))
+        batch = triton_attention.PagedAttentionBatch(*args[:5], args[7])
+        return triton_attention.paged_attention_triton(batch, args[5], GPU, in_chunks=in_chunks).zero_()
+
+    monkeypatch.setattr(latent_attention.LatentShape, "can_expand", lambda *_: True)
+    monkeypatch.setattr(expanded, "paged_attention", attend)
+    return lengths
+
+
 def quantize_all(monkeypatch: pytest.MonkeyPatch, form: Callable[[torch.Tensor], Any]) -> None:
     """Let each linear layer have weights of a form, on the kernels of a GPU."""
     from kernels.linear.gpu_packed import triton_dequantize, triton_product
@@ -248,19 +265,23 @@ CASES: dict[str, dict[str, Any]] = {
     **{form: {} for form in FORMS},
     **{kind: {"speculative": kind} for kind in ("ngram", "draft", "eagle")},
     "eagle3": {"speculative": "eagle"},
-    **{kind: {} for kind in ("mixture", "fp8-mixture", "hybrid", "latent")},
-    "hybrid-eager": {"cuda_graphs": "off"},
+    **{kind: {} for kind in ("mixture", "fp8-mixture", "hybrid", "latent", "expanded")},
+    **{f"{kind}-eager": {"cuda_graphs": "off"} for kind in ("hybrid", "expanded")},
+    **{f"{kind}-decode": {"cuda_graphs": "decode"} for kind in ("dense", "mixture", "expanded")},
 }
+# Latent attention whose prompts make keys and values from 42 tokens on, of heads of 16 bytes times a whole number.
+EXPANDED = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 SMALL = Shape(512, 64, 96, 4, 4, 2, is_tied=False, max_len=MAX_LEN)
 
 
 def make_case(case: str, directory: Path) -> Path:
     """Return the model of a case: the demo model, or one of another kind made in `directory`."""
-    kind = case.removesuffix("-eager")
-    if kind == "latent":
+    kind = case.removesuffix("-eager").removesuffix("-decode")
+    if kind in ("latent", "expanded"):
         # Its tokenizer is that of a model with as many tokens.
         make_model(replace(SMALL, vocab_size=SIZES["vocab_size"]), directory)
-        save_case(LATENT["deepseek-v2-lite"], directory)
+        lite = LATENT["deepseek-v2-lite"]
+        save_case(replace(lite, options=lite.options | EXPANDED) if kind == "expanded" else lite, directory)
         config = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": MAX_LEN}))
     elif kind == "hybrid":
@@ -315,6 +336,19 @@ def steps_of_every_size(runner: TorchModelRunner, num_drafts: int = 0) -> Iterat
         runner.clear()
 
 
+def chunks_behind_contexts(runner: TorchModelRunner) -> Iterator[StepPlan]:
+    """Yield chunks of a prompt behind contexts of many lengths, alone and beside a decode."""
+    for length, before, count in itertools.product(range(1, MAX_TOKENS, 9), range(0, MAX_LEN - 1, 37), (1, 2)):
+        size = min(length, MAX_LEN - before)
+        sequences = [
+            Sequence(str(place), [1] * total, total, SAMPLINGS[0], 4, block_table=list(range(-(-total // 16))))
+            for place, total in enumerate([2, before + size][-count:])
+        ]
+        scheduled = [ScheduledSequence(sequence, 1, 1, True) for sequence in sequences[:-1]]
+        yield PlanWriter().write_any([*scheduled, ScheduledSequence(sequences[-1], before, size, True)])
+        runner.clear()
+
+
 def serve(engine: Engine) -> None:
     """Let sequences arrive one a step until there are as many as may run, and end one by one."""
     for index in range(MAX_NUM_SEQS + 4):
@@ -351,13 +385,15 @@ def main(case: str, drafts: str, output: str) -> None:
             quantize_all(monkeypatch, FORMS[case])
         if case == "fp8-mixture":
             quantize_experts(monkeypatch)
+        expanded = expand_prompts(monkeypatch) if "expanded" in case else []
         machine = Machine(monkeypatch, 400 * MB)
         engine = start(case, Path(drafts), make_case(case, Path(output).with_name("model")))
         compiled = set(recorder.keys)
         runner = machine.runners[0]
         serve(engine)
         runner.clear()
-        for plan in steps_of_every_size(runner):
+        num_warmed = len(expanded)
+        for plan in itertools.chain(steps_of_every_size(runner), chunks_behind_contexts(runner)):
             runner.submit(plan).result()
         if "speculative" in CASES[case]:
             runner.verify_drafts_of(RandomDrafts())
@@ -365,7 +401,8 @@ def main(case: str, drafts: str, output: str) -> None:
                 runner.submit(plan).result()
     new = sorted(recorder.keys - compiled)
     kernels_launched = sorted({key.split()[0] for key in compiled})
-    Path(output).write_text(json.dumps({"kernels": kernels_launched, "num_compiled": len(compiled), "new": new}))
+    found = {"kernels": kernels_launched, "num_compiled": len(compiled), "new": new}
+    Path(output).write_text(json.dumps(found | {"num_expanded": len(set(expanded[num_warmed:]))}))
 
 
 if __name__ == "__main__":

@@ -37,13 +37,14 @@ FURTHER = {
     "fp8-mixture": _MIXTURE - {"dense_experts_kernel"} | {"packed_experts_kernel", "scaled_experts_kernel", _ROUNDING},
     "hybrid": _HYBRID,
     "hybrid-eager": _HYBRID,
-    "latent": _MIXTURE,
+    **dict.fromkeys(("latent", "expanded", "expanded-eager", "expanded-decode", "mixture-decode"), _MIXTURE),
 }
 # A mixture has its activation in its products.
-WITHOUT = {"mixture": {"gated_kernel"}, "fp8-mixture": {"gated_kernel"}}
+WITHOUT = {kind: {"gated_kernel"} for kind in ("mixture", "mixture-decode", "fp8-mixture")}
 CASES = ["off", "eager", "int8-cache", "ngram", "draft", "eagle", "eagle3"]
 CASES += ["int4", "int8", "fp8-blocks"]
 CASES += ["mixture", "fp8-mixture", "hybrid", "hybrid-eager", "latent"]
+CASES += ["expanded", "expanded-eager", "expanded-decode", "dense-decode", "mixture-decode"]
 
 
 @pytest.mark.slow
@@ -61,3 +62,5 @@ def test_serving_launches_nothing_that_the_start_has_not_compiled(case: str, dra
     found = json.loads(output.read_text())
     assert set(found["kernels"]) == (KERNELS | FURTHER.get(case, set())) - WITHOUT.get(case, set())
     assert found["new"] == []
+    # Of many lengths, if any.
+    assert (found["num_expanded"] > 5) == case.startswith("expanded")

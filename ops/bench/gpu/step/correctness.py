@@ -59,7 +59,7 @@ def _prompts_and_logits(model: CausalLM, lengths: tuple[int, ...]) -> list[tuple
     """Compute random prompts in two chunks side by side, then some decodes."""
     prompts = [torch.randint(model.config.vocab_size, (length,), device=model.device) for length in lengths]
     cache = StepEngine(model, len(lengths), max(lengths), has_graphs=False).cache
-    batch = PagedBatch(cache, len(prompts), max(lengths))
+    batch = PagedBatch(model, cache, len(prompts), max(lengths))
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     computed = [0] * len(prompts)
     firsts = [len(prompt) // 2 for prompt in prompts]

@@ -20,7 +20,7 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, P
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache, allocate_states
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.attention_context import AttentionContext, StepSizes
 from gpu_worker.models.decoder import CausalLM
 from kernels.sampling import SamplingParameters, sample_tokens
 from kernels.state_rows import StateRows
@@ -112,7 +112,7 @@ class PagedBatch:
     Owns the sequences' states, in models with recurrent layers.
     """
 
-    def __init__(self, cache: KVCache, num_seqs: int, max_len: int) -> None:
+    def __init__(self, model: CausalLM, cache: KVCache, num_seqs: int, max_len: int) -> None:
         """Draw the blocks."""
         width = -(-max_len // cache.block_size)
         if num_seqs * width > cache.num_blocks:
@@ -120,7 +120,7 @@ class PagedBatch:
             raise ValueError(
                 f"{num_seqs} sequences of {max_len} tokens need {needed} blocks; there are {cache.num_blocks}"
             )
-        self._cache = cache
+        self._model, self._cache = model, cache
         device = cache.layers[0].keys.device
         order = torch.randperm(cache.num_blocks, device=device)[: num_seqs * width]
         self._tables = order.view(num_seqs, width).int()
@@ -135,6 +135,8 @@ class PagedBatch:
         query_starts = torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device)
         context_lens = torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device)
         slots = torch.arange(len(lengths), device=device)
+        longest = max(context for _, context in lengths)
+        sizes = StepSizes(len(lengths), sum(queries), max(queries), longest, self._tables.shape[1] * block_size)
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=self._tables[rows, positions // block_size].long() * block_size + positions % block_size,
@@ -142,7 +144,8 @@ class PagedBatch:
             query_starts=query_starts,
             context_lens=context_lens,
             max_query_len=max(queries),
-            max_context_len=max(context for _, context in lengths),
+            max_context_len=longest,
+            is_expanded=self._model.expands(sizes),
             states=() if self._states is None else self._states.layers,
             state_rows=StateRows(slots, query_starts, context_lens, max(queries)) if self._states else None,
         )
@@ -164,7 +167,7 @@ class StaticStep:
         """Make the inputs."""
         device = model.device
         self._model = model
-        batch = PagedBatch(cache, len(lengths), max_len)
+        batch = PagedBatch(model, cache, len(lengths), max_len)
         self._positions, self._context = batch.step(lengths)
         self._token_ids = torch.randint(model.config.vocab_size, self._positions.shape, device=device)
         last_rows = self._context.query_starts[1:].long() - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,19 @@ def test_group_starts_from_a_checkpoint(tmp_path: Path) -> None:
     result = startup.run_child("startup.engine_start", tmp_path, "cpu", "2")
     assert 0 < result["load_s"] < result["ready_s"]
     assert result["compiled"] == 0
+
+
+def test_files_in_memory_are_never_called_cold() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        directory = Path(name)
+        (directory / "model.safetensors").write_bytes(bytes(4096))
+        startup.evict(directory)
+        assert startup.is_cached(directory)
+
+
+def test_without_a_gpu_no_checkpoint_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert startup.main(["--shapes", "8b", "--device", "cuda", "--folder", str(tmp_path)]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
