@@ -11,7 +11,10 @@ and *lingering* (`_is_lingering`): the last answer is sent, and what still comes
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 from typing import cast
 
 from gateway.errors import ApiError
@@ -159,6 +162,14 @@ class Connection(asyncio.BufferedProtocol):
             self._advance()
 
     # What the table calls.
+
+    def has_unread_bytes(self) -> bool:
+        """Whether the kernel holds bytes of the client that this process has not had the time to read."""
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        if self._is_reading_paused or descriptor < 0:
+            return False
+        count = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+        return bool(int.from_bytes(count, sys.byteorder))
 
     def evict(self) -> None:
         """Close at once."""

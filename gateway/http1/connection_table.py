@@ -3,7 +3,8 @@
 Owns the set of connections, the order of those that wait for a request or receive its body, and the switch to draining.
 A connection waits from its accept, or its last answer, until the next request's head is complete, and receives while a
 handler waits for the rest of a body. To make room, the connection that waits longest is closed, and where none waits
-the one that has received longest, but none that has had no time to send its request, or whose request is complete.
+the one that has received longest, but none that has had no time to send its request, whose bytes this process has not
+read yet (after a pause of its own), or whose request is complete.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class Member(Protocol):
 
     address: str
     is_limited: bool
+
+    def has_unread_bytes(self) -> bool:
+        """Whether bytes have arrived that were not read yet."""
 
     def evict(self) -> None:
         """Close at once; no request is being answered, but one may be on its way."""
@@ -185,9 +189,11 @@ class ConnectionTable(Generic[M]):
         if num_extra >= MAX_EXTRA_CONNECTIONS:
             kinds.append(self._waiting_extra)
         for members in kinds:
-            oldest = next(iter(members.items()), None)
-            if oldest is not None and oldest[1] <= latest:
-                return oldest[0]
+            for member, since in members.items():
+                if since > latest:
+                    break
+                if not member.has_unread_bytes():
+                    return member
         return None
 
 

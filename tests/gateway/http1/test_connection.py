@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import weakref
 
@@ -630,6 +631,18 @@ async def test_evicted_connection_does_not_wait_for_its_reader() -> None:
         [connection] = server.connections
         connection.evict()
         await until(lambda: not server.connections)
+
+
+async def test_connection_knows_of_bytes_that_it_has_not_read() -> None:
+    async with served(echo) as server, connected(server) as (reader, writer):
+        await until(lambda: bool(server.connections))
+        [connection] = server.connections
+        assert not connection.has_unread_bytes()
+        # Past the event loop, which has no time to read before the next line.
+        os.write(writer.get_extra_info("socket").fileno(), REQUEST)
+        assert connection.has_unread_bytes()
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert not connection.has_unread_bytes()
 
 
 async def test_reader_of_a_body_is_told_that_its_client_left() -> None:

@@ -24,6 +24,10 @@ class Member:
         self.is_limited = False
         self.told: list[str] = []
         self.postponed_s = 0.0
+        self.num_unread = 0
+
+    def has_unread_bytes(self) -> bool:
+        return self.num_unread > 0
 
     def evict(self) -> None:
         self.told.append("evict")
@@ -68,6 +72,16 @@ class Table:
 @pytest.fixture
 def table() -> Table:
     return Table()
+
+
+def test_connection_whose_bytes_were_not_read_yet_makes_no_room(table: Table) -> None:
+    members = [table.add() for _ in range(LIMITS.max_connections)]
+    members[0].num_unread = members[1].num_unread = 100
+    assert not table.add().is_limited
+    assert [member.told for member in members] == [[], [], ["evict"], []]
+    for member in table.table.members:
+        member.num_unread = 1
+    assert table.table.num_places == 0
 
 
 def test_connection_that_is_one_too_many_makes_no_room_while_it_sends_its_body(table: Table) -> None:

@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from gateway.process.gateway import GC_THRESHOLDS
+from gateway.process.resources import RESERVED_FILES
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_interactive_stream
-from tests.gateway.gateway_process import running_gateway, starting_gateway
+from tests.gateway.gateway_process import START_TIMEOUT_S, GatewayProcess, running_gateway, starting_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import connected
 from tests.gateway.wire_worker import expected_text, until
@@ -221,3 +222,30 @@ async def test_gateway_whose_connection_nats_closes_for_good_ends_so_that_anothe
         os.kill(server.pid, signal.SIGHUP)
         assert await asyncio.to_thread(gateway.process.wait, 60) == 1, gateway.log
         assert "NATS has closed the connection for good" in gateway.log
+
+
+async def _status_and_rest(gateway: GatewayProcess, model: str) -> tuple[int, bytes]:
+    async with connected(gateway) as client:
+        client.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 2}, "Connection: close")
+        status, _ = await client.head()
+        return status, await client.reader.read()
+
+
+async def test_gateway_of_256_files_answers_more_connections_than_that(nats_url: str, tmp_path: Path) -> None:
+    limited = "import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)); "
+    command = ("-c", limited + "runpy.run_module('gateway', run_name='__main__', alter_sys=True)")
+    num_connections = 400
+    with starting_gateway(tmp_path, nats_url, command) as gateway:
+        await until(lambda: " serving " in gateway.log, START_TIMEOUT_S)
+        async with known_worker(nats_url, gateway) as worker:
+            asking = [asyncio.create_task(_status_and_rest(gateway, worker.model)) for _ in range(num_connections)]
+            # Those that are one too many are refused while nothing is answered.
+            await until(lambda: any(each.done() for each in asking), 60)
+            serving = asyncio.create_task(worker.serve())
+            answers = await asyncio.gather(*asking)
+            serving.cancel()
+    assert {status for status, _ in answers} == {200, 503}
+    assert all(rest for _, rest in answers)
+    assert sum(status == 200 for status, _ in answers) >= 256 - RESERVED_FILES
+    assert "fewer connections than configured" in gateway.log
+    assert "no more files can be opened" not in gateway.log
