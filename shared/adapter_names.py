@@ -1,8 +1,8 @@
 """What the names of adapters mean, in NATS: a record for each name of a tenant, and for each that all tenants share.
 
-Gateways write them, for operators. What workers call their `--lora-modules` is in heartbeats, and counts where there is
-no record. A name is changed with compare-and-set. Whoever follows the names reads the stream from where it has read to,
-so nothing is missed while NATS is away. A name that was removed has a record without content.
+Gateways write them, for operators. Names of workers' `--lora-modules` are in heartbeats, and apply where there is no
+record. A name is changed with compare-and-set. Followers of the names resume the stream at the last record read, so
+nothing is missed while NATS is away. A removed name has a record without content.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The contents of adapters (LoRA) in an object store, by the SHA-256 of their two files.
 
-What has the same digest is stored once. Whoever reads it checks the digest, so a store can lose an adapter and never
-change one. What an adapter computes is for workers to judge; here it is bytes.
+Contents with the same digest are stored once. Readers check the digest, so a store can lose an adapter and never
+change one. Workers judge what an adapter computes; here it is bytes.
 
-A content that no name means gets a mark, an empty object that says since when, and is deleted `KEPT_S` later. Whoever
-stores the content or names it deletes the mark. Ages are told by the store's clock alone.
+A content that no name refers to gets a mark, an empty object whose date says since when, and is deleted `KEPT_S` later.
+A process that stores or names the content deletes the mark. Ages go by the store's clock alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PIECE_BYTES = 4 << 20
 
 
 class AdapterFilesError(HeadraceError):
-    """What was named is not an adapter that can be stored, or what is stored is none."""
+    """The named files are not an adapter that can be stored, or the stored object is not an adapter."""
 
 
 class AdapterStoreError(HeadraceError):
@@ -154,7 +154,7 @@ class AdapterStore:
 
     async def _delete(self, digest: str, now: float) -> bool:
         with _errors():
-            # Whoever has stored or named it since has deleted the mark before that.
+            # A process that has stored or named it since has deleted the mark before that.
             if now - (await self._marked()).get(digest, now) <= KEPT_S:
                 return False
             await _answered(self._store.delete_folder(_folder(digest)))
@@ -176,7 +176,7 @@ class AdapterStore:
 
         Raises:
             AdapterFilesError: It is larger than `max_bytes`.
-            AdapterStoreError: It cannot be read, is not there, or what is stored is something else.
+            AdapterStoreError: It cannot be read, is not there, or the stored bytes have another digest.
         """
         num_bytes = await self.num_bytes(digest)
         if num_bytes is None:

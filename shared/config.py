@@ -1,7 +1,7 @@
 """Settings: declared once as dataclass fields, resolved once at start, from options and `HEADRACE_*` variables.
 
 A settings class is a frozen dataclass whose fields are made with `setting()`. `resolve()` builds it from explicit
-values and the environment, and fails fast with the variable's name and what is allowed. Whole numbers may be written
+values and the environment, and fails fast with the variable's name and the allowed values. Whole numbers may be written
 as vLLM takes them, 4k (4000) or 4K (4096), and with units of bytes, 8GB or 8GiB. The command line makes its
 options from the same fields, so a setting is described in one place. A secret can be kept in a file that a second
 variable names, `HEADRACE_NATS_PASSWORD_FILE` for `HEADRACE_NATS_PASSWORD`.

@@ -1,4 +1,4 @@
-"""A NATS client without detours: what is published is written at once, and a message is handled as its bytes come in.
+"""A NATS client with short paths: it writes publications at once, and handles a message when its bytes come in.
 
 The library takes a message through a stream reader, a queue and a task for each subscription, and a publication
 through a queue and a task: four turns of the event loop for one exchange. Here a direct subscription is called from the
@@ -30,7 +30,7 @@ from nats.errors import (
 from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE
 
-# With more unsent bytes than that, what is published waits here, where it is bounded.
+# With more unsent bytes than that, publications wait here, where they are bounded.
 MAX_UNSENT_BYTES = 64 << 10
 
 _FLUSH_TIMEOUT_S = 10.0
@@ -124,7 +124,7 @@ class DirectClient(Client):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Write what is published in the block with one call of the system."""
+        """Write all publications of the block with one system call."""
         was_corked, self._is_corked = self._is_corked, True
         try:
             yield
@@ -285,7 +285,7 @@ class _Tap(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         is_kept_open = self._inner.eof_received()
-        # Clear text may stay open one way. TLS has no such thing, and asyncio warns whoever asks for it.
+        # Clear text may stay half open. TLS cannot, and asyncio warns when a protocol asks for it.
         return None if self._is_tls else is_kept_open
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -49,11 +49,11 @@ class GoldenPrompt(Struct, frozen=True, array_like=True):
 
 
 class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was recorded.
+    """One recording.
 
     Attributes:
         model: The name that clients ask for.
-        label: What the recorder says of the model's revision, for people.
+        label: The recorder's name for the model's revision, for people.
         recorded: When.
         noise: The largest deviation between two passes of the recording: other batches, the prefix cache.
         place_noise: The largest deviation of a single token of the anchor between them.

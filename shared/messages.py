@@ -2,7 +2,7 @@
 
 Every message is a tagged msgspec Struct carried as msgpack. Unknown fields are ignored, so a newer peer may add
 fields at the end. `Request` is encoded as a map, because people write it by hand, also as JSON, in which unknown fields
-are refused. What is sent once per step (`Frame`, `Delta`) is encoded as arrays, because its size and speed matter.
+are refused. Messages sent once per step (`Frame`, `Delta`) are encoded as arrays, because size and speed matter.
 One wire request is one sequence: the gateway turns `n` choices and lists of prompts into several requests.
 """
 
@@ -54,8 +54,8 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         chat: With `messages`: what the chat template gets besides them.
         suffix: With `text`: what follows the output, for a model that can fill in between.
         add_special_tokens: With `text`: the tokenizer adds its own, such as one that begins every text.
-        truncate_prompt_tokens: Only so many of the prompt's last tokens count; -1: as many as leave room in the
-            context for the output. With `pooling` the first ones count, and -1 is as many as the model reads.
+        truncate_prompt_tokens: Number of the prompt's last tokens to use; -1: as many as leave room in the context
+            for the output. With `pooling` the first ones are used, and -1 is as many as the model reads.
         cache_salt: Prompts share computed blocks only where their salts are equal.
         pooling: The answer is numbers made of the prompt, and nothing is generated: `sampling` does not apply.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
@@ -179,7 +179,7 @@ class Delta(Struct, frozen=True, array_like=True):
         prompt_logprobs: For the prompt's tokens, once, when asked for; None for the first, which has no condition.
         prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
         in_reasoning: In the first delta of an epoch: the text begins inside the model's reasoning.
-        evicted: What was evicted by attention since the delta before, if anything was: no token saw less before.
+        evicted: Blocks evicted by attention since the previous delta, if any: no earlier token was affected.
     """
 
     id: str

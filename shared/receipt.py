@@ -39,7 +39,7 @@ class Receipt(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     Attributes:
         taken: Unix seconds at which the worker took it.
         queued_s: For how long it had been on its way by then, by the clocks of both ends.
-        waited_s: For how long of that it had waited in the worker, for whoever has its prefix.
+        waited_s: Part of that spent in the worker, waiting for the holder of its prefix.
         admitted_s: Until it was ready for the engine; None if it never was.
         scheduled_s: Until its first step; None without one.
         first_s: Until its first output; None without one.
@@ -52,7 +52,7 @@ class Receipt(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
         energy_j: Joules of these seconds, by the mean power of the devices meanwhile; None where they do not tell.
         prompt_tokens, cached_tokens, output_tokens: As of `Usage`, for attempts that have none.
         drafted_tokens, accepted_tokens: Of speculative decoding.
-        prefills: In order; what is beyond the bound is in the last one.
+        prefills: In order; those beyond the bound are added to the last one.
         preempted_s: The first preemptions.
     """
 

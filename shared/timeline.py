@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from shared.receipt import Receipt
 
 MAX_SEQUENCES = 16
-"""Sequences of a request that are told apart, and attempts at each; of more the first ones are kept, and counted."""
+"""Limit on a request's sequences, and on attempts at each; the first ones are kept, further ones are counted."""
 MAX_LISTED = 200
 
 Order = Literal["recent", "slow", "failed"]
@@ -59,7 +59,7 @@ class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         id: Its `x-request-id`. The client may choose it, so that two requests may have the same.
         began: Unix seconds.
         outcome: `completed`, `failed`, `disconnected`, `slow_reader`, `refused`, or `running`.
-        error: Code and message that the client was told.
+        error: Code and message sent to the client.
         source: `generated` or `cache`.
         asked: Parameters of the request that are not text.
         stop: Its stop strings, where the operator has texts shown.

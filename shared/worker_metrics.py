@@ -60,7 +60,7 @@ class KvGroup(Struct, frozen=True, array_like=True):
 
 
 class KvTierReading(Struct, frozen=True, array_like=True):
-    """What is kept of the KV cache below the device's memory.
+    """One tier of the KV cache below the device's memory.
 
     Attributes:
         name: `host`, `disk` or `bucket`.
@@ -87,7 +87,7 @@ class KvTierReading(Struct, frozen=True, array_like=True):
 
 
 class RankReading(Struct, frozen=True, array_like=True):
-    """What is known of one rank of a worker whose model is divided.
+    """State of one rank of a worker whose model is divided.
 
     Attributes:
         rank: Its number.
@@ -105,7 +105,7 @@ class RankReading(Struct, frozen=True, array_like=True):
 
 
 class WorkerMetrics(Struct, frozen=True, array_like=True):
-    """A worker's counts since its start, and what is true of it now.
+    """A worker's counts since its start, and its current state.
 
     Attributes:
         prompt_tokens: Of sequences that were started, those found in the prefix cache included.
