@@ -91,7 +91,7 @@ class Excess(Struct, frozen=True):
     """One bound on the queue, and by how many seconds of draining it is exceeded; negative while there is room.
 
     Attributes:
-        text: What a client is told, with a place for each of `values`. Few are told, so it is filled in only then.
+        text: Template of the client's message, with a place for each of `values`; filled in only when it is sent.
         is_exceeded: Also where the rate is unknown and `seconds` is therefore 0.
         is_elastic: A client that was promised a place may exceed it a little.
     """
@@ -105,7 +105,7 @@ class Excess(Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        """What a client is told."""
+        """The message to the client."""
         return self.text.format(*self.values)
 
 

@@ -225,7 +225,7 @@ class LimitStore:
         return Reply(verdict, first_ms, running, hold_ms / 1000)
 
     async def state(self, key_id: str, account: KeyAccount) -> bool:
-        """State what runs, and what is to be corrected; False when Redis does not confirm it."""
+        """Send the running sequences and pending token corrections; return False when Redis does not confirm."""
         reply, _ = await self._run(STATE, key_id, account, 0, {})
         return reply is not None
 
