@@ -29,7 +29,7 @@ from shared.task_supervisor import TaskSupervisor
 
 REVIEW_S = 5.0
 LEASE_S = 20.0
-"""For how long names mean what was read: a gateway that cannot read them uses none after that."""
+"""How long names stay valid after a read: a gateway that cannot read them again uses none after that."""
 
 NOTHING_READ = NamesRead(0.0, 0)
 
@@ -43,11 +43,11 @@ class FoundAdapter:
 
 
 class NamedAdapters:
-    """The names. Only whoever follows them writes them.
+    """The names. Only the follower of the stream writes them.
 
     Attributes:
-        read: How far they were read; None before that.
-        read_at: When, in monotonic seconds; None before that.
+        read: Position of the last read in the stream; None before the first.
+        read_at: Monotonic seconds of the last read; None before the first.
     """
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class AdapterNameFollower:
                     await self._has_heard.wait()
 
     async def read(self) -> None:
-        """Take in what is new; `nats.errors.Error` if NATS does not answer."""
+        """Apply new records of the stream; `nats.errors.Error` if NATS does not answer."""
         async with self._reading:
             self._has_heard.clear()
             began = time.monotonic()

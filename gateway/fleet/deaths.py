@@ -51,7 +51,7 @@ class RememberedDeaths:
     """The last death of each worker."""
 
     def __init__(self) -> None:
-        # One limit each: a return is told however soon it comes behind the death that it takes back.
+        # Separate limits: a return is logged even right after the death that it retracts.
         self._log_of_deaths = LogLimit(_logger, LOG_INTERVAL_S)
         self._log_of_returns = LogLimit(_logger, LOG_INTERVAL_S)
         self._dead: dict[str, _DeadWorker] = {}

@@ -1,6 +1,6 @@
-"""The workers and the other gateways, as their heartbeats show them: what is queued, and how fast it drains.
+"""The workers and the other gateways, as their heartbeats show them: queue lengths and drain rates.
 
-Owns the view of gateways and the sums over workers, and alone writes them. `liveness` knows which workers are alive.
+Owns the view of gateways and the sums over workers; nothing else writes them. `liveness` knows the live workers.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _T = TypeVar("_T", bound=Hashable)
 GATEWAY_SILENCE_S = 5.0
 # A model without workers for longer is unknown again: it was taken out of service, not interrupted.
 MODEL_MEMORY_S = 300.0
-# How often that is looked at.
+# How often that is checked.
 REVIEW_INTERVAL_S = 1.0
-# Workers, and models, that are told apart: NATS takes no more connections. A worker that lies about its name cannot
-# make a gateway keep, and sum up, more than that.
+# Most workers, and most models, that are tracked: NATS takes no more connections. A worker that lies about its name
+# cannot make a gateway track more.
 MAX_WORKERS = 4096
 # The same for other gateways.
 MAX_GATEWAYS = 1024
