@@ -71,10 +71,10 @@ class RequestRecord:
         dispatched_at: When it was admitted and its sequences had been handed to the queue, or to one in flight.
         first_token_at: When its first output came.
         outcome: `refused` until it was dispatched; then how its answer ended.
-        error_code, error_message: What its client was told, if that was an error. Not the exception: its traceback
-            holds this record, and such circles wait for the garbage collector.
+        error_code, error_message: Of the error sent to its client, if any. Not the exception: its traceback holds this
+            record, and such reference cycles wait for the garbage collector.
         source: Whether it was `generated` or came from the `cache`.
-        key: Tells it from others with its `x-request-id`.
+        key: Distinguishes it from others with its `x-request-id`.
         span: Its span, when requests are traced; `traceparent` names it to workers.
         status: Of its answer; 0 while it runs.
         ended_at: None while it runs.

@@ -29,7 +29,7 @@ from shared.messages import Delta, Finish
 
 
 class _WholeChoice(ReadChoice):
-    """Collects what is read into one object."""
+    """Collects the content, reasoning and calls of one choice into one object."""
 
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
         super().__init__(answer, index, reading)

@@ -115,7 +115,7 @@ class CalledCustomBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class ToolCallBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One call of an earlier answer."""
 
-    function: Annotated[CalledFunctionBody | None, described("What was called.")] = None
+    function: Annotated[CalledFunctionBody | None, described("The called function.")] = None
     custom: Annotated[
         CalledCustomBody | None,
         described("The tool of a call of type `custom`; told as a function with the argument `input`."),
