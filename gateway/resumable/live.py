@@ -1,7 +1,7 @@
 """A stream as this process has it: its entries, the answers that show them, and whether this process generates it.
 
-Only what the log has is shown: entries that come from workers wait until the log has confirmed them (`LogWriter`). So
-whoever takes the stream over has everything that a client has seen.
+Only logged entries are shown: those from workers wait until the log has confirmed them (`LogWriter`). So a process
+that takes the stream over has everything that a client has seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.http1.exchange import Exchange
 from gateway.resumable.record import Entry, Failure, PieceWriter, StreamHead
 from shared.messages import Delta
 
-# Entries of a long stream that are told at once: others come in between.
+# Entries of a long stream that are sent at once: other tasks run in between.
 _ENTRIES_AT_ONCE = 256
 _PAUSE_S = 0.02
 
@@ -43,7 +43,7 @@ class LiveStream:
         ended: Resolves when nothing follows.
         requests: Its requests as they are kept, while this process owns it.
         caught_up: Set once all is there that the log had when it was asked first.
-        is_held: Another process may own it: what is written is not shown yet.
+        is_held: Another process may own it: written entries are not shown yet.
         usage: Tokens of the sequences that have ended.
         failure: How it failed, if it did.
         is_followed: Another process reads its pieces while it grows.
@@ -148,7 +148,7 @@ class LiveStream:
         self.end()
 
     async def join(self, answer: Answer) -> None:
-        """Tell an answer everything so far, and from then on what is shown.
+        """Send an answer all entries so far, and from then on those that are shown.
 
         Raises:
             ApiError: Its client wants an event that does not exist yet; or the stream could not be read.

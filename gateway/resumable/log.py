@@ -163,7 +163,7 @@ class StreamLog:
         self._nats.send(stream_subject(tenant, stream_id, *place), payload)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Write what is sent in the block with one call of the system."""
+        """Write all messages sent in the block with one system call."""
         return self._nats.together()
 
     async def heads(self, tenant: str) -> tuple[list[StreamHead], bool]:

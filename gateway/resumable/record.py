@@ -1,6 +1,6 @@
-"""What is kept of a resumable generation: its head, the requests of its sequences, and the entries of its log.
+"""Records of a resumable generation: its head, the requests of its sequences, and the entries of its log.
 
-An answer follows from its head and its entries alone, so every gateway tells it with the same bytes.
+An answer follows from its head and its entries alone, so every gateway writes it with the same bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
         num_at_once: As in `Generation`.
         has_ids: Events have ids, so that the stream can be resumed.
         chat_format: Format of the text; None where all of it is content.
-        grammar_field: Which field a fault of the grammar is told of.
+        grammar_field: Request field that errors of the grammar name.
         served: The model that answers, if the client asked for an alias.
     """
 
@@ -75,7 +75,7 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, generation: Generation, endpoint: str) -> StreamForm:
-        """Return what is kept of a generation that `endpoint` answers."""
+        """Return the form of a generation that `endpoint` answers."""
         asked, reading = generation.structured_output, generation.reading
         return cls(
             endpoint=endpoint,
@@ -121,7 +121,7 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StreamHead(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stream_1"):
-    """What is known of a stream before its first token, who generates it, and how it ended.
+    """State of a stream known before its first token, its owner, and how it ended.
 
     Attributes:
         id: The `x-request-id` of its first answer.
