@@ -233,8 +233,8 @@ class Flight(_Progress):
         )
 
     def note_evicted(self, delta: Delta) -> None:
-        """Remember what a delta tells of evictions; what cannot be true ends what is remembered."""
-        assert delta.evicted is not None, "the delta tells of none"
+        """Log the evictions that a delta reports; an impossible report drops the log."""
+        assert delta.evicted is not None, "the delta reports none"
         log, num_tokens = self.evicted or EvictionLog(), self.prompt_tokens + len(self.emitted)
         self.evicted = log if log.add(delta.evicted, self.request.kv_budget, num_tokens) else None
 

@@ -1,9 +1,9 @@
-"""Keeps what timelines of requests are made of, of those that have ended lately and those that run.
+"""Keeps the data of request timelines, for running requests and those that have ended lately.
 
-A timeline is made when somebody looks. The observer of requests tells when one comes and when its answer has ended, the
-dispatcher tells of each of its sequences, in either order. What is kept is bounded in number, bytes and time. Where it
-is full, the tenant with the most requests loses its oldest one; those that were refused before their tenant was known
-have a small room of their own. The one writer is the event loop's thread.
+A timeline is built when it is read. The request observer reports the start and the end of a request, the dispatcher
+each of its sequences, in either order. The store is bounded in number, bytes and time. When it is full, the tenant with
+the most requests loses its oldest one; requests that were refused before their tenant was known have a small store of
+their own. The one writer is the event loop's thread.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class TimelineKeeper:
         return structs.replace(timeline, sequences=sequences, left_out=left_out)
 
     def _pack(self, key: str, request: SeenRequest) -> None:
-        """Encode what is kept of a request with many attempts or steps, as that takes less memory."""
+        """Encode the record of a request with many attempts or steps, which takes less memory."""
         lives = request.sequences
         if len(lives) == 1 and len(lives[0].attempts) == 1:
             receipt = lives[0].attempts[0].receipt

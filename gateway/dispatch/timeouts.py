@@ -90,7 +90,7 @@ class Timeouts:
             timeout_s = min(limits.claim_timeout_s, self._disturbed_timeout_s(flight) * 2**flight.num_disturbed)
         else:
             timeout_s = limits.claim_timeout_s * factor
-        # A worker whose heartbeats are late has perhaps not been sent yet what was published meanwhile.
+        # NATS may not have delivered recent publications yet to a worker whose heartbeats are late.
         since = now - limits.claim_timeout_s / 2
         return waited_s > timeout_s + grace_s and self._fleet.can_claim(
             flight.request.model, flight.queue, flight.stream_seq, flight.published_at, since
