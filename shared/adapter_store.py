@@ -61,7 +61,7 @@ class AdapterContent(Struct, frozen=True, array_like=True):
 
 
 def content_digest(directory: Path) -> str:
-    """Return the SHA-256 of what an adapter computes: of its configuration and its weights."""
+    """Return the SHA-256 of an adapter's configuration and weights."""
     digest = hashlib.sha256()
     for name in _NAMES:
         with open_regular(directory / name) as file:
@@ -72,7 +72,7 @@ def content_digest(directory: Path) -> str:
 
 
 def read_content(directory: Path) -> AdapterContent:
-    """Return what a directory holds as PEFT saves it; `AdapterFilesError` if it is none or too large."""
+    """Read an adapter as PEFT saves it in a directory; `AdapterFilesError` if there is none, or it is too large."""
     try:
         sizes = [(directory / name).stat().st_size for name in _NAMES]
         if sizes[0] > MAX_CONFIG_BYTES or sum(sizes) > MAX_ADAPTER_BYTES:
@@ -101,7 +101,7 @@ class AdapterStore:
         return self._store.place
 
     async def put(self, directory: Path) -> AdapterContent:
-        """Store what a directory holds, unless it is stored already.
+        """Store the adapter in a directory, unless it is stored already.
 
         Raises:
             AdapterFilesError: It is not an adapter, or changes meanwhile.
@@ -129,7 +129,7 @@ class AdapterStore:
         return sum(found[name] for name in _NAMES) if found.keys() >= set(_NAMES) else None
 
     async def keep(self, digest: str) -> int | None:
-        """Let a content stay for another `KEPT_S` without a name; return what `num_bytes` does."""
+        """Keep a content for another `KEPT_S` without a name; return its bytes as `num_bytes` does."""
         with _errors():
             await _answered(self._store.delete(f"{_MARKS}/{digest}"))
         return await self.num_bytes(digest)

@@ -32,12 +32,12 @@ _WITH_UNIT = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[kmgtKMGT]|[KMGT]i
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a setting allows, and how `--help` describes it.
+    """The allowed values of a setting, and its description in `--help`.
 
     Attributes:
-        secret: It is not shown, and can be given in a file.
+        secret: The value is not shown, and can be given in a file.
         alias: A second name of the option.
-        synonyms: What other servers call some of the choices.
+        synonyms: Other servers' names of some choices.
         is_never_empty: An option without a value, as of a variable that is not set, is refused and not ignored.
     """
 

@@ -70,7 +70,7 @@ class DirectClient(Client):
     async def ping(self) -> asyncio.Future[bool]:
         """Ask the server for a sign of life; the future is done when it came, and never if the connection is lost."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # As the library pings: what waits for a server that does not read is not waited for.
+        # As the library pings: data pending for a server that does not read is not waited for.
         self._write_pending()
         if not self._pongs:
             self._pinged_at = time.monotonic()
@@ -133,7 +133,7 @@ class DirectClient(Client):
                 self._uncork()
 
     async def subscribe_direct(self, subject: str, handler: Handler) -> Subscription:
-        """Call `handler` with each message of a subject as it comes in; what it raises is logged.
+        """Call `handler` with each message of a subject as it comes in; its exceptions are logged.
 
         Messages are never dropped, and the connection is not read while the handler runs: it must be quick.
         """
@@ -141,12 +141,12 @@ class DirectClient(Client):
         async def handle(message: Msg) -> None:
             handler(message)
 
-        # The callback gets what comes in before the handler is known here.
+        # The callback gets messages that come in before the handler is registered.
         subscription = await self.subscribe(subject, cb=handle)
         self._handlers[subscription._id] = handler
         return subscription
 
-    # What the library calls.
+    # Methods that the library calls.
 
     async def _process_connect_init(self) -> None:
         await super()._process_connect_init()
@@ -163,8 +163,8 @@ class DirectClient(Client):
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         if not self._pongs:
             self._pinged_at = time.monotonic()
-        # The library writes a ping past what waits. The answer to one that somebody waits for tells that the server has
-        # everything that was published before.
+        # The library writes a ping past pending data. The answer to an awaited ping proves that the server has all that
+        # was published before.
         if not self._write_pending() and future is not None:
             await super()._flush_pending(force_flush=True)
         await super()._send_ping(future)
@@ -204,7 +204,7 @@ class DirectClient(Client):
         return transport
 
     def _write_soon(self) -> bool:
-        """Write what waits, now or at the end of this turn; return False if the connection takes nothing now."""
+        """Write pending data, now or at the end of this turn; return False if the connection takes nothing now."""
         if self._is_corked:
             return True
         if not self._write_pending():
@@ -219,14 +219,14 @@ class DirectClient(Client):
             self._leave_to_library()
 
     def _leave_to_library(self) -> None:
-        """Let the library write what waits when the connection takes bytes again, or is back."""
+        """Let the library write pending data when the connection takes bytes again, or is back."""
         if self._open_transport() is None:
             return  # it is written once there is a connection again
         if self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def _write_pending(self) -> bool:
-        """Write what waits, if the connection takes it now; return whether it did."""
+        """Write pending data, if the connection takes it now; return whether it did."""
         transport = self._writable_transport()
         if transport is None:
             return False
@@ -245,7 +245,7 @@ class DirectClient(Client):
         parser = self._ps
         transport: Any = self._transport
         reader = transport._io_reader
-        # What came before, and the library has not looked at yet, comes first.
+        # Earlier bytes that the library has not parsed yet come first.
         if parser.buf or parser.state != AWAITING_CONTROL_LINE or reader is None or reader._buffer:
             return data
         position = 0
@@ -271,7 +271,7 @@ class DirectClient(Client):
 
 
 class _Tap(asyncio.Protocol):
-    """Stands before the library's own protocol, and lets a short way take what it can of the bytes."""
+    """Stands before the library's own protocol, and lets the direct client take the bytes that it can handle."""
 
     def __init__(self, inner: asyncio.BaseProtocol, take: Callable[[bytes], bytes], is_tls: bool) -> None:
         self._inner = cast("asyncio.Protocol", inner)

@@ -188,7 +188,7 @@ def request_subject(model: str, queue: Queue, tenant: str) -> str:
 
 
 def adapter_name_subject(tenant: str | None, name: str) -> str:
-    """Subject of the record of what a tenant means by the name of an adapter; None is what everybody means."""
+    """Subject of the record of a tenant's name of an adapter; None for a name that all tenants share."""
     return f"hr.name.{'_' if tenant is None else encode_name(tenant)}.{encode_name(name)}"
 
 

@@ -95,7 +95,7 @@ class UsageTotal:
 
 
 class UsageLedger:
-    """Counts in memory, and sends what has been counted. The counts are written by the event loop's thread alone."""
+    """Counts in memory, and sends the counts. Only the event loop's thread writes them."""
 
     def __init__(self, lane: Lane, clock: Callable[[], float] = time.time) -> None:
         """Count answers of a lane; nothing is sent before `flush`. Hours are those of `clock`, in Unix seconds."""
@@ -119,7 +119,7 @@ class UsageLedger:
         counts[3] += completion_tokens
 
     def add_time(self, tenant: str, model: str, receipt: Receipt) -> None:
-        """Count what an attempt has taken of the device."""
+        """Count the device time and energy of an attempt."""
         counts = self._counts(tenant, model)
         counts[4] += round(receipt.device_s * 1e6)
         if receipt.energy_j is not None:
@@ -159,7 +159,7 @@ class UsageLedger:
         return account
 
     async def flush(self, js: JetStreamContext, *, is_last: bool = False) -> None:
-        """Send what has been counted; what NATS does not take is sent again, and counts once.
+        """Send the counts; those that NATS does not take are sent again, and count once.
 
         `is_last`: the process ends, so it is tried whatever NATS said before.
         """
@@ -280,7 +280,7 @@ async def read_hours(js: JetStreamContext, tenant: str) -> AsyncIterator[tuple[s
 
 
 def _total(subject: str, data: bytes, measure: str) -> UsageTotal | None:
-    """Return what a counter tells, None of another version's."""
+    """Return the total of a counter, None for another version's."""
     owner, model, lane, _ = subject.split(".")[2:]
     try:
         return UsageTotal(decode_name(owner), decode_name(model), lane, measure, int(json.loads(data)["val"]))
