@@ -73,11 +73,11 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         reads_per_minute: Limit on reads of stored responses; each 64 kB counts as one read.
         max_priority: Largest `priority` that its requests may ask for.
-        weight: Share of the service while others wait too.
-        sha256: Of the whole key, in lower-case hexadecimal.
+        weight: Weight of its requests in fair queueing, while others wait too.
+        sha256: Hash of the whole key, in lower-case hexadecimal.
         models: Names it may use; `*` stands for all.
-        created: Unix seconds; `expires` and `revoked` likewise, and from then on the key opens nothing.
-        replaces: Id of the key in whose place it was made, which is revoked with it.
+        created: Unix seconds; `expires` and `revoked` likewise, and from then on the key is invalid.
+        replaces: Id of the key that it replaces, which is revoked with it.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]

@@ -43,9 +43,9 @@ Holder = tuple[str, float | None, "Principal"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all.
+    """A caller with a valid key. A limit of None means unlimited; `models` of None allows all.
 
-    `watermark` is the secret by which its answers are marked, the key's or else the tenant's; None where they are not.
+    `watermark` is the secret that marks its answers, the key's or else the tenant's; None for unmarked answers.
     """
 
     key_id: str
@@ -62,7 +62,7 @@ class Principal:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether no limit applies to what it generates."""
+        """Whether no limit applies to its generations."""
         own = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent, self.tenant_limits)
         return own.count(None) == len(own)
 
@@ -73,7 +73,7 @@ class Principal:
 
     @property
     def body_owner(self) -> BodyOwner:
-        """Against whom its requests count while they are on their way in."""
+        """The key and tenant that its bodies count against while they arrive."""
         return BodyOwner(self.key_id, self.max_concurrent, self.tenant)
 
     def can_use(self, model: str) -> bool:

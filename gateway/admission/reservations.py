@@ -36,7 +36,7 @@ class Reservation:
     """One refused request's place.
 
     Attributes:
-        ticket: Its name, which cannot be guessed.
+        ticket: Its unguessable name.
         size: Sequences and estimated prompt tokens of the request; it may not be used for a larger one.
         cost_s: Seconds of the fleet that it takes.
         since: When it was first refused, which decides its place in the line.
@@ -61,7 +61,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class RetryAdvice:
-    """When a refused client should return, and what it finds then.
+    """When a refused client should return, and the state of its reservation.
 
     Attributes:
         wait_s: Whole seconds after which to return.

@@ -69,7 +69,7 @@ class ResponseHead:
         first_event: Number of the first event that the client wants; None for a stream without numbers.
         limits: The `x-ratelimit-*` headers, once they are known.
         model: The one in the path, as Azure's clients send it; None for any other path.
-        route: Our own name of the route, once it is found; by it the answer is counted.
+        route: Our own name of the route, once it is found; answers are counted by it.
         status: Status for metrics; 0 for the status that is sent.
         record: Where a generation is noted for the log and for traces.
     """
@@ -115,7 +115,7 @@ class Asked(Struct, frozen=True):
 
 
 class StreamParts(Struct, frozen=True):
-    """What every event stream works with. `now` is loop time."""
+    """Parts that every event stream needs. `now` is loop time."""
 
     flusher: Flusher
     limits: EventStreamLimits
@@ -128,7 +128,7 @@ class Answer(ABC):
     Attributes:
         sinks: One per sequence, in the order of the choices.
         done: Resolves to the outcome.
-        error: What went wrong, when the outcome is `FAILED`.
+        error: The error, when the outcome is `FAILED`.
         first_token_at: `time.perf_counter()` at the first output, or None.
         max_tokens: The client's limit of each choice, or None.
     """
@@ -203,7 +203,7 @@ class Answer(ABC):
             self.end(Outcome.COMPLETED)
 
     def close(self) -> None:
-        """Let go of what refers back to the answer, so that it is freed at once and not by the garbage collector."""
+        """Drop references back to the answer, so that it is freed at once and not by the garbage collector."""
         self.sinks = ()
         self._exchange.on_disconnect = self._exchange.on_writable = None
 
@@ -249,7 +249,7 @@ class EventAnswer(Answer):
             self._stream = self._numbered = NumberedEventStream(*stream, head.first_event, super()._report)
 
     def close(self) -> None:
-        """Let go of what refers back to the answer."""
+        """Drop references back to the answer."""
         super().close()
         self._stream.close()
 

@@ -30,7 +30,7 @@ MAX_WITHOUT_TENANT = 100
 MAX_DEVICE_WATTS = 2000.0
 """More than any device draws."""
 LATE_S = 30.0
-"""For how long a cancelled sequence's worker may still tell what it took."""
+"""How long a cancelled sequence's worker may still report its cost."""
 _MAX_LATE = 4096
 _LOOK_S = 60.0
 # Parts of a prompt and preemptions of a request that is not worth encoding.
@@ -84,7 +84,7 @@ _decode = msgspec.msgpack.Decoder(Timeline).decode
 
 @dataclass(slots=True)
 class _Late:
-    """A sequence whose end was decided here, and whose worker may yet tell what it took."""
+    """A sequence that the gateway has ended, and whose worker may still report its cost."""
 
     key: str
     tenant: str
@@ -166,7 +166,7 @@ class TimelineKeeper:
                 self._pack(key, request)
 
     def receipt_came(self, worker: str, delta: Delta, flight: Flight | None) -> None:
-        """Count what an attempt took of its worker, once, by its last delta; `flight` is None if that has ended."""
+        """Count an attempt's cost, once, from its last delta; `flight` is None if that has ended."""
         assert delta.finish is not None
         receipt, now = delta.finish.receipt, self._clock()
         if receipt is None:

@@ -105,5 +105,5 @@ class RememberedDeaths:
 
 
 def process_of(heartbeat: Heartbeat) -> tuple[float, str]:
-    """Return what tells the processes apart that have one name after another: a process serves one model."""
+    """Return an identity of the process behind a worker's name: start time and model, of which a process serves one."""
     return heartbeat.started, heartbeat.model

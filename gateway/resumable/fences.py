@@ -80,7 +80,7 @@ class Fences:
         return Fence(message.data == writer.encode(), message.seq, (int(first), int(end)))
 
     async def revoke(self, writer: str) -> JournalTail:
-        """Keep a writer from showing what it writes from now on; return the end of its journal."""
+        """Keep a writer from showing entries that it writes from now on; return the end of its journal."""
         known = self._revoked.get(writer)
         if known is None or time.monotonic() - known.at > REVOKED_S:
             if len(self._revoked) >= _MAX_REVOKED:

@@ -113,7 +113,7 @@ class Follower:
         self._loop = asyncio.get_running_loop()
         self._called_at: float | None = None
         self._num_denials = 0
-        # Entries that the owner has shown: it writes the pieces of a stream once it knows that somebody reads them.
+        # Entries that the owner has shown: it writes the pieces of a stream once it knows that a process reads them.
         self._num_due = 0
 
     async def follow(self, num_followed: set[LiveStream]) -> None:
@@ -124,7 +124,7 @@ class Follower:
                 wait_s = MIN_POLL_S if await self._advance() else min(wait_s * _GROWTH, MAX_POLL_S)
                 failing_since = self._loop.time()
             except PiecesGoneError:
-                # Who takes a stream over deletes the pieces of the owner before.
+                # A takeover deletes the pieces of the previous owner.
                 if not await self._has_moved():
                     stream.abort(no_longer_kept(stream.head.id, "its pieces are gone"))
             except ApiError as error:

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class Stored(NamedTuple):
-    """A head, and the number of its message: who replaces it must know the last one."""
+    """A head, and the number of its message: a replacement must name the last one."""
 
     head: StreamHead
     seq: int
@@ -201,7 +201,7 @@ class StreamLog:
         await self._purge(stream_subject(head.tenant, head.id, head.owner, "*"))
 
     async def find_key(self, tenant: str, digest: str) -> tuple[KeyRecord, int] | None:
-        """Return what an idempotency key stands for, and the number of that message."""
+        """Return the record of an idempotency key, and the number of its message."""
         found = await self._last(stream_subject(tenant, digest, "key"))
         return None if found is None else (decode_key(found[0]), found[1])
 
@@ -244,7 +244,7 @@ class StreamLog:
         return await self._store.write(subject, payload, seq)
 
     def _in_chunks(self, tenant: str, subject: str, payload: bytes) -> bytes:
-        """Return a payload, or if it is large, send its chunks and return what names them.
+        """Return a payload, or if it is large, send its chunks and return their manifest.
 
         A head that changes keeps the chunks before the change.
         """

@@ -300,7 +300,7 @@ class StreamOwner:
             stream.lease = None
 
     async def _keep(self, stream: LiveStream) -> None:
-        """Note in the log that a stream has ended, and forget it after its time; what has failed, its key at once."""
+        """Log the end of a stream, and delete it after its time; delete the key of a failed one at once."""
         head = stream.head
         try:
             if stream.is_deleted:

@@ -44,7 +44,7 @@ Entry = tuple[int, Delta | None, Failure | None]
 
 
 class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer needs to know of its generation.
+    """The parameters of a generation that its answer needs.
 
     Attributes:
         endpoint: Name of the endpoint that answers.
@@ -126,11 +126,11 @@ class StreamHead(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="str
     Attributes:
         id: The `x-request-id` of its first answer.
         key_id: Name of the key that asked for it.
-        owner: Under whose name its log is written.
-        term: How often it was taken over.
-        num_request_pieces: In how many pieces its requests are kept.
+        owner: Name of the writer of its log.
+        term: Number of takeovers.
+        num_request_pieces: Number of pieces that hold its requests.
         created: Unix seconds by the clock of NATS.
-        ended: The same, of its end; None while it is generated.
+        ended: Time of its end, likewise; None while it is generated.
         is_cut: Its log became too large, and was dropped.
         requests_digest: Digest of its requests, to detect another stream's; None from an earlier version.
         key_digest: Digest of the idempotency key that stands for it.

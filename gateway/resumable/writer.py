@@ -182,7 +182,7 @@ class LogWriter:
     async def _round(self, streams: Iterable[LiveStream]) -> bool:
         """Write the new entries of streams, and show them when the log has them; False if it does not answer."""
         try:
-            # The fence goes out with what it confirms.
+            # The fence goes out with the messages that it confirms.
             with self._log.together():
                 written = self._write(streams)
                 fence = self._log.fences.write(self.name, self._seq, self._journal.span)
@@ -254,7 +254,7 @@ class LogWriter:
             self._on_large(stream)
 
     async def _explain(self) -> bool:
-        """Find out why the fence is another one: somebody has revoked it, or the log is a new one."""
+        """Find out why the fence is another one: a process has revoked it, or the log is a new one."""
         found = await self._log.fences.find(self.name)
         if found is None:
             await self._begin_anew()

@@ -44,7 +44,7 @@ AskedLogprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream reports besides its text."""
+    """Reports of a stream besides its text."""
 
     include_usage: Annotated[bool | None, described("End the stream with a chunk that counts tokens.", True)] = None
     continuous_usage_stats: Annotated[bool | None, described("Count tokens in every chunk.", True)] = None
