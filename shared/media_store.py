@@ -120,7 +120,7 @@ class MediaStore:
             raise MediaStoreError(f"the store of images does not answer: {error!r}") from error
         data = b"".join(pieces)
         if len(data) != ref.num_bytes or await asyncio.to_thread(_digest, data) != ref.digest:
-            raise MissingMediaError("The stored bytes of an image of this request have another length or digest.")
+            raise MissingMediaError("A stored image of this request has another length or digest.")
         return data
 
     async def _store(self, tenant: str, digest: bytes, data: bytes, ttl_s: float) -> None:
