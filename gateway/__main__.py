@@ -12,7 +12,7 @@ from shared.errors import HeadraceError
 
 
 def run() -> int:
-    """Resolve the settings and serve; a setting or a server that is missing is told in one line."""
+    """Resolve the settings and serve; print a missing setting or server as one line."""
     try:
         return main(resolve(GatewayConfig, {}, os.environ))
     except HeadraceError as error:

@@ -8,7 +8,7 @@ import msgspec
 
 from shared.errors import HeadraceError
 
-# As OpenAI has them; what is exceeded where it is not the number of requests, the error says itself.
+# OpenAI's types. An error about a limit other than the number of requests sets its own.
 _TYPES = {408: "timeout_error", 429: "requests"}
 
 
@@ -80,7 +80,7 @@ def model_not_found(model: str) -> ApiError:
 def cannot_start(model: str) -> ApiError:
     """Return the error of a request for a model whose host cannot start it; the host tries again after a minute.
 
-    The cause names files of the host, so operators alone are told.
+    The cause names files of the host, so only operators see it.
     """
     message = f"`{model}` cannot be started on its host; `headrace model ls` tells its operator why."
     return ApiError(503, message, code="model_failed", retry_after_s=60.0)

@@ -101,14 +101,14 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class OutputReading:
-    """How the text of an answer is taken apart into content, reasoning and calls of tools.
+    """How the text of an answer is parsed into content, reasoning and tool calls.
 
     Attributes:
-        new_reader: Makes the reader of one choice; it is told whether the prompt has opened the reasoning.
+        new_reader: Makes the reader of one choice; the argument says whether the prompt has opened the reasoning.
         format_name: Of the chat format that it reads.
         max_calls: Calls that the client can take; further ones are left out. None for any number.
         includes_reasoning: The client gets the reasoning; without, it is read and left out.
-        is_function_call: The one call is told as `function_call`, the form before tools.
+        is_function_call: The one call is sent as `function_call`, the format before tools.
     """
 
     new_reader: Callable[[bool], OutputReader]
@@ -152,7 +152,7 @@ class Details:
 
     @property
     def needs_prompt_ids(self) -> bool:
-        """Whether the token ids of the prompt are told, or the first one's, which has no log probability."""
+        """Whether the answer shows the prompt's token ids, or the first one, which has no log probability."""
         return self.token_ids or (self.tokens_as_ids and self.echoes_logprobs)
 
 
@@ -188,7 +188,7 @@ class Generation(Struct, frozen=True):
         includes_reasoning: The client gets the reasoning.
         pooling: The answer is numbers made of each prompt, and nothing is generated.
         left_out: Sampling parameters that the client did not name and the model may have defaults for.
-        ranking: Which of the sequences are told; None for all.
+        ranking: Which of the sequences are returned; None for all.
         is_resumable: Its stream is logged: a client that has lost it goes on with any gateway.
         details: Further output; None if only the text is wanted.
         add_special_tokens, truncate_prompt_tokens, cache_hints, kv_budget: As in `Request`.

@@ -55,11 +55,11 @@ class GatewayMetrics:
 
     Attributes:
         requests: By (route, status). Routes are our own names, never the client's path.
-        retry_after_error_s: How much longer than told clients waited for a place; 0 for promises that were kept.
+        retry_after_error_s: Seconds that clients waited beyond the promised time; 0 for promises that were kept.
         by_model: Measurements of each model's requests.
-        usage: What tenants have had, which NATS adds up.
+        usage: Counts per tenant, which NATS adds up.
         canary_requests: By alias, its tenant, arm and outcome.
-        canary_rollbacks: By what was worse.
+        canary_rollbacks: By the measure that was worse.
 
     The others are counters and gauges of `ROWS`; see there.
     """

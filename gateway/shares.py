@@ -1,6 +1,6 @@
-"""What all keys have in common, and no key may take for itself: places for requests, bytes of bodies.
+"""Resources that all keys share and no key may monopolize: places for requests, bytes of bodies.
 
-`Shares` refuse what is too much, `Turns` make it wait.
+`Shares` refuse an excessive claim, `Turns` make it wait.
 
 Dynamic thresholds: a key may hold at most a fixed multiple of the free part. One busy key alone gets nearly everything,
 but something is always left for the others, and what several busy keys may hold shrinks as they come.

@@ -1,8 +1,8 @@
-"""What the names of adapters mean, in NATS: a record for each name of a tenant, and for each that all tenants share.
+"""The names of adapters, in NATS: a record for each name of a tenant, and for each that all tenants share.
 
-Gateways write them, for operators. What workers call their `--lora-modules` is in heartbeats, and counts where there is
-no record. A name is changed with compare-and-set. Whoever follows the names reads the stream from where it has read to,
-so nothing is missed while NATS is away. A name that was removed has a record without content.
+Gateways write them, for operators. Names of workers' `--lora-modules` are in heartbeats, and apply where there is no
+record. A name is changed with compare-and-set. Followers of the names resume the stream at the last record read, so
+nothing is missed while NATS is away. A removed name has a record without content.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TRIES = 16
 
 
 class NamedAdapter(Struct, frozen=True):
-    """What a name means.
+    """Record of a name.
 
     Attributes:
-        tenant: Whose name it is; None is everybody's.
-        base: The model that it is beside.
+        tenant: Owner of the name; None for all tenants.
+        base: The model that the adapter belongs to.
         content: None once the name was removed.
         changed: Unix seconds.
     """
@@ -75,7 +75,7 @@ class AdapterNames:
         raise TimeoutError(f"the name {name[:64]!r} is changed by others all the time")
 
     async def find(self, name: str, tenant: str | None) -> NamedAdapter | None:
-        """Return what a tenant means by a name, by its own first.
+        """Return the record of a tenant's name, or else of the shared one.
 
         None if no operator has named it; without content if one has removed it for all.
         """

@@ -1,10 +1,10 @@
 """The contents of adapters (LoRA) in an object store, by the SHA-256 of their two files.
 
-What has the same digest is stored once. Whoever reads it checks the digest, so a store can lose an adapter and never
-change one. What an adapter computes is for workers to judge; here it is bytes.
+Contents with the same digest are stored once. Readers check the digest, so a store can lose an adapter and never
+change one. Workers judge what an adapter computes; here it is bytes.
 
-A content that no name means gets a mark, an empty object that says since when, and is deleted `KEPT_S` later. Whoever
-stores the content or names it deletes the mark. Ages are told by the store's clock alone.
+A content that no name refers to gets a mark, an empty object whose date says since when, and is deleted `KEPT_S` later.
+A process that stores or names the content deletes the mark. Ages go by the store's clock alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PIECE_BYTES = 4 << 20
 
 
 class AdapterFilesError(HeadraceError):
-    """What was named is not an adapter that can be stored, or what is stored is none."""
+    """The named files are not an adapter that can be stored, or the stored object is not an adapter."""
 
 
 class AdapterStoreError(HeadraceError):
@@ -61,7 +61,7 @@ class AdapterContent(Struct, frozen=True, array_like=True):
 
 
 def content_digest(directory: Path) -> str:
-    """Return the SHA-256 of what an adapter computes: of its configuration and its weights."""
+    """Return the SHA-256 of an adapter's configuration and weights."""
     digest = hashlib.sha256()
     for name in _NAMES:
         with open_regular(directory / name) as file:
@@ -72,7 +72,7 @@ def content_digest(directory: Path) -> str:
 
 
 def read_content(directory: Path) -> AdapterContent:
-    """Return what a directory holds as PEFT saves it; `AdapterFilesError` if it is none or too large."""
+    """Read an adapter as PEFT saves it in a directory; `AdapterFilesError` if there is none, or it is too large."""
     try:
         sizes = [(directory / name).stat().st_size for name in _NAMES]
         if sizes[0] > MAX_CONFIG_BYTES or sum(sizes) > MAX_ADAPTER_BYTES:
@@ -101,7 +101,7 @@ class AdapterStore:
         return self._store.place
 
     async def put(self, directory: Path) -> AdapterContent:
-        """Store what a directory holds, unless it is stored already.
+        """Store the adapter in a directory, unless it is stored already.
 
         Raises:
             AdapterFilesError: It is not an adapter, or changes meanwhile.
@@ -129,7 +129,7 @@ class AdapterStore:
         return sum(found[name] for name in _NAMES) if found.keys() >= set(_NAMES) else None
 
     async def keep(self, digest: str) -> int | None:
-        """Let a content stay for another `KEPT_S` without a name; return what `num_bytes` does."""
+        """Keep a content for another `KEPT_S` without a name; return its bytes as `num_bytes` does."""
         with _errors():
             await _answered(self._store.delete(f"{_MARKS}/{digest}"))
         return await self.num_bytes(digest)
@@ -154,7 +154,7 @@ class AdapterStore:
 
     async def _delete(self, digest: str, now: float) -> bool:
         with _errors():
-            # Whoever has stored or named it since has deleted the mark before that.
+            # A process that has stored or named it since has deleted the mark before that.
             if now - (await self._marked()).get(digest, now) <= KEPT_S:
                 return False
             await _answered(self._store.delete_folder(_folder(digest)))
@@ -176,7 +176,7 @@ class AdapterStore:
 
         Raises:
             AdapterFilesError: It is larger than `max_bytes`.
-            AdapterStoreError: It cannot be read, is not there, or what is stored is something else.
+            AdapterStoreError: It cannot be read, is not there, or the stored bytes have another digest.
         """
         num_bytes = await self.num_bytes(digest)
         if num_bytes is None:

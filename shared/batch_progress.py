@@ -20,7 +20,7 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
         in_reasoning: As in `Delta`.
         total_logprob: Sum of the log probabilities of `token_ids`, if they are asked for.
         adapter: Digest of the adapter that made them, whatever its name means by now.
-        evicted: What was evicted by attention before the last of them.
+        evicted: Blocks evicted by attention before the last token.
     """
 
     digest: bytes

@@ -67,7 +67,7 @@ NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Priority = Annotated[int, Meta(ge=-100, le=100)]
 Weight = Annotated[float, Meta(ge=0.01, le=100.0)]
 KeyId = Annotated[str, Meta(max_length=64)]
-# Of a batch job: whoever may publish would else go before the jobs of all other tenants.
+# Of a batch job: otherwise any publisher could go before the jobs of all other tenants.
 MAX_JOB_PRIORITY = 0
 MAX_JOB_WEIGHT = 1.0
 Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]

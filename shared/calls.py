@@ -1,10 +1,10 @@
 """Calls between processes, over NATS request and reply.
 
-Answers have inboxes apart from those of NATS itself, below `_INBOX_<role>.answers`: whoever answers calls may publish
-there and nowhere else among the inboxes. NATS's own way, `allow_responses`, lets a login publish to any subject at all:
-it sends itself a message that names the subject for its reply. As many may publish there, tokens cannot be guessed.
+Answers have inboxes apart from those of NATS itself, below `_INBOX_<role>.answers`: logins that answer calls may
+publish there and to no other inbox. NATS's own way, `allow_responses`, lets a login publish to any subject at all: it
+sends itself a message with the subject as its reply. Since many may publish to the inboxes, tokens are unguessable.
 
-A connection has one subscription for the answers to all its calls: NATS closes one for good that has too many.
+A connection has one subscription for the answers to all its calls: NATS closes a connection with too many for good.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def answer_inbox(client: Client) -> str:
 
 
 def is_no_responders(message: Msg) -> bool:
-    """Whether NATS says, instead of an answer, that nobody listens to the subject of a call."""
+    """Whether a message is NATS's report that a call's subject has no subscriber."""
     return bool(message.headers) and message.headers.get("Status") == _NO_RESPONDERS  # type: ignore[union-attr]
 
 
 async def call_process(client: Client, subject: str, payload: bytes, timeout_s: float) -> Msg:
-    """Return the answer to a call; `NoRespondersError` if nobody listens, `NatsTimeoutError` after `timeout_s`."""
+    """Return the answer to a call; `NoRespondersError` without a subscriber, `NatsTimeoutError` after `timeout_s`."""
     answers = _answers.get(client)
     if answers is None:
         answers = _answers[client] = _Answers(client)
@@ -48,7 +48,7 @@ async def call_process(client: Client, subject: str, payload: bytes, timeout_s: 
 
 
 class _Answers:
-    """The calls of one connection that have no answer yet. It keeps no connection alive that nobody else holds."""
+    """The unanswered calls of one connection. Holds no reference to the connection."""
 
     def __init__(self, client: Client) -> None:
         self._inbox = answer_inbox(client)
@@ -57,13 +57,13 @@ class _Answers:
         self._is_subscribed = False
 
     async def call(self, client: Client, subject: str, payload: bytes) -> Msg:
-        """Return the answer to a call, or what NATS says instead; a call that is cancelled leaves nothing behind."""
+        """Return the answer to a call, or NATS's report instead; a cancelled call leaves nothing behind."""
         if not self._is_subscribed:
             if self._subscribing is None:
                 self._subscribing = asyncio.create_task(self._subscribe(client))
-            # Whoever comes first may be cancelled, and the others wait for it too.
+            # The first caller may be cancelled, and the others wait for the task too.
             await asyncio.shield(self._subscribing)
-        # Whoever is called learns the inbox, and must not guess where the answers to other calls go.
+        # The called process learns the inbox, and must not guess where the answers to other calls go.
         reply = f"{self._inbox}.{secrets.token_hex(16)}"
         answered = self._waiting[reply] = asyncio.get_running_loop().create_future()
         try:

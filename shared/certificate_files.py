@@ -1,4 +1,4 @@
-"""Files with a certificate and its key: what is wrong with them is said by file, in words that name the remedy."""
+"""Files with a certificate and its key: error messages name the file and the remedy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Settings: declared once as dataclass fields, resolved once at start, from options and `HEADRACE_*` variables.
 
 A settings class is a frozen dataclass whose fields are made with `setting()`. `resolve()` builds it from explicit
-values and the environment, and fails fast with the variable's name and what is allowed. Whole numbers may be written
+values and the environment, and fails fast with the variable's name and the allowed values. Whole numbers may be written
 as vLLM takes them, 4k (4000) or 4K (4096), and with units of bytes, 8GB or 8GiB. The command line makes its
 options from the same fields, so a setting is described in one place. A secret can be kept in a file that a second
 variable names, `HEADRACE_NATS_PASSWORD_FILE` for `HEADRACE_NATS_PASSWORD`.
@@ -32,12 +32,12 @@ _WITH_UNIT = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[kmgtKMGT]|[KMGT]i
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a setting allows, and how `--help` describes it.
+    """The allowed values of a setting, and its description in `--help`.
 
     Attributes:
-        secret: It is not shown, and can be given in a file.
+        secret: The value is not shown, and can be given in a file.
         alias: A second name of the option.
-        synonyms: What other servers call some of the choices.
+        synonyms: Other servers' names of some choices.
         is_never_empty: An option without a value, as of a variable that is not set, is refused and not ignored.
     """
 

@@ -1,7 +1,7 @@
 """Dead letters: requests that were taken out of the queues because running them again would do harm or is of no use.
 
 A gateway or a worker writes one with `publish_dead_letter` when it quarantines a request; the client or the results
-stream is told besides, by the process that held the request. An operator reads, retries and drops them: `headrace
+stream also gets an error, from the process that held the request. An operator reads, retries and drops them: `headrace
 dead`. They lie in the stream `HR_DEAD` under `hr.dead.<model>.<lane>.<tenant>`; the newest stay when a subject or the
 stream is full. A letter has at most `MAX_LETTER_BYTES`, so the newest of one tenant, model and lane take at most an
 eighth of the stream, and one tenant does not push out the letters of another.

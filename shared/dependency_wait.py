@@ -36,7 +36,7 @@ async def wait_for(
     retry_s: float = RETRY_S,
     log_interval_s: float = LOG_INTERVAL_S,
 ) -> Result:
-    """Return what `action` returns as soon as it succeeds; until then, log now and then what is waited for.
+    """Return the result of `action` as soon as it succeeds; until then, log now and then that it waits for `what`.
 
     It is tried every `retry_s`, also when NATS refuses it: permissions may be given later.
 

@@ -1,4 +1,4 @@
-"""A NATS client without detours: what is published is written at once, and a message is handled as its bytes come in.
+"""A NATS client with short paths: it writes publications at once, and handles a message when its bytes come in.
 
 The library takes a message through a stream reader, a queue and a task for each subscription, and a publication
 through a queue and a task: four turns of the event loop for one exchange. Here a direct subscription is called from the
@@ -30,7 +30,7 @@ from nats.errors import (
 from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE
 
-# With more unsent bytes than that, what is published waits here, where it is bounded.
+# With more unsent bytes than that, publications wait here, where they are bounded.
 MAX_UNSENT_BYTES = 64 << 10
 
 _FLUSH_TIMEOUT_S = 10.0
@@ -70,7 +70,7 @@ class DirectClient(Client):
     async def ping(self) -> asyncio.Future[bool]:
         """Ask the server for a sign of life; the future is done when it came, and never if the connection is lost."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # As the library pings: what waits for a server that does not read is not waited for.
+        # As the library pings: data pending for a server that does not read is not waited for.
         self._write_pending()
         if not self._pongs:
             self._pinged_at = time.monotonic()
@@ -124,7 +124,7 @@ class DirectClient(Client):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Write what is published in the block with one call of the system."""
+        """Write all publications of the block with one system call."""
         was_corked, self._is_corked = self._is_corked, True
         try:
             yield
@@ -133,7 +133,7 @@ class DirectClient(Client):
                 self._uncork()
 
     async def subscribe_direct(self, subject: str, handler: Handler) -> Subscription:
-        """Call `handler` with each message of a subject as it comes in; what it raises is logged.
+        """Call `handler` with each message of a subject as it comes in; its exceptions are logged.
 
         Messages are never dropped, and the connection is not read while the handler runs: it must be quick.
         """
@@ -141,12 +141,12 @@ class DirectClient(Client):
         async def handle(message: Msg) -> None:
             handler(message)
 
-        # The callback gets what comes in before the handler is known here.
+        # The callback gets messages that come in before the handler is registered.
         subscription = await self.subscribe(subject, cb=handle)
         self._handlers[subscription._id] = handler
         return subscription
 
-    # What the library calls.
+    # Methods that the library calls.
 
     async def _process_connect_init(self) -> None:
         await super()._process_connect_init()
@@ -163,8 +163,8 @@ class DirectClient(Client):
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         if not self._pongs:
             self._pinged_at = time.monotonic()
-        # The library writes a ping past what waits. The answer to one that somebody waits for tells that the server has
-        # everything that was published before.
+        # The library writes a ping past pending data. The answer to an awaited ping proves that the server has all that
+        # was published before.
         if not self._write_pending() and future is not None:
             await super()._flush_pending(force_flush=True)
         await super()._send_ping(future)
@@ -204,7 +204,7 @@ class DirectClient(Client):
         return transport
 
     def _write_soon(self) -> bool:
-        """Write what waits, now or at the end of this turn; return False if the connection takes nothing now."""
+        """Write pending data, now or at the end of this turn; return False if the connection takes nothing now."""
         if self._is_corked:
             return True
         if not self._write_pending():
@@ -219,14 +219,14 @@ class DirectClient(Client):
             self._leave_to_library()
 
     def _leave_to_library(self) -> None:
-        """Let the library write what waits when the connection takes bytes again, or is back."""
+        """Let the library write pending data when the connection takes bytes again, or is back."""
         if self._open_transport() is None:
             return  # it is written once there is a connection again
         if self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def _write_pending(self) -> bool:
-        """Write what waits, if the connection takes it now; return whether it did."""
+        """Write pending data, if the connection takes it now; return whether it did."""
         transport = self._writable_transport()
         if transport is None:
             return False
@@ -245,7 +245,7 @@ class DirectClient(Client):
         parser = self._ps
         transport: Any = self._transport
         reader = transport._io_reader
-        # What came before, and the library has not looked at yet, comes first.
+        # Earlier bytes that the library has not parsed yet come first.
         if parser.buf or parser.state != AWAITING_CONTROL_LINE or reader is None or reader._buffer:
             return data
         position = 0
@@ -271,7 +271,7 @@ class DirectClient(Client):
 
 
 class _Tap(asyncio.Protocol):
-    """Stands before the library's own protocol, and lets a short way take what it can of the bytes."""
+    """Stands before the library's own protocol, and lets the direct client take the bytes that it can handle."""
 
     def __init__(self, inner: asyncio.BaseProtocol, take: Callable[[bytes], bytes], is_tls: bool) -> None:
         self._inner = cast("asyncio.Protocol", inner)
@@ -285,7 +285,7 @@ class _Tap(asyncio.Protocol):
 
     def eof_received(self) -> bool | None:
         is_kept_open = self._inner.eof_received()
-        # Clear text may stay open one way. TLS has no such thing, and asyncio warns whoever asks for it.
+        # Clear text may stay half open. TLS cannot, and asyncio warns when a protocol asks for it.
         return None if self._is_tls else is_kept_open
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,7 +1,7 @@
 """The typed errors that more than one part raises or reports.
 
 HeadraceError
-├── ConfigError            a setting is wrong: names the variable and what is allowed
+├── ConfigError            a setting is wrong: names the variable and the allowed values
 ├── InvalidNameError       a model, tenant or request name cannot be used
 ├── BadRequestError        the client's input is wrong: names the field and the limit
 │   └── PromptTooLongError the prompt does not fit the model

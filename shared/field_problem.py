@@ -1,4 +1,4 @@
-"""What msgspec finds wrong with a value, in words for whoever wrote it: which field, and what is allowed.
+"""msgspec's validation errors, in words for the author of the value: the field, and the allowed values.
 
 msgspec's own texts speak of Python's types and of paths such as `$.messages[0].content`.
 """
@@ -22,7 +22,7 @@ class FieldProblem:
     Attributes:
         kind: For `unknown` and `missing`, `field` is the name of that field, and `text` is empty.
         field: As in `messages.[1].content`; None for the whole value.
-        text: What is expected, for `invalid`; begins with a small letter.
+        text: The expected values, for `invalid`; begins with a small letter.
         is_key: The name within the field is wrong, not its value.
     """
 
@@ -40,7 +40,7 @@ class FieldProblem:
         return f"{self.subject(whole)} is invalid: {self.text}"
 
     def subject(self, whole: str) -> str:
-        """Name what is invalid."""
+        """Name the invalid part."""
         if self.field is None:
             return whole
         return f"A key of '{self.field}'" if self.is_key else f"'{self.field}'"

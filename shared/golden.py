@@ -49,11 +49,11 @@ class GoldenPrompt(Struct, frozen=True, array_like=True):
 
 
 class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was recorded.
+    """One recording.
 
     Attributes:
         model: The name that clients ask for.
-        label: What the recorder says of the model's revision, for people.
+        label: The recorder's name for the model's revision, for people.
         recorded: When.
         noise: The largest deviation between two passes of the recording: other batches, the prefix cache.
         place_noise: The largest deviation of a single token of the anchor between them.
@@ -74,16 +74,16 @@ class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class GoldenReading(Struct, frozen=True, array_like=True):
-    """What probes have found of a worker, as its heartbeats say it.
+    """Results of a worker's probes, as its heartbeats carry them.
 
     Attributes:
         probes, failed: Since its start; those given up are in neither.
         in_a_row: Failures since the last probe that passed.
         deviation: Of the last probe.
-        limit: What it may be.
-        device_s: What all probes took of the device.
+        limit: Largest deviation that passes.
+        device_s: Device time of all probes.
         given_up: Probes that did not end in time.
-        has_withdrawn: The worker takes nothing more because of them.
+        has_withdrawn: The worker takes no more requests because of them.
         problem: Why it has withdrawn, or would have if it were not the last one; empty while nothing is wrong.
         age_s: Seconds since the last probe ended with a deviation, or since the start; None from earlier versions.
     """

@@ -6,7 +6,7 @@ for a model that is sure of itself and for one that is not. A mean over a hundre
 
 Measured on the demo model (8 layers, trained; CPU) against itself in float32, over prompts of 24 to 900 tokens:
 
-| what is served | mean |Δ| / std |
+| served | mean |Δ| / std |
 |---|---|
 | float16, bfloat16 | 0.0004 to 0.0009, 0.0020 to 0.0030 |
 | KV cache in int8, in fp8 | 0.002 to 0.004, 0.007 to 0.020 |

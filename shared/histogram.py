@@ -1,4 +1,4 @@
-"""Counts of values by size, for metrics: cheap to add to, readable at any time by whoever reports them."""
+"""Counts of values by size, for metrics: cheap to add to, readable at any time by reporters."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class HostBeat(Struct, frozen=True, kw_only=True, tag="host"):
 
 
 class ModelOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="model_order"):
-    """Change what a host serves. What is not given stays with `replace` what it was.
+    """Change the models of a host. With `replace`, omitted fields keep their values.
 
     Attributes:
         path: With `load` and `replace`: directory or GGUF file under the directories that the host's owner allows.

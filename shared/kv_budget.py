@@ -31,7 +31,7 @@ class KvBudget(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether what is evicted depends on the tokens alone, and not on computed numbers."""
+        """Whether the evicted blocks depend on the tokens alone, and not on computed numbers."""
         return self.policy == "sinks"
 
 
@@ -40,7 +40,7 @@ class EvictedBlocks(Struct, frozen=True, array_like=True):
 
     Attributes:
         block_size: Tokens of a block; an attempt with blocks of another size cannot repeat them.
-        places: The places in the full block table of what each eviction evicted, one eviction behind the other.
+        places: The places of evicted blocks in the full block table, one eviction behind the other.
         first: How many places came in earlier messages.
     """
 

@@ -30,7 +30,7 @@ READY = 0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one piece of work may use.
+    """Limits of one piece of work.
 
     Attributes:
         cpu_s: Processor time, in seconds.
@@ -46,10 +46,10 @@ class Limits:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a piece of work.
+    """Outcome of a piece of work.
 
     Attributes:
-        content: What the work returned; None if its limits, or a crash, ended it.
+        content: The returned bytes; None if its limits, or a crash, ended it.
         is_late: It was ended because of its time.
         cpu_s: Seconds of processor time that it took.
         is_interrupted: The system, or somebody else, ended it, or the processors were busy with other things for most

@@ -31,7 +31,7 @@ def about_image(error: BadRequestError, index: int, num_images: int) -> BadReque
 
 
 class MediaRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An image that a request refers to. Whoever sends it claims these facts; the worker checks them.
+    """An image that a request refers to. The sender claims these facts; the worker checks them.
 
     Attributes:
         digest: SHA-256 of the bytes as they are stored.
@@ -51,7 +51,7 @@ class MediaRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContentImage(Struct, frozen=True):
-    """Where an image, by its index in the request's `media`, stands in a message's content: behind so many texts."""
+    """Place of an image in a message's content: texts before it, and its index in the request's `media`."""
 
     num_parts_before: Annotated[int, Meta(ge=0, le=MAX_MESSAGES)]
     index: Annotated[int, Meta(ge=0, le=MAX_IMAGES - 1)]

@@ -2,7 +2,7 @@
 
 An image lies in pieces under `hr.media.<tenant>.<digest>.<piece>`, so a worker that reads for a tenant finds what that
 tenant has stored and nothing else. It expires by itself. A full store refuses new images, and no image that is wanted
-makes room for another; what a tenant may store is bounded by whoever stores for it.
+makes room for another; the process that stores for a tenant bounds the tenant's bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MediaFullError(MediaStoreError):
 
 
 class MissingMediaError(HeadraceError):
-    """An image is not stored, or what is stored under its digest is something else."""
+    """An image is not stored, or the bytes stored under its digest do not match it."""
 
 
 class MediaStore:
@@ -61,7 +61,7 @@ class MediaStore:
     ) -> None:
         """Let each tenant store up to `tenant_bytes`, each image rounded up to pieces; 0 sets no bound.
 
-        Whenever `num_reconnects` returns another number, NATS may have lost what was stored.
+        Whenever `num_reconnects` returns another number, NATS may have lost stored images.
         """
         self._js = js
         self._tenant_pieces = tenant_bytes // PIECE_BYTES
@@ -69,7 +69,7 @@ class MediaStore:
         self._seen_reconnects = num_reconnects()
         # The stream's creation and its last sequence, when it was asked last.
         self._stream: tuple[object, int] = (None, 0)
-        # When what was stored expires, in monotonic seconds, by tenant and digest; 0 if it is in doubt.
+        # When stored images expire, in monotonic seconds, by tenant and digest; 0 if it is in doubt.
         self._known: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         # The subjects of pieces that are being stored, by tenant.
         self._storing: list[tuple[str, frozenset[str]]] = []
@@ -120,7 +120,7 @@ class MediaStore:
             raise MediaStoreError(f"the store of images does not answer: {error!r}") from error
         data = b"".join(pieces)
         if len(data) != ref.num_bytes or await asyncio.to_thread(_digest, data) != ref.digest:
-            raise MissingMediaError("What is stored of an image of this request has another length or digest.")
+            raise MissingMediaError("A stored image of this request has another length or digest.")
         return data
 
     async def _store(self, tenant: str, digest: bytes, data: bytes, ttl_s: float) -> None:
@@ -140,7 +140,7 @@ class MediaStore:
                 return
             is_long = ttl_s > INTERACTIVE_TTL_S or mark in stored
             if ttl_s > INTERACTIVE_TTL_S:
-                # Before the pieces, so that whoever stores them for a shorter time sees it now or afterwards.
+                # Before the pieces, so that a process that stores them for a shorter time sees it now or afterwards.
                 await self._put(mark, b"", ttl_s - INTERACTIVE_TTL_S)
             await self._put_all(pieces, max(ttl_s, BATCH_TTL_S) if is_long else ttl_s)
             if not is_long and mark in await self._stored(media_subject(tenant, digest, "*")):
@@ -163,7 +163,7 @@ class MediaStore:
         return frozenset((await self._info(subjects)).state.subjects or {})
 
     async def _info(self, subjects: str) -> StreamInfo:
-        """Ask for the stream's state; forget what was stored in another stream."""
+        """Ask for the stream's state; forget images stored in an earlier stream."""
         info = await self._js.stream_info(MEDIA_STREAM, subjects_filter=subjects)
         created, last_seq = self._stream
         if (created is not None and info.created != created) or info.state.last_seq < last_seq:
@@ -172,7 +172,7 @@ class MediaStore:
         return info
 
     async def _take_share(self, tenant: str, digest: bytes, pieces: frozenset[str]) -> frozenset[str]:
-        """Return what is stored of a tenant, of an image at least, if its share has room for pieces that are not.
+        """Return a tenant's stored subjects, at least those of an image, if its share has room for the missing pieces.
 
         Dynamic thresholds, as `gateway.shares`: a tenant holds at most as much as is free for all.
         """

@@ -2,7 +2,7 @@
 
 Every message is a tagged msgspec Struct carried as msgpack. Unknown fields are ignored, so a newer peer may add
 fields at the end. `Request` is encoded as a map, because people write it by hand, also as JSON, in which unknown fields
-are refused. What is sent once per step (`Frame`, `Delta`) is encoded as arrays, because its size and speed matter.
+are refused. Messages sent once per step (`Frame`, `Delta`) are encoded as arrays, because size and speed matter.
 One wire request is one sequence: the gateway turns `n` choices and lists of prompts into several requests.
 """
 
@@ -51,26 +51,26 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         echo: Send the prompt's text before the first generated token.
         created: Unix seconds at the sender, for queue-time metrics.
         trace: Names the request in every log line: the gateway's `x-request-id`. Two requests may have the same.
-        chat: With `messages`: what the chat template gets besides them.
-        suffix: With `text`: what follows the output, for a model that can fill in between.
+        chat: With `messages`: further variables of the chat template.
+        suffix: With `text`: text after the output, for a model that supports fill-in-the-middle.
         add_special_tokens: With `text`: the tokenizer adds its own, such as one that begins every text.
-        truncate_prompt_tokens: Only so many of the prompt's last tokens count; -1: as many as leave room in the
-            context for the output. With `pooling` the first ones count, and -1 is as many as the model reads.
+        truncate_prompt_tokens: Number of the prompt's last tokens to use; -1: as many as leave room in the context
+            for the output. With `pooling` the first ones are used, and -1 is as many as the model reads.
         cache_salt: Prompts share computed blocks only where their salts are equal.
         pooling: The answer is numbers made of the prompt, and nothing is generated: `sampling` does not apply.
-        prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
+        prediction: Text that the output probably resembles; it changes the speed at most, never the answer.
         traceparent: W3C's name of the span that this request is part of, when requests are traced.
-        is_followed: Of a batch request: somebody reads the text while it is written, so progress is recorded often.
+        is_followed: Of a batch request: a client reads the text while it is written, so progress is recorded often.
         is_background: Of a batch request: a person waits for it, so workers compute it as they do interactive ones.
-        cache_hints: How long its blocks are of use; without influence on the answer.
+        cache_hints: How long its cached blocks stay useful; without influence on the answer.
         adapter: The adapter (LoRA) beside the model, by its name, or by its digest, as gateways do.
-        left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
-        key, weight: Of the API key that asks: keys that wait are served in proportion to their weights.
+        left_out: Of a batch request: parameters of `sampling` that its sender leaves to the model's defaults.
+        key, weight: The API key and its weight: waiting keys are served in proportion to their weights.
         kv_budget: How many of its tokens the KV cache keeps; None keeps all.
-        evicted: What earlier attempts evicted by attention; this one repeats it.
+        evicted: Blocks that earlier attempts evicted by attention; this one repeats the evictions.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
-        ready: Where the KV of its prompt is, which the attempt before has computed.
+        ready: Location of the KV of its prompt, which the attempt before has computed.
     """
 
     id: bounds.RequestId
@@ -168,7 +168,7 @@ class Finish(Struct, frozen=True, array_like=True):
 
 
 class Delta(Struct, frozen=True, array_like=True):
-    """What one step added to one request.
+    """The output of one step for one request.
 
     Attributes:
         seq: Index of the first token in `token_ids` among all tokens generated for the request, over all epochs.
@@ -179,7 +179,7 @@ class Delta(Struct, frozen=True, array_like=True):
         prompt_logprobs: For the prompt's tokens, once, when asked for; None for the first, which has no condition.
         prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
         in_reasoning: In the first delta of an epoch: the text begins inside the model's reasoning.
-        evicted: What was evicted by attention since the delta before, if anything was: no token saw less before.
+        evicted: Blocks evicted by attention since the previous delta, if any: no earlier token was affected.
     """
 
     id: str
@@ -219,12 +219,12 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         spec_decode_num_drafts: Times that a sequence verified drafts in a step; below, tokens verified, and accepted.
         last_pulled: Highest stream sequence of the interactive requests that it was sent: those before it are out, too.
         last_returned: The same of those that it has given back: that one, and those before it, may wait there again.
-        last_resumed, last_resumed_returned: The same in the queue of what goes before it.
+        last_resumed, last_resumed_returned: The same in the queue of resumed requests.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
-        sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
+        sampling_defaults: Defaults in the model's files for parameters that a request omits; None without any.
         num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
         features, adapters: What it understands that earlier versions do not, and has named; gateways send nothing else.
-        prefixes: What it holds of prompts, and what waits for another worker that does; None: it takes no part in that.
+        prefixes: Prompt prefixes that it holds, and requests waiting for a holder; None: it does not take part.
         roles: Its part in computing prompts and answers on different workers; None: it does both.
     """
 
@@ -276,8 +276,8 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
         unclaimed: Requests published that no worker has answered yet, and the prompt tokens in them.
         started: When it began: the oldest gateway shows the figures of the fleet to Prometheus.
         awaited: By model, requests that workers have claimed and produced nothing for, and their tokens, or None.
-        unclaimed_of: `unclaimed` and `unclaimed_tokens` by model; None from gateways that do not tell them apart.
-        features: What the gateway understands that earlier versions do not; others write nothing that needs more.
+        unclaimed_of: `unclaimed` and `unclaimed_tokens` by model; None from gateways that do not separate models.
+        features: Protocol features that the gateway supports; others write nothing that needs more.
         services: By model, how far tenants were ahead at workers that are silent now.
         adapter_names: How far the names of adapters were read; None from earlier versions.
     """

@@ -37,8 +37,8 @@ def hub_id(model: Path) -> str | None:
 def hub_commit(folder: Path) -> str | None:
     """Return the commit at the hub whose files a folder holds; None where that is not known.
 
-    The hub's cache keeps each commit in a folder of its name, `.../snapshots/<commit>`; beside what was downloaded into
-    another folder (`hf download --local-dir`) its first line says it.
+    The hub's cache keeps each commit in a folder of its name, `.../snapshots/<commit>`. In another folder
+    (`hf download --local-dir`), the first line of the metadata file beside the download names it.
     """
     folder = folder.absolute()
     if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name):

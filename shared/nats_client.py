@@ -61,7 +61,7 @@ class TlsClient(NatsClient):
 
 
 class _NoTransport(TcpTransport):
-    """Stands where a connection was given up: what is written goes nowhere. The next attempt replaces it."""
+    """Takes the place of an abandoned connection and drops all writes. The next attempt replaces it."""
 
     def write(self, payload: bytes) -> None:
         """Drop it."""

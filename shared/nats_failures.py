@@ -63,7 +63,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def _is_reported_elsewhere(error: Exception) -> bool:
-    """Return whether it is that a stream may not be made or read: whoever needs it says what is to be done."""
+    """Return whether it is a missing permission to make or read a stream: the caller that needs it says the remedy."""
     text = str(error).lower()
     return any(
         f'permissions violation for publish to "$js.api.stream.{call}.' in text for call in ("create", "msg.get")

@@ -1,4 +1,4 @@
-"""What a request asks for whose answer is numbers: a vector of its prompt, or how well a text answers a query.
+"""Parameters of requests answered by numbers: a vector of the prompt, or a score of a text for a query.
 
 Such a request is computed as a prompt, without a generated token.
 """
@@ -15,16 +15,16 @@ Task = Literal["generate", "embed", "score"]
 
 
 class Pooling(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What becomes of the hidden vectors of a prompt.
+    """How the hidden vectors of a prompt are pooled.
 
     Attributes:
         task: `embed` gives one vector, `score` the score of the request's text for `query`.
         dimensions: Keep this many numbers of the vector, the first ones; None keeps all.
-        normalize: Scale the vector to length 1; None does what the model's files say.
-        query: What the request's text is scored against; given with `score` and nothing else.
-        instruction: What a relevant text is, for a generative reranker; None for its own words.
+        normalize: Scale the vector to length 1; None follows the model's files.
+        query: The query that the request's text is scored against; only with `score`.
+        instruction: Definition of a relevant text, for a generative reranker; None for the model's own.
         raw: A score is the model's own number, without the function that its files end it with.
-        input_type: What the text of an embedding is for: the model's own words for that stand before it.
+        input_type: Purpose of the text of an embedding: the model's own prefix for it is prepended.
     """
 
     task: Literal["embed", "score"] = "embed"

@@ -1,4 +1,4 @@
-"""What one attempt at a request took of its worker, and when: sent once, with the attempt's last delta.
+"""Cost and times of one attempt at a request on its worker: sent once, with the attempt's last delta.
 
 It is optional in every message: earlier workers send none, and earlier gateways ignore it.
 """
@@ -38,21 +38,21 @@ class Receipt(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
 
     Attributes:
         taken: Unix seconds at which the worker took it.
-        queued_s: For how long it had been on its way by then, by the clocks of both ends.
-        waited_s: For how long of that it had waited in the worker, for whoever has its prefix.
+        queued_s: Time since the request was sent until then, by the clocks of both ends.
+        waited_s: Part of that spent in the worker, waiting for the holder of its prefix.
         admitted_s: Until it was ready for the engine; None if it never was.
         scheduled_s: Until its first step; None without one.
         first_s: Until its first output; None without one.
         ended_s: Until its end.
         num_devices: Of the worker.
-        device_s: Its share of all steps; the other shares are parts of it.
-        prefill_s: Of the steps that computed its prompt.
-        rejected_s: Of drafts that were not accepted.
-        recomputed_s: Of tokens that were computed again after a preemption.
-        energy_j: Joules of these seconds, by the mean power of the devices meanwhile; None where they do not tell.
+        device_s: Its share of all steps; the next three are parts of it.
+        prefill_s: Steps that computed its prompt.
+        rejected_s: Drafts that were not accepted.
+        recomputed_s: Tokens that were computed again after a preemption.
+        energy_j: Joules in `device_s`, by the devices' mean power meanwhile; None if they do not report power.
         prompt_tokens, cached_tokens, output_tokens: As of `Usage`, for attempts that have none.
         drafted_tokens, accepted_tokens: Of speculative decoding.
-        prefills: In order; what is beyond the bound is in the last one.
+        prefills: In order; those beyond the bound are added to the last one.
         preempted_s: The first preemptions.
     """
 

@@ -1,8 +1,8 @@
-"""Whether a request that people write by hand names only fields that somebody reads.
+"""Checks that a request written by hand names only known fields.
 
-Between the parts of a fleet, which speak msgpack, unknown fields are ignored, so that versions may mix. What is written
-as JSON comes from a person or a person's program: a misspelt field would change the answer without a word, so it is
-refused with the nearest name.
+Between the parts of a fleet, which speak msgpack, unknown fields are ignored, so that versions may mix. JSON comes
+from a person or a person's program: a misspelt field would silently change the answer, so it is refused with the
+nearest name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.sampling import Sampling
 
 # What other interfaces call it: OpenAI's completions, and the lines of its Batch API.
 _MEANT = MappingProxyType({"prompt": "text", "input": "text", "custom_id": "id", "body": "messages"})
-# The tag by which messages are told apart.
+# The tag that names the type of a message.
 _TAG = "type"
 
 

@@ -1,6 +1,6 @@
 """Shares the stream of results among tenants by bytes.
 
-NATS drops the oldest messages of a full stream, whoever stored them, and does not count bytes by tenant. So the
+NATS drops the oldest messages of a full stream, regardless of tenant, and does not count bytes by tenant. So the
 processes that store results count them: a ledger for each tenant, `hr.kept.<tenant>`, lists pieces of what the tenant
 stored, each with its bytes and its last message number. Ledgers are updated by compare-and-set, once for each piece.
 When the stream is nearly full, workers purge the oldest results of those tenants that hold more than their max-min fair
@@ -40,8 +40,8 @@ PURGE_INTERVAL_S = 10.0
 # Shares count when a stream is this full; then it is brought down to the second fraction.
 NEARLY_FULL = 0.75
 _TARGET = 0.6
-# A piece is this part of the stream, but not so small that much of what is written is ledgers; in a small stream it is
-# a fraction of what is left when shares begin to count.
+# A piece is this part of the stream, but not so small that ledgers are much of the written bytes; in a small stream it
+# is a fraction of the room left when shares begin to count.
 _PIECES = 256
 _FIRST_PIECE_BYTES = 64 << 10
 _FEWEST_PIECES = 16
@@ -134,7 +134,7 @@ class ResultShares:
         return uncounted
 
     async def close(self) -> None:
-        """Enter what is not in the ledgers yet, and wait for work under way."""
+        """Enter results that are not in the ledgers yet, and wait for running tasks."""
         await self._tasks.wait()
         for tenant in list(self._uncounted):
             self._settle_soon(tenant)
@@ -199,7 +199,7 @@ class ResultShares:
         raise APIError(err_code=WRONG_LAST_SEQUENCE, description=f"other processes were faster {_NUM_TRIES} times")
 
     async def _ledgers(self, max_age_s: float) -> dict[str, list[Piece]]:
-        """Return the ledgers of all tenants without what is too old to be in the stream; empty ones are left out."""
+        """Return the non-empty ledgers of all tenants, without pieces that are too old to be in the stream."""
         oldest = self.clock.now() - max_age_s if max_age_s else 0.0
         ledgers = {}
         for tenant in await self._tenants():

@@ -87,7 +87,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check_markable(sampling: Sampling) -> None:
-    """Raise `BadRequestError` for a watermark where no token is left to chance; it says what is needed instead."""
+    """Raise `BadRequestError` for a watermark where no token is left to chance; it names the value needed."""
     for name, is_fine, needed in (
         ("temperature", sampling.temperature >= LEAST_TEMPERATURE, f"at least {LEAST_TEMPERATURE:g}"),
         ("top_k", sampling.top_k != 1, "0 or at least 2"),

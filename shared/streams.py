@@ -252,7 +252,7 @@ async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) 
     found = await _find_or_make(js, config)
     missing = set(config.subjects or ()) - set(found.subjects or ())
     if missing:
-        # What is published there would be lost.
+        # Messages published there would be lost.
         raise DependencyError(
             f"NATS stream {config.name} is of an older version, without {', '.join(sorted(missing))}: run `headrace "
             "setup` once, with the admin user."

@@ -12,7 +12,7 @@ hr.usage.<tenant>.<model>.<lane>.<measure>  what a tenant has had in all (counte
 hr.hours.<tenant>.<model>.<lane>.<measure>-<hour>  the same in one hour (counters, stream `HR_HOURS`)
 hr.kept.<tenant>                    what a tenant's stored results amount to (the same stream)
 hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
-hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (stream `HR_RESPONSES`)
+hr.response.<tenant>.<response>.<n> a piece of the record of a response (stream `HR_RESPONSES`)
 hr.response._answers.<day>.<gateway>  what a gateway process counts of answers (the same stream)
 hr.batch.<state>.<tenant>.<batch>  a batch of OpenAI's API, `active` or `ended` (stream `HR_BATCHES`)
 hr.stream.<tenant>.<stream>.<...>   head, requests and pieces of a resumable stream (stream `HR_STREAMS`)
@@ -22,7 +22,7 @@ hr.media.<tenant>.<digest>.<n>      a piece of an image that requests refer to (
 hr.alias                            the table of aliases (stream `HR_ALIASES`)
 hr.aliased                          each table once, as it is stored
 hr.canary.<canary>.<gateway>        what a gateway process has counted of a canary (the same stream)
-hr.fence.<writer>                   changed by whoever takes the streams of a gateway over (the same stream)
+hr.fence.<writer>                   changed by a gateway that takes the streams of another over (the same stream)
 hr.owner.<writer>                   calls to the gateway that generates streams
 hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
@@ -201,7 +201,7 @@ def request_subject(model: str, queue: Queue, tenant: str) -> str:
 
 
 def adapter_name_subject(tenant: str | None, name: str) -> str:
-    """Subject of the record of what a tenant means by the name of an adapter; None is what everybody means."""
+    """Subject of the record of a tenant's name of an adapter; None for a name that all tenants share."""
     return f"hr.name.{'_' if tenant is None else encode_name(tenant)}.{encode_name(name)}"
 
 
@@ -221,7 +221,7 @@ def answers_subject(day: str, process: str) -> str:
 
 
 def response_subject(tenant: str, response_id: str, piece: int | None = None) -> str:
-    """Subject of a piece of what is kept of a response; without a number, the filter of all of them."""
+    """Subject of a piece of the record of a response; without a number, the filter of all pieces."""
     return f"hr.response.{encode_name(tenant)}.{encode_name(response_id)}.{'*' if piece is None else piece}"
 
 
@@ -236,12 +236,12 @@ def batches_filter(state: str, tenant: str | None = None) -> str:
 
 
 def stream_subject(tenant: str, stream_id: str, *place: str | int) -> str:
-    """Subject of a part of what is kept of a resumable stream; `>` as the place is the filter of all parts."""
+    """Subject of a part of a resumable stream; `>` as the place is the filter of all parts."""
     return ".".join(("hr.stream", encode_name(tenant), encode_name(stream_id), *map(str, place)))
 
 
 def streams_filter(tenant: str | None, part: str = ">") -> str:
-    """Subject filter of what is kept of all resumable streams of a tenant or of all, or of one part of each."""
+    """Subject filter of the resumable streams of a tenant or of all tenants, or of one part of each."""
     return f"hr.stream.{'*' if tenant is None else encode_name(tenant)}.{part}"
 
 

@@ -1,4 +1,4 @@
-"""A request's life as its gateway saw it, with what its workers told: what gateways keep, and tell each other.
+"""A request's life as its gateway saw it, with its workers' reports: gateways store it, and send it to each other.
 
 All times are seconds since the request came, by the gateway's clock. A worker's own times are placed so that its last
 one is that at which its last delta came, because the clocks of two machines differ.
@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from shared.receipt import Receipt
 
 MAX_SEQUENCES = 16
-"""Sequences of a request that are told apart, and attempts at each; of more the first ones are kept, and counted."""
+"""Limit on a request's sequences, and on attempts at each; the first ones are kept, further ones are counted."""
 MAX_LISTED = 200
 
 Order = Literal["recent", "slow", "failed"]
@@ -25,13 +25,13 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     Attributes:
         epoch: Its number.
-        why: Why it was made: `first`, or how the one before was lost (`worker_dead`, `handoff`, `silent`, ...).
+        why: Reason for it: `first`, or how the one before was lost (`worker_dead`, `handoff`, `silent`, ...).
         published_s: When it was put into the queue.
-        claimed_s: When a worker said that it has it; None if none did.
+        claimed_s: When a worker claimed it; None if none did.
         ended_s: When it ended.
-        end: How: `stop`, `length`, `cancelled`, `failed`, or why the next one was made.
-        tokens: Those that it delivered.
-        receipt: None where its worker did not tell: it died, or is of an earlier version.
+        end: How it ended: `stop`, `length`, `cancelled`, `failed`, or the reason for the next one.
+        tokens: Number of tokens delivered.
+        receipt: None if its worker sent none: it died, or is of an earlier version.
     """
 
     epoch: int
@@ -59,7 +59,7 @@ class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         id: Its `x-request-id`. The client may choose it, so that two requests may have the same.
         began: Unix seconds.
         outcome: `completed`, `failed`, `disconnected`, `slow_reader`, `refused`, or `running`.
-        error: Code and message that the client was told.
+        error: Code and message sent to the client.
         source: `generated` or `cache`.
         asked: Parameters of the request that are not text.
         stop: Its stop strings, where the operator has texts shown.
@@ -116,7 +116,7 @@ class Summary(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class TimelineCall(Struct, frozen=True, kw_only=True, tag="timeline"):
-    """One gateway asks another for what it keeps: the requests of an id, a list of requests, or its counts."""
+    """One gateway's query to another: the requests of an id, a list of requests, or its counts."""
 
     asked: Asked
     id: Annotated[str, Meta(max_length=256)] = ""
@@ -125,7 +125,7 @@ class TimelineCall(Struct, frozen=True, kw_only=True, tag="timeline"):
 
 
 class GatewayCounts(Struct, frozen=True, kw_only=True):
-    """What one gateway process counts of itself, since its start."""
+    """Counts of one gateway process since its start."""
 
     gateway: str
     streams: int = 0

@@ -58,7 +58,7 @@ class Tracing:
         span.end(int((ended + offset) * 1e9))
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most."""
+        """Send the remaining spans, for a few seconds at most."""
         self._provider.force_flush(_EXPORT_TIMEOUT_S * 1000)
         self._provider.shutdown()
 

@@ -8,7 +8,7 @@ The changes of one model are published together with a change of the sender's ow
 all of them or none. So a process that got no acknowledgement asks its receipt whether they were taken, however long
 the outage was and however many others count the same.
 
-Whoever reads or deletes counters gets the errors of NATS where it does not answer, refuses, or lacks the stream.
+Callers that read or delete counters get the errors of NATS where it does not answer, refuses, or lacks the stream.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ for each day of UTC, which `headrace setup` deletes after `DAYS_KEPT`, and one f
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 DAYS_KEPT = 400
 _DAY_S, _HOUR_S = 86400, 3600
-# Of hours that NATS does not take: what is beyond is in the totals all the same.
+# Unsent hourly counters kept for each model; the totals include dropped ones all the same.
 _MAX_WAITING = 4096
 HOUR_DIGITS = len("2026112923")
 _ANY_HOUR = "*"
@@ -64,12 +64,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Account:
-    """What was counted of one model, for one stream.
+    """Counts of one model, for one stream.
 
     Attributes:
         receipt: Subject of a counter that this process alone changes, by 1 with each publication.
-        counted: By subject, what has not been sent.
-        sending: By subject, what was sent and is not known to be taken.
+        counted: Unsent counts by subject.
+        sending: Sent counts by subject that NATS has not confirmed.
         is_doubtful: Whether NATS may have taken `sending`.
         num_taken: How many publications NATS has taken.
         taken_at: Monotonic seconds of the last one.
@@ -95,13 +95,13 @@ class UsageTotal:
 
 
 class UsageLedger:
-    """Counts in memory, and sends what has been counted. The counts are written by the event loop's thread alone."""
+    """Counts in memory, and sends the counts. Only the event loop's thread writes them."""
 
     def __init__(self, lane: Lane, clock: Callable[[], float] = time.time) -> None:
         """Count answers of a lane; nothing is sent before `flush`. Hours are those of `clock`, in Unix seconds."""
         self._clock = clock
         self._lane: Lane = lane
-        # By tenant and model, what was counted of this hour since it was last sent, in the order of `MEASURES`.
+        # By tenant and model, this hour's counts since they were last sent, in the order of `MEASURES`.
         self._rows: dict[tuple[str, str], list[int]] = {}
         self._hour_began = 0.0
         # By model, for the stream of totals and for that of hours.
@@ -119,14 +119,14 @@ class UsageLedger:
         counts[3] += completion_tokens
 
     def add_time(self, tenant: str, model: str, receipt: Receipt) -> None:
-        """Count what an attempt has taken of the device."""
+        """Count the device time and energy of an attempt."""
         counts = self._counts(tenant, model)
         counts[4] += round(receipt.device_s * 1e6)
         if receipt.energy_j is not None:
             counts[5] += round(receipt.energy_j * 1e3)
 
     def _counts(self, tenant: str, model: str) -> list[int]:
-        """Return what is counted of a tenant and model in this hour. Once a request or twice."""
+        """Return the counts of a tenant and model in this hour. Called once or twice for each request."""
         now = self._clock()
         if not 0.0 <= now - self._hour_began < _HOUR_S:
             self._post()
@@ -134,7 +134,7 @@ class UsageLedger:
         return self._rows.setdefault((tenant, model), [0] * len(MEASURES))
 
     def _post(self) -> None:
-        """Write what was counted into the accounts."""
+        """Add the counts to the accounts."""
         rows, self._rows = self._rows, {}
         day, hour = day_of(self._hour_began), hour_of(self._hour_began)
         for (tenant, model), counts in rows.items():
@@ -159,7 +159,7 @@ class UsageLedger:
         return account
 
     async def flush(self, js: JetStreamContext, *, is_last: bool = False) -> None:
-        """Send what has been counted; what NATS does not take is sent again, and counts once.
+        """Send the counts; those that NATS does not take are sent again, and count once.
 
         `is_last`: the process ends, so it is tried whatever NATS said before.
         """
@@ -185,7 +185,7 @@ class UsageLedger:
 
     async def _send(self, js: JetStreamContext, account: _Account) -> None:
         while account.sending or account.counted:
-            # What is being sent stays so until NATS has taken it.
+            # Counts stay in `sending` until NATS has taken them.
             if not account.sending:
                 account.sending = dict(list(account.counted.items())[:_MAX_CHANGES])
                 for subject in account.sending:
@@ -280,7 +280,7 @@ async def read_hours(js: JetStreamContext, tenant: str) -> AsyncIterator[tuple[s
 
 
 def _total(subject: str, data: bytes, measure: str) -> UsageTotal | None:
-    """Return what a counter tells, None of another version's."""
+    """Return the total of a counter, None for another version's."""
     owner, model, lane, _ = subject.split(".")[2:]
     try:
         return UsageTotal(decode_name(owner), decode_name(model), lane, measure, int(json.loads(data)["val"]))

@@ -1,4 +1,4 @@
-"""What a worker counts of itself, as its heartbeats carry it to the gateways, which show it to Prometheus.
+"""A worker's own counts, which its heartbeats carry to the gateways, which show them to Prometheus.
 
 Counters grow from the worker's start. Histograms are counts per bucket; the upper bounds stand here, because both sides
 must have the same.
@@ -60,7 +60,7 @@ class KvGroup(Struct, frozen=True, array_like=True):
 
 
 class KvTierReading(Struct, frozen=True, array_like=True):
-    """What is kept of the KV cache below the device's memory.
+    """One tier of the KV cache below the device's memory.
 
     Attributes:
         name: `host`, `disk` or `bucket`.
@@ -87,13 +87,13 @@ class KvTierReading(Struct, frozen=True, array_like=True):
 
 
 class RankReading(Struct, frozen=True, array_like=True):
-    """What is known of one rank of a worker whose model is divided.
+    """State of one rank of a worker whose model is divided.
 
     Attributes:
         rank: Its number.
-        is_alive: Its process is there, and shows that it runs; rank 0 is the worker itself.
-        step: Which step it computed last.
-        silent_s: Seconds since it showed last that it runs.
+        is_alive: Its process exists and shows signs of life; rank 0 is the worker itself.
+        step: Last step that it computed.
+        silent_s: Seconds since its last sign of life.
         loads: How often its part of the weights was read: more than once if its process was replaced.
     """
 
@@ -105,11 +105,11 @@ class RankReading(Struct, frozen=True, array_like=True):
 
 
 class WorkerMetrics(Struct, frozen=True, array_like=True):
-    """A worker's counts since its start, and what is true of it now.
+    """A worker's counts since its start, and its current state.
 
     Attributes:
-        prompt_tokens: Of sequences that were started, those found in the prefix cache included.
-        prefix_hits: Those of them found there.
+        prompt_tokens: Tokens of started sequences, including those found in the prefix cache.
+        prefix_hits: Prompt tokens found there.
         prefill_tokens: Prompt tokens computed; again after a preemption.
         generation_tokens: Tokens sampled.
         preemptions: Times that a running sequence gave its blocks back.
@@ -126,13 +126,13 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
         gpus: Its GPUs; none on a CPU, or where NVML cannot be asked.
         kv_groups: The KV cache by kinds of memory.
         expert_tokens: Times that an expert of a mixture was given a token, over all layers.
-        expert_imbalance: The most that an expert got over the mean of its layer, where that is most; 0 without experts.
-        unused_experts: Experts, over all layers, that no token went to.
+        expert_imbalance: Largest ratio, over all layers, of an expert's tokens to its layer's mean; 0 without experts.
+        unused_experts: Experts, over all layers, that got no token.
         evicted_blocks: Blocks of the prefix cache that were overwritten, because blocks were needed.
-        ranks: Those that the model is divided among; none where one process has it all.
-        kv_tiers: Where contents of the KV cache are kept besides; none if nowhere.
-        golden: What golden probes have found; None without a baseline.
-        device_hits: Those of `prefix_hits` that no tier had to bring.
+        ranks: The ranks that share the model; empty where one process has it all.
+        kv_tiers: Lower tiers of the KV cache; empty without any.
+        golden: Results of golden probes; None without a baseline.
+        device_hits: Those of `prefix_hits` that no tier had to load.
         retained_blocks: Blocks that are evicted last at present.
     """
 
@@ -167,7 +167,7 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
 
 
 class StepCounts:
-    """What the steps that landed came to since the start. The engine's thread writes it; others may read it.
+    """Totals of landed steps since the start. The engine's thread writes them; others may read them.
 
     Each attribute is a field of `WorkerMetrics`.
     """

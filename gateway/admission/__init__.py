@@ -1,1 +1,1 @@
-"""Who may ask, how much, and when to return: keys, limits, shedding and promised places."""
+"""Admission: API keys, limits, load shedding and promised places."""

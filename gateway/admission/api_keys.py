@@ -68,16 +68,16 @@ class ReplacedKeyError(HeadraceError):
 
 
 class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of one key. A limit of None does not limit; one larger than can be counted is the largest that can.
+    """Record of one key. A limit of None means unlimited; a limit too large to count is clamped.
 
     Attributes:
-        reads_per_minute: Reads of stored responses, one for each 64 kB.
+        reads_per_minute: Limit on reads of stored responses; each 64 kB counts as one read.
         max_priority: Largest `priority` that its requests may ask for.
-        weight: While others wait too, its requests are served in proportion to it.
-        sha256: Of the whole key, in lower-case hexadecimal.
+        weight: Weight of its requests in fair queueing, while others wait too.
+        sha256: Hash of the whole key, in lower-case hexadecimal.
         models: Names it may use; `*` stands for all.
-        created: Unix seconds; `expires` and `revoked` likewise, and from then on the key opens nothing.
-        replaces: Id of the key in whose place it was made, which is revoked with it.
+        created: Unix seconds; `expires` and `revoked` likewise, and from then on the key is invalid.
+        replaces: Id of the key that it replaces, which is revoked with it.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]

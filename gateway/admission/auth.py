@@ -43,9 +43,9 @@ Holder = tuple[str, float | None, "Principal"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all.
+    """A caller with a valid key. A limit of None means unlimited; `models` of None allows all.
 
-    `watermark` is the secret by which its answers are marked, the key's or else the tenant's; None where they are not.
+    `watermark` is the secret that marks its answers, the key's or else the tenant's; None for unmarked answers.
     """
 
     key_id: str
@@ -62,7 +62,7 @@ class Principal:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether no limit applies to what it generates."""
+        """Whether no limit applies to its generations."""
         own = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent, self.tenant_limits)
         return own.count(None) == len(own)
 
@@ -73,7 +73,7 @@ class Principal:
 
     @property
     def body_owner(self) -> BodyOwner:
-        """Against whom its requests count while they are on their way in."""
+        """The key and tenant that its bodies count against while they arrive."""
         return BodyOwner(self.key_id, self.max_concurrent, self.tenant)
 
     def can_use(self, model: str) -> bool:
@@ -130,9 +130,9 @@ class KeyStore:
         self._index(*self._read())
 
     def authenticate(self, headers: Headers, notes: dict[str, str] | None = None) -> Principal:
-        """Return who shows a valid key; where none is asked for, anyone of this machine but a web page.
+        """Return the holder of the key shown; without configured keys, any client of this machine except a web page.
 
-        `notes` keeps what was made of these headers before; see `RequestHead`.
+        `notes` caches values derived from these headers; see `RequestHead`.
 
         Raises:
             ApiError: 401; the key is missing, malformed or unknown.
@@ -154,7 +154,7 @@ class KeyStore:
         if digest is None:
             digest = notes[_DIGEST] = hash_key(shown_key(headers))
         principal = self._principals.get(digest)
-        # The look-up compares hashes of what was sent, so its timing tells nothing about a key; this makes it plain.
+        # The look-up compares hashes of the sent key, so its timing reveals nothing of a key; this makes it explicit.
         if principal is None or not hmac.compare_digest(principal[0], digest):
             shown_in = "x-api-key" if any(name == b"x-api-key" for name, _ in headers) else "Authorization"
             problem = f"Incorrect API key provided: this server knows none like that in `{shown_in}`."

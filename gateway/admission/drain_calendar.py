@@ -50,7 +50,7 @@ class DrainCalendar:
         self._total += cost_s
 
     def free(self, at: float, cost_s: float, tenant: str) -> None:
-        """Take back what `book` was told."""
+        """Undo a `book` with the same arguments."""
         second = math.floor(at)
         _subtract(self._booked, second, cost_s)
         _subtract(self._by_tenant, tenant, cost_s)
@@ -70,7 +70,7 @@ class DrainCalendar:
         return min(slack) >= cost_s * self.num_gateways and slack[-1] >= cost_s * self.num_gateways + earlier_s
 
     def is_free_soon(self, now: float, excess_s: float, cost_s: float) -> bool:
-        """Whether a request can begin now without being in the way of those who were told to come about now."""
+        """Whether a request can begin now without delaying the bookings due within about a second."""
         second = math.floor(now)
         due_s = sum(cost for at, cost in self._booked.items() if at <= second + 1)
         return excess_s + (due_s + cost_s) * self.num_gateways <= 0

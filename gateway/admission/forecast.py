@@ -27,9 +27,9 @@ _SMOOTHING = 0.02
 _FIRST_OUTPUT_TOKENS = 128.0
 # Weight of the initial estimate in answers: the first answers to finish are the short ones.
 _GUESS_WEIGHT = 16
-# Tokens per second: no fleet is slower, and a time of what a worker makes up stays a number.
+# Tokens per second: no fleet is slower, and times from rates that a worker makes up stay finite.
 _LEAST_RATE = 1e-3
-# Seconds after which what a request waited counts a third: as long as half of the time for which places are promised.
+# Seconds after which an observed wait counts a third: half of the time for which places are promised.
 _WAITS_FADE_S = 30.0
 # Predicted waits that are shorter tell more of the gateway's own time than of the fleet's, and
 _SHORTEST_WAIT_S = 0.5
@@ -45,7 +45,7 @@ _LARGEST_CORRECTION = 2.0
 
 @dataclass(slots=True)
 class Experience:
-    """What finished answers of one model have taught: running means, written by the shedder."""
+    """Running means over finished answers of one model, written by the shedder."""
 
     tokens_per_estimate: float = 1.0
     output_tokens: float = _FIRST_OUTPUT_TOKENS
@@ -56,12 +56,12 @@ class Experience:
 
     @property
     def correction(self) -> float:
-        """By how much longer requests wait than the fleet's rates say: 1 where these are true."""
+        """Ratio of observed waits to those predicted from the fleet's rates: 1 where these are true."""
         ratio = (_TRUSTED_WAIT_S + self.waited_s) / (_TRUSTED_WAIT_S + self.predicted_s)
         return min(_LARGEST_CORRECTION, max(1 / _LARGEST_CORRECTION, ratio))
 
     def learn_wait(self, predicted_s: float, waited_s: float, now: float) -> None:
-        """Take in what a request waited for its turn. Times are seconds, `now` is monotonic.
+        """Learn from the wait of one request. Times are seconds, `now` is monotonic.
 
         `predicted_s` is by the fleet's rates alone: corrected predictions would correct themselves twice.
         """
@@ -91,7 +91,7 @@ class Excess(Struct, frozen=True):
     """One bound on the queue, and by how many seconds of draining it is exceeded; negative while there is room.
 
     Attributes:
-        text: What a client is told, with a place for each of `values`. Few are told, so it is filled in only then.
+        text: Template of the client's message, with a place for each of `values`; filled in only when it is sent.
         is_exceeded: Also where the rate is unknown and `seconds` is therefore 0.
         is_elastic: A client that was promised a place may exceed it a little.
     """
@@ -105,7 +105,7 @@ class Excess(Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        """What a client is told."""
+        """The message to the client."""
         return self.text.format(*self.values)
 
 
@@ -130,7 +130,7 @@ class Forecast(Struct, frozen=True):
 
 
 def forecast(load: FleetLoad, generation: Generation, experience: Experience, config: GatewayConfig) -> Forecast:
-    """Predict what admitting a request means under the present load."""
+    """Predict the times of a request, and the excess, under the present load."""
     ratio = experience.tokens_per_estimate
     own_tokens = sum([load.prompt_tokens(prompt.estimated_tokens * ratio) for prompt in generation.prompts])
     own_s = _prefill_s(load, own_tokens)
@@ -152,7 +152,7 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
 
 
 def outlook(load: FleetLoad, experience: Experience) -> Outlook:
-    """Predict what awaits a short request that comes now, for those who decide how large the fleet is."""
+    """Predict the wait of a short request that comes now, for autoscaling."""
     correction = experience.correction
     departure_s = correction * _departure_s(load, experience)
     wait_s = correction * _prefill_s(load, load.queued_tokens) + _capacity_wait_s(load, 1, 0, departure_s)

@@ -4,8 +4,8 @@ Admissions within a second of each other form a batch that counts until a full w
 of that length, wherever it begins, ever holds more than the limit, and memory is bounded by one batch a second.
 `gateway/admission/limit_store.py` holds the same rules in Lua, for all gateways together.
 
-Written by the rate limiter alone. Redis is told the number of running sequences as a whole, and corrections of tokens
-under a number by which they are applied once: unconfirmed statements are repeated.
+Only the rate limiter writes it. It sends Redis the total number of running sequences, and token corrections under a
+number that makes Redis apply each once: unconfirmed statements are repeated.
 """
 
 from __future__ import annotations

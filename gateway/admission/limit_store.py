@@ -28,7 +28,7 @@ from gateway.cache.redis_client import RedisCache, Script
 
 
 class Statement(msgspec.Struct, kw_only=True):
-    """The argument of `STATE`: what a gateway says about one key.
+    """The argument of `STATE`: a gateway's statement about one key.
 
     Attributes:
         running: Sequences that it runs, and those about which it is asking.
@@ -49,7 +49,7 @@ class Statement(msgspec.Struct, kw_only=True):
 
 
 class Question(Statement, kw_only=True):
-    """The argument of `ADMIT`: a statement without the request in question, and what the request wants. 0: no limit."""
+    """The argument of `ADMIT`: a statement without the request, and the request's demand. 0: no limit."""
 
     batch: int
     max_requests: int
@@ -173,7 +173,7 @@ _LIMIT_NAMES: dict[bytes, LimitName | None] = {name.encode(): name for name in g
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What Redis says to a question.
+    """Redis's reply to a question.
 
     Attributes:
         first_ms: Names the batch in which the request's tokens count, if it is admitted.
@@ -225,7 +225,7 @@ class LimitStore:
         return Reply(verdict, first_ms, running, hold_ms / 1000)
 
     async def state(self, key_id: str, account: KeyAccount) -> bool:
-        """State what runs, and what is to be corrected; False when Redis does not confirm it."""
+        """Send the running sequences and pending token corrections; return False when Redis does not confirm."""
         reply, _ = await self._run(STATE, key_id, account, 0, {})
         return reply is not None
 

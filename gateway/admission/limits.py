@@ -31,7 +31,7 @@ RENEW_S = 1.0
 # Pause after a statement that Redis did not confirm.
 RETRY_S = 0.25
 
-# What one read covers: bytes of a stored response, or days or hours of usage. Larger reads count several times.
+# Size of one read: bytes of a stored response, or days or hours of usage. Larger reads count several times.
 READ_BYTES = 64 << 10
 READ_PERIODS = 8
 # Reserved for an answer whose length the request does not bound.

@@ -1,8 +1,8 @@
 """Places promised to refused clients: a client that returns when told is admitted before one that is new.
 
 A refused request gets a reservation. While the calendar has room within a minute it is booked: its return time is a
-promise. Beyond that the client waits in its tenant's line without a booking: it is told to come back within the minute
-to keep its place, spread over the last third of it, and is booked in the order of the line as the calendar moves on.
+promise. Beyond that the client waits in its tenant's line without a booking. To keep its place it must return within
+the minute, at a time spread over the last third; it is booked in the order of the line as the calendar moves on.
 A reservation that is not used soon after its return time expires, and its place goes to others.
 
 Owns the reservations of one model. Their number is bounded, and one tenant has half of them at most.
@@ -36,14 +36,14 @@ class Reservation:
     """One refused request's place.
 
     Attributes:
-        ticket: Its name, which cannot be guessed.
+        ticket: Its unguessable name.
         size: Sequences and estimated prompt tokens of the request; it may not be used for a larger one.
         cost_s: Seconds of the fleet that it takes.
         since: When it was first refused, which decides its place in the line.
-        return_at: When its client was told to return; monotonic seconds.
+        return_at: Return time given to its client; monotonic seconds.
         is_booked: The return time is a promise; otherwise it keeps a place in the line.
         offer: Withdraws it from where other gateways find it; None while they do not.
-        promised_wait_s: How long its client was told to wait when it was booked.
+        promised_wait_s: Wait promised to its client at the booking.
     """
 
     ticket: str
@@ -61,7 +61,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class RetryAdvice:
-    """When a refused client should return, and what it finds then.
+    """When a refused client should return, and the state of its reservation.
 
     Attributes:
         wait_s: Whole seconds after which to return.

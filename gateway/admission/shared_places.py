@@ -79,7 +79,7 @@ class SharedPlaces:
         self._decode = msgspec.msgpack.Decoder(_Place).decode
 
     def offer(self, model: str, reservation: Reservation) -> bytes:
-        """Let other gateways find a reservation; returns what withdraws it."""
+        """Let other gateways find a reservation; return the token that withdraws it."""
         offset = self._wall() - self._clock()
         shared = {name: getattr(reservation, name) for name in _Place.__struct_fields__}
         shared |= {"since": reservation.since + offset, "return_at": reservation.return_at + offset}

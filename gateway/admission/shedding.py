@@ -1,9 +1,9 @@
 """Overload, answered before it costs anything: refuse what would come too late, and keep a place for it.
 
-`forecast` predicts what admitting a request means, `reservations` remembers what the refused were told. A client that
-returns when it was told is admitted before newcomers, who are admitted only while every promise can still be kept, or
-while the fleet would otherwise run idle. A promise stands although the fleet has become half as fast since it was made:
-its client then waits in the queue, for as long again as it was told and 2.5 objectives at most (decision 0017).
+`forecast` predicts the effect of an admission; `reservations` holds the return times given to refused clients. A client
+that returns on time is admitted before newcomers, who are admitted only while every promise can still be kept, or
+while the fleet would otherwise run idle. A promise stands even if the fleet has become half as fast since it was made:
+its client then waits in the queue, at most its promised wait plus 2.5 objectives (decision 0017).
 An unknown rate promises nothing; the queue bounds always hold.
 """
 

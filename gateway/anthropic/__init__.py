@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its bodies, its answers and its errors. What is wrong in a body is an `ApiError` 400."""
+"""Anthropic's Messages API: bodies, answers and errors. An invalid body raises `ApiError` 400."""

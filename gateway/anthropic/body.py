@@ -103,7 +103,7 @@ class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     role: Annotated[
         Literal["user", "assistant", "system"],
-        described("user or assistant, or system for what is said amid the conversation."),
+        described("user or assistant, or system for instructions amid the conversation."),
     ]
     content: Annotated[str | Blocks, described("A text, or a list of blocks.")]
 
@@ -184,7 +184,7 @@ class FormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OutputBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is asked of the answer as a whole."""
+    """Format and effort of the whole answer."""
 
     format: Annotated[FormatBody | None, described("A JSON schema of the text.", _FORMAT)] = None
     effort: Annotated[
@@ -247,7 +247,7 @@ class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
         None
     )
     output_config: Annotated[
-        OutputBody | None, described("What is asked of the answer as a whole.", {"format": _FORMAT})
+        OutputBody | None, described("Format and effort of the whole answer.", {"format": _FORMAT})
     ] = None
     cache_control: CacheControl = None
     agent_hints: AgentHints = None

@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AnthropicErrorReason(Struct, forbid_unknown_fields=True):
-    """What is at fault, for the client's program."""
+    """The reason of the error, machine-readable."""
 
     error_code: str
 

@@ -80,7 +80,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _readable(value: Any, depth: int = 1) -> Any:
-    """Return a value without notes, encrypted parts, files, and what is empty without them."""
+    """Return a value without notes, encrypted parts and files, and without parts that this leaves empty."""
     if depth > _MAX_RESULT_DEPTH:
         return None
     if isinstance(value, list):

@@ -99,7 +99,7 @@ def _editor(name: str, insert_text: str, *, has_undo: bool) -> ClientTool:
         "path": _text("The file or directory."),
         "file_text": _text("For create: what the file is to hold."),
         "old_str": _text(
-            "For str_replace: what is to be replaced, exactly as it stands in the file, where it is once."
+            "For str_replace: the text to replace, exactly as it stands in the file, where it must occur only once."
         ),
         "new_str": _text(new_text),
         "insert_line": _number("For insert: the line behind which the text goes; 0 is before the first."),
@@ -127,12 +127,12 @@ _MEMORY = ClientTool(
         "path": _text("The file or directory; for all but rename."),
         "view_range": _LINES,
         "file_text": _text("For create: what the file is to hold."),
-        "old_str": _text("For str_replace: what is to be replaced, exactly as it stands in the file."),
-        "new_str": _text("For str_replace: what takes its place."),
+        "old_str": _text("For str_replace: the text to replace, exactly as it stands in the file."),
+        "new_str": _text("For str_replace: the replacement."),
         "insert_line": _number("For insert: the line behind which the text goes; 0 is before the first."),
         "insert_text": _text("For insert: the text to put in."),
-        "old_path": _text("For rename: what is to be moved."),
-        "new_path": _text("For rename: where to."),
+        "old_path": _text("For rename: the path to move."),
+        "new_path": _text("For rename: the new path."),
     },
     ("command",),
 )

@@ -54,10 +54,10 @@ class LoadBody(Struct, forbid_unknown_fields=True):
 
     Attributes:
         lora_path: A directory on the host of the gateway.
-        lora_content: What is in the store already, in place of `lora_path`.
+        lora_content: Content that the store already has, instead of `lora_path`.
         base_model_name: The model; it may be left out where there is only one.
         load_inplace: Read and ignored: a name that is loaded again means the new content.
-        tenant: Whose name it is; None is everybody's.
+        tenant: Owner of the name; None for all tenants.
     """
 
     lora_name: AdapterName
@@ -180,7 +180,7 @@ class AdapterOrders:
         return sorted(found, key=lambda beat: beat.draining)
 
     async def _stored(self, body: LoadBody, known: AdapterContent | None = None) -> AdapterContent:
-        """Return what is stored now; what is known and was deleted before its name kept it is stored again."""
+        """Return the stored content; store a known one again if it was deleted before its name protected it."""
         if (body.lora_path is None) == (body.lora_content is None):
             raise ApiError(400, "Give one of lora_path and lora_content.", param="lora_path")
         if self._store is None:

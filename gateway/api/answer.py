@@ -43,7 +43,7 @@ class Outcome(enum.Enum):
 
 
 class AnswerStamp(Struct, frozen=True, array_like=True):
-    """What is new in each answer: the token from which its ids are made, and its time in Unix seconds."""
+    """Unique to each answer: the token from which its ids are made, and its time in Unix seconds."""
 
     token: str
     created: int
@@ -65,11 +65,11 @@ class ResponseHead:
     Attributes:
         request_id: The answer's `x-request-id`.
         started: `time.perf_counter()` when the request arrived.
-        dialect: How errors are told.
+        dialect: Format of errors.
         first_event: Number of the first event that the client wants; None for a stream without numbers.
         limits: The `x-ratelimit-*` headers, once they are known.
-        model: Which the path names, as Azure's clients do; None for any other path.
-        route: Our own name of the route, once it is found; by it the answer is counted.
+        model: The one in the path, as Azure's clients send it; None for any other path.
+        route: Our own name of the route, once it is found; answers are counted by it.
         status: Status for metrics; 0 for the status that is sent.
         record: Where a generation is noted for the log and for traces.
     """
@@ -101,9 +101,9 @@ class Asked(Struct, frozen=True):
         exchange: Where the answer goes.
         generation: As its model reads it.
         head: The answer's headers.
-        principal: Who asks.
-        fingerprint: Names the files of the model that answers; None where no worker has told.
-        stamp: What is new in the answer.
+        principal: The holder of the key.
+        fingerprint: Names the files of the model that answers; None if no worker has reported it.
+        stamp: Token and time of the answer.
     """
 
     exchange: Exchange
@@ -115,7 +115,7 @@ class Asked(Struct, frozen=True):
 
 
 class StreamParts(Struct, frozen=True):
-    """What every event stream works with. `now` is loop time."""
+    """Parts that every event stream needs. `now` is loop time."""
 
     flusher: Flusher
     limits: EventStreamLimits
@@ -128,7 +128,7 @@ class Answer(ABC):
     Attributes:
         sinks: One per sequence, in the order of the choices.
         done: Resolves to the outcome.
-        error: What went wrong, when the outcome is `FAILED`.
+        error: The error, when the outcome is `FAILED`.
         first_token_at: `time.perf_counter()` at the first output, or None.
         max_tokens: The client's limit of each choice, or None.
     """
@@ -185,7 +185,7 @@ class Answer(ABC):
         return self.usage.prompt_tokens + self.usage.completion_tokens
 
     def fail(self, error: ApiError) -> None:
-        """End the answer with an error, which the client is told."""
+        """End the answer with an error, which is sent to the client."""
         if not self.done.done():
             error = naming_image(naming_field(error, self._grammar_field), self._image_places)
             self.error = error
@@ -203,7 +203,7 @@ class Answer(ABC):
             self.end(Outcome.COMPLETED)
 
     def close(self) -> None:
-        """Let go of what refers back to the answer, so that it is freed at once and not by the garbage collector."""
+        """Drop references back to the answer, so that it is freed at once and not by the garbage collector."""
         self.sinks = ()
         self._exchange.on_disconnect = self._exchange.on_writable = None
 
@@ -249,7 +249,7 @@ class EventAnswer(Answer):
             self._stream = self._numbered = NumberedEventStream(*stream, head.first_event, super()._report)
 
     def close(self) -> None:
-        """Let go of what refers back to the answer."""
+        """Drop references back to the answer."""
         super().close()
         self._stream.close()
 

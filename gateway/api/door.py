@@ -1,4 +1,4 @@
-"""The door of a port: every request comes in here, every error is told here, and every answer is counted here.
+"""The door of a port: it receives every request, writes every error and counts every answer.
 
 The door brings the path to its route's spelling, names the request, and passes it on to the routes. Whatever they
 answer goes through the request's exchange. Nothing here builds a URL from the Host header.
@@ -77,7 +77,7 @@ def _beginning(path: str) -> str:
 
 
 _BASE_URL = "Check the client's base URL: for OpenAI's libraries it ends in /v1, for Anthropic's with the port."
-_DESCRIPTION = "GET /openapi.json describes what is served."
+_DESCRIPTION = "GET /openapi.json describes the API."
 
 # A longer path is not a typing error, and comparing it would cost time.
 _MAX_COMPARED_CHARACTERS = 64
@@ -217,11 +217,11 @@ class Port:
     Attributes:
         metrics: Counts answers.
         advice: Returns advice about a path that no route serves.
-        dialects: How errors are told at a path; below it too, if not in OpenAI's form. Elsewhere they are told as the
-            client's headers say, and in OpenAI's form where they say nothing. Paths here have their route's spelling.
+        dialects: Format of errors at a path; below it too, unless it is OpenAI's. Elsewhere the client's headers
+            decide; without them it is OpenAI's. Paths here have their route's spelling.
         paths: The routes' spellings of paths; None takes them as they come.
         cross_origin: Which web pages may read answers; None allows no other origin.
-        observer: Tells of generations that have ended.
+        observer: Reports generations that have ended.
     """
 
     metrics: GatewayMetrics

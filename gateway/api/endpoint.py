@@ -54,14 +54,14 @@ class GenerationStart(Struct, frozen=True):
 
 
 class Endpoint(ABC):
-    """One route. It keeps nothing of a request.
+    """One route. It holds no state of requests.
 
     Attributes:
         path: Of the route, without a host.
         name: Of the route in metrics.
-        dialect: How it tells errors and ends streams.
+        dialect: Its format of errors and of the end of a stream.
         parse: Makes a generation of a body by the rules of `BodyReader.read`; raises `ApiError`.
-        is_logged: The answer follows from the generation and its deltas alone, so it can be told again from a log.
+        is_logged: The answer follows from the generation and its deltas alone, so it can be replayed from a log.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Endpoint(ABC):
         self._bodies = bodies
 
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
-        """Return what a body asks for; `rules` as in `BodyReader.read`."""
+        """Return the generation that a body requests; `rules` as in `BodyReader.read`."""
         return await self._bodies.read(principal.tenant, len(body), partial(self.parse, body, rules))
 
     @abstractmethod
@@ -123,11 +123,11 @@ MAX_KEY_CHARACTERS = 255
 
 
 class IdempotencyKey(Struct, frozen=True):
-    """What repeated requests have in common. Both digests are of the endpoint too.
+    """Identity of repeated requests. Both digests include the endpoint.
 
     Attributes:
-        digest: Of the key, of 40 digits.
-        request_digest: Of the body.
+        digest: Digest of the key, 40 digits.
+        request_digest: Digest of the body.
     """
 
     digest: str
@@ -161,7 +161,7 @@ class LoggedGeneration(Protocol):
         ...
 
     def asked(self, exchange: Exchange, head: ResponseHead, principal: Principal) -> Asked:
-        """Return what an answer of it is made of."""
+        """Return the parts of an answer to it."""
         ...
 
     async def join(self, answer: Answer) -> None:

@@ -29,7 +29,7 @@ _RETRY_S = 2.0
 
 
 class LargeBodies:
-    """Knows who waits. Used from one event loop."""
+    """Tracks waiting bodies. Used from one event loop."""
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()

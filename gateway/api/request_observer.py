@@ -35,7 +35,7 @@ _TRACEPARENT = b"traceparent"
 # Names of OpenTelemetry's conventions for generative AI, for our kinds of answers.
 _OPERATIONS = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings", "score": "score"}
 _PLAIN, _PLAIN_CHAT = Sampling(), ChatOptions()
-# Parameters of sampling with one value, whose names are those of the API, besides those that are always told.
+# Parameters of sampling with one value, whose names are those of the API, besides those that are always shown.
 _TOLD = ("temperature", "top_p", "seed")
 _SINGLE = tuple(
     name for name, value in structs.asdict(_PLAIN).items() if isinstance(value, int | float) and name not in _TOLD
@@ -43,7 +43,7 @@ _SINGLE = tuple(
 _LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids")
 _singles, _lists = attrgetter(*_SINGLE), attrgetter(*_LISTS)
 _PLAIN_SINGLES = _singles(_PLAIN)
-# What a record lets go of when its request has ended.
+# Fields that a record drops when its request has ended.
 _SMALL: dict[str, Any] = {
     "prompts": (),
     "prediction": None,
@@ -71,10 +71,10 @@ class RequestRecord:
         dispatched_at: When it was admitted and its sequences had been handed to the queue, or to one in flight.
         first_token_at: When its first output came.
         outcome: `refused` until it was dispatched; then how its answer ended.
-        error_code, error_message: What its client was told, if that was an error. Not the exception: its traceback
-            holds this record, and such circles wait for the garbage collector.
+        error_code, error_message: Of the error sent to its client, if any. Not the exception: its traceback holds this
+            record, and such reference cycles wait for the garbage collector.
         source: Whether it was `generated` or came from the `cache`.
-        key: Tells it from others with its `x-request-id`.
+        key: Distinguishes it from others with its `x-request-id`.
         span: Its span, when requests are traced; `traceparent` names it to workers.
         status: Of its answer; 0 while it runs.
         ended_at: None while it runs.
@@ -115,7 +115,7 @@ class RequestRecord:
         return None if moment is None else moment - self.began_at
 
     def end(self, status: int, *, keeps_texts: bool) -> None:
-        """Keep what a timeline needs, without what may be large: prompts, grammars, lists.
+        """Keep the fields of a timeline, without large ones: prompts, grammars, lists.
 
         Args:
             status: Of its answer.
@@ -172,7 +172,7 @@ class RequestRecord:
 
 
 class RequestObserver:
-    """Tells of requests."""
+    """Reports requests to the log, traces and timelines."""
 
     def __init__(
         self,

@@ -263,7 +263,7 @@ class StreamedAnswer(EventAnswer):
         self._stream.send_now(b"".join(choice.opening() for choice in self._choices))
 
     def close(self) -> None:
-        """Let go of what refers back to the answer."""
+        """Drop references back to the answer."""
         super().close()
         self._choices = []
 

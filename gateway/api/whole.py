@@ -29,7 +29,7 @@ from shared.messages import Delta, Finish
 
 
 class _WholeChoice(ReadChoice):
-    """Collects what is read into one object."""
+    """Collects the content, reasoning and calls of one choice into one object."""
 
     def __init__(self, answer: Answer, index: int, reading: OutputReading) -> None:
         super().__init__(answer, index, reading)
@@ -67,7 +67,7 @@ class _WholeChoice(ReadChoice):
         self._finish = finish
 
     def told(self, identity: AnswerIdentity) -> ChatChoice | CompletionChoice:
-        """Return the choice as the endpoint tells it; it has ended."""
+        """Return the choice in the endpoint's format; it must have ended."""
         finish = self._finish
         assert finish is not None, "the choice has ended"
         reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
@@ -117,7 +117,7 @@ class WholeAnswer(Answer):
             self.sinks = self._ranked
 
     def close(self) -> None:
-        """Let go of what refers back to the answer."""
+        """Drop references back to the answer."""
         super().close()
         self._choices = []
         self._ranked = []

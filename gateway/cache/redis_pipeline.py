@@ -35,7 +35,7 @@ class ReplyParser:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Reply]:
-        """Add bytes and return the replies that are complete now; `ValueError` for what is no reply."""
+        """Add bytes and return the replies that are complete now; `ValueError` for malformed bytes."""
         self._data += data
         replies: list[Reply] = []
         position = 0

@@ -1,7 +1,7 @@
-"""What the attempts of one sequence have evicted by attention, which the next one repeats.
+"""Blocks that the attempts of one sequence have evicted by attention; the next attempt repeats the evictions.
 
-Workers tell it, and a worker may lie: only what a request of this budget and length can have evicted is kept, so the
-log takes fewer bytes than the tokens beside it.
+Workers report them, and a worker may lie: only evictions that a request of this budget and length can have made are
+kept, so the log takes fewer bytes than the tokens beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from array import array
 
 from shared.kv_budget import EvictedBlocks, KvBudget
 
-# Tokens that a worker may have computed and not told yet.
+# Tokens that a worker may have computed and not sent yet.
 _AHEAD = 4096
 
 
@@ -22,10 +22,10 @@ class EvictionLog:
         self._places = array("I")
 
     def add(self, told: EvictedBlocks, budget: KvBudget | None, num_tokens: int) -> bool:
-        """Append what a delta tells; return False, without a change, where that cannot be true.
+        """Append the evictions of a delta; return False, without a change, if they are impossible.
 
         Args:
-            told: An attempt that begins anew tells all of its own.
+            told: An attempt that begins anew reports all of its own.
             budget: Of the request.
             num_tokens: Tokens of the prompt and of the output that are known.
         """

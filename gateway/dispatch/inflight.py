@@ -30,7 +30,7 @@ _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def new_key() -> str:
-    """Return what tells a request from others with its `x-request-id`; the ids of its sequences begin with it."""
+    """Return a key that is unique among requests with one `x-request-id`; it prefixes the ids of the sequences."""
     return b2a_base64(urandom(_KEY_BYTES), newline=False).translate(_URL_SAFE).decode()
 
 
@@ -131,7 +131,7 @@ class Flight(_Progress):
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
         is_parked: Waits, unpublished, until its probation may begin.
         is_held_back: Came while NATS was away, and has never been published.
-        evicted: What its attempts have evicted by attention, which the next one repeats.
+        evicted: Blocks that its attempts have evicted by attention, which the next one repeats.
         has_prompt_output: The echoed prompt or its log probabilities came without a token.
         log: Its attempts, for its timeline.
         counted_in, awaited_in: Written by the table alone.
@@ -185,7 +185,7 @@ class Flight(_Progress):
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What names the request in log lines, beside its own id."""
+        """Fields that name the request in log lines, beside its own id."""
         return {"request_id": self.request.trace or ""}
 
     @property
@@ -194,7 +194,7 @@ class Flight(_Progress):
         return Usage(self.prompt_tokens, len(self.emitted))
 
     def attempt_ended(self, end: str, now: float, began_at: float = 0.0) -> Attempt:
-        """Return what there is to tell of the present attempt, which ends now; its times are since `began_at`."""
+        """Return the timeline entry of the present attempt, which ends now; its times are since `began_at`."""
         log = self.log
         claimed_at = log.claimed_at
         return Attempt(
@@ -210,7 +210,7 @@ class Flight(_Progress):
         )
 
     def attempt(self) -> Request:
-        """Return the request of the current epoch, to continue after what has been emitted."""
+        """Return the request of the current epoch, to continue after the emitted tokens."""
         if not (self.epoch or self.emitted or self.has_prompt_output or self.probation):
             # The first attempt of nearly every request: nothing has changed.
             return self.request
@@ -233,8 +233,8 @@ class Flight(_Progress):
         )
 
     def note_evicted(self, delta: Delta) -> None:
-        """Remember what a delta tells of evictions; what cannot be true ends what is remembered."""
-        assert delta.evicted is not None, "the delta tells of none"
+        """Log the evictions that a delta reports; an impossible report drops the log."""
+        assert delta.evicted is not None, "the delta reports none"
         log, num_tokens = self.evicted or EvictionLog(), self.prompt_tokens + len(self.emitted)
         self.evicted = log if log.add(delta.evicted, self.request.kv_budget, num_tokens) else None
 
@@ -302,9 +302,9 @@ class FlightTable:
         return self._of_tenants.get(model, {}).get(tenant, _NOTHING).requests
 
     def share(self, load: FleetLoad, tenant: str) -> FleetLoad | None:
-        """Return what a tenant has left of its share of a fleet (`FleetLoad.share`).
+        """Return the rest of a tenant's share of a fleet (`FleetLoad.share`).
 
-        None while nothing of others waits. What waits beyond its own requests is of other gateways' tenants.
+        None while no requests of others wait. Those beyond its own belong to other gateways' tenants.
         """
         of_tenants = self._of_tenants.get(load.model, {})
         own, num_tenants = of_tenants.get(tenant, _NOTHING), len(of_tenants) + (tenant not in of_tenants)
@@ -315,7 +315,7 @@ class FlightTable:
         return load.share(max(2, num_tenants), own.requests, own.tokens)
 
     def claim(self, flight: Flight, worker: str) -> None:
-        """Note who holds a flight."""
+        """Record the worker that holds a flight."""
         flight.worker, model = worker, flight.request.model
         flight.has_begun = True
         flight.num_unclaimed = flight.num_disturbed = 0

@@ -76,7 +76,7 @@ class AnswerWatch:
                 await self.ask()
         elif self._answer.done():
             if self.is_lost:
-                _logger.warning("NATS receives what is published again")
+                _logger.warning("NATS receives publications again")
             waited_s = self._waited_s
             self.forget_connection()
             return waited_s if waited_s >= ANSWER_LATE_S else 0.0

@@ -135,7 +135,7 @@ class KnownPoison:
 
 
 def kind_of(request: Request) -> bytes:
-    """Return what names requests of the same tenant, prompt and parameters; seeds are often made by the gateway."""
+    """Return a digest of tenant, prompt and parameters, without the seed: the gateway often makes it."""
     sampling = msgspec.structs.replace(request.sampling, seed=None)
     prompt = (request.text, request.messages, request.chat, request.token_ids)
     return hashlib.sha256(_encode((request.tenant, request.model, prompt, sampling))).digest()

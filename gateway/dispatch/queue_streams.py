@@ -48,7 +48,7 @@ class QueueStreams:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What is under way, or was."""
+        """The tasks that restore streams, running or done."""
         return [task for task in (self._restoring, self._records) if task is not None]
 
     async def restore(self) -> None:

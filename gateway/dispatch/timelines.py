@@ -1,9 +1,9 @@
-"""Keeps what timelines of requests are made of, of those that have ended lately and those that run.
+"""Keeps the data of request timelines, for running requests and those that have ended lately.
 
-A timeline is made when somebody looks. The observer of requests tells when one comes and when its answer has ended, the
-dispatcher tells of each of its sequences, in either order. What is kept is bounded in number, bytes and time. Where it
-is full, the tenant with the most requests loses its oldest one; those that were refused before their tenant was known
-have a small room of their own. The one writer is the event loop's thread.
+A timeline is built when it is read. The request observer reports the start and the end of a request, the dispatcher
+each of its sequences, in either order. The store is bounded in number, bytes and time. When it is full, the tenant with
+the most requests loses its oldest one; requests that were refused before their tenant was known have a small store of
+their own. The one writer is the event loop's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_WITHOUT_TENANT = 100
 MAX_DEVICE_WATTS = 2000.0
 """More than any device draws."""
 LATE_S = 30.0
-"""For how long a cancelled sequence's worker may still tell what it took."""
+"""How long a cancelled sequence's worker may still report its cost."""
 _MAX_LATE = 4096
 _LOOK_S = 60.0
 # Parts of a prompt and preemptions of a request that is not worth encoding.
@@ -84,7 +84,7 @@ _decode = msgspec.msgpack.Decoder(Timeline).decode
 
 @dataclass(slots=True)
 class _Late:
-    """A sequence whose end was decided here, and whose worker may yet tell what it took."""
+    """A sequence that the gateway has ended, and whose worker may still report its cost."""
 
     key: str
     tenant: str
@@ -166,7 +166,7 @@ class TimelineKeeper:
                 self._pack(key, request)
 
     def receipt_came(self, worker: str, delta: Delta, flight: Flight | None) -> None:
-        """Count what an attempt took of its worker, once, by its last delta; `flight` is None if that has ended."""
+        """Count an attempt's cost, once, from its last delta; `flight` is None if that has ended."""
         assert delta.finish is not None
         receipt, now = delta.finish.receipt, self._clock()
         if receipt is None:
@@ -219,7 +219,7 @@ class TimelineKeeper:
         return structs.replace(timeline, sequences=sequences, left_out=left_out)
 
     def _pack(self, key: str, request: SeenRequest) -> None:
-        """Encode what is kept of a request with many attempts or steps, as that takes less memory."""
+        """Encode the record of a request with many attempts or steps, which takes less memory."""
         lives = request.sequences
         if len(lives) == 1 and len(lives[0].attempts) == 1:
             receipt = lives[0].attempts[0].receipt

@@ -17,11 +17,11 @@ class RecoveryLimits:
     """How often, and after which silence, attempts are moved. Times are seconds.
 
     Attributes:
-        max_moves: Moves without progress in between, those apart for which no worker was at fault.
+        max_moves: Moves without progress in between, except those for which no worker was at fault.
         stall_s: Silence about a request that has begun to generate.
         prefill_stall_s: Silence about a claimed request before its first token.
         ack_timeout_s: Wait for the queue's acknowledgement.
-        refused_retry_s: Wait until what the queue has refused is published again.
+        refused_retry_s: Wait until a request that the queue has refused is published again.
         claim_timeout_s: Wait for a claim while a worker has room and the queue looks empty; doubles each time.
         disturbed_claim_timeout_s: The same while a worker is silent or has just died; doubles up to `claim_timeout_s`.
         after_death_claim_timeout_s: The same for a request that was published before a worker died and may have been
@@ -57,7 +57,7 @@ class RecoveryLimits:
 
 
 class Timeouts:
-    """Says which flights have timed out. `now` is loop time."""
+    """Decides which flights have timed out. `now` is loop time."""
 
     def __init__(self, limits: RecoveryLimits, fleet: Fleet) -> None:
         self._limits = limits
@@ -90,7 +90,7 @@ class Timeouts:
             timeout_s = min(limits.claim_timeout_s, self._disturbed_timeout_s(flight) * 2**flight.num_disturbed)
         else:
             timeout_s = limits.claim_timeout_s * factor
-        # A worker whose heartbeats are late has perhaps not been sent yet what was published meanwhile.
+        # NATS may not have delivered recent publications yet to a worker whose heartbeats are late.
         since = now - limits.claim_timeout_s / 2
         return waited_s > timeout_s + grace_s and self._fleet.can_claim(
             flight.request.model, flight.queue, flight.stream_seq, flight.published_at, since

@@ -34,7 +34,7 @@ class FieldStart(NamedTuple):
 
 
 class FormData:
-    """Takes the bytes of a body, and yields the start of each field and what is in it."""
+    """Takes the bytes of a body, and yields the start and the content of each field."""
 
     def __init__(self, content_type: str) -> None:
         """Read a body of this type; `ApiError` 400 if it is not form data, or names no boundary."""

@@ -1,4 +1,4 @@
-"""Files as OpenAI's API tells them, and what is kept of each beside its bytes."""
+"""Files as objects of OpenAI's API, and the record stored beside the bytes of each."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FILE_ID = re.compile(r"file-[0-9a-f]{32}(-output|-error)?")
 
 
 class FileRecord(Struct, frozen=True, kw_only=True):
-    """What is kept of a file. It lies beside the bytes as JSON, is written after them, and makes the file exist.
+    """Record of a file, stored as JSON beside the bytes. It is written after them; the file exists once it is there.
 
     Attributes:
         sha256: Of the bytes, in hexadecimal digits.
-        mime_type: What the uploading client called it; None if it did not say.
+        mime_type: As the uploading client declared it; None if it did not.
         expires_at: Unix seconds; None for a file that stays.
     """
 

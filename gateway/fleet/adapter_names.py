@@ -1,6 +1,6 @@
-"""What the names of adapters mean, as this gateway has read it from NATS. A request looks its name up once.
+"""The adapters that names refer to, as this gateway has read them from NATS. A request looks its name up once.
 
-A tenant's own name goes before one that all tenants share, and that before what workers call their `--lora-modules`.
+A tenant's own name goes before one that all tenants share, and that before the names of workers' `--lora-modules`.
 Other tenants' names are invisible. A name that workers of several models give belongs to the first model: a login for
 one model must not take over another's requests.
 """
@@ -29,25 +29,25 @@ from shared.task_supervisor import TaskSupervisor
 
 REVIEW_S = 5.0
 LEASE_S = 20.0
-"""For how long names mean what was read: a gateway that cannot read them uses none after that."""
+"""How long names stay valid after a read: a gateway that cannot read them again uses none after that."""
 
 NOTHING_READ = NamesRead(0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundAdapter:
-    """What the name of an adapter means: its model, and the digest of its content."""
+    """The adapter of a name: its model, and the digest of its content."""
 
     model: str
     digest: str | None
 
 
 class NamedAdapters:
-    """The names. Only whoever follows them writes them.
+    """The names. Only the follower of the stream writes them.
 
     Attributes:
-        read: How far they were read; None before that.
-        read_at: When, in monotonic seconds; None before that.
+        read: Position of the last read in the stream; None before the first.
+        read_at: Monotonic seconds of the last read; None before the first.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class NamedAdapters:
         return self.read_at is not None and time.monotonic() - self.read_at < LEASE_S
 
     def find(self, name: str, tenant: str | None) -> NamedAdapter | None:
-        """Return what a tenant means by a name; None if that is nothing. Without a tenant: what all mean."""
+        """Return a tenant's adapter of a name, or else the shared one; None without either. No tenant: shared only."""
         return self._named.get((tenant, name)) or self._named.get((None, name))
 
     def was_removed(self, name: str, tenant: str | None) -> bool:
@@ -70,11 +70,11 @@ class NamedAdapters:
         return self.find(name, tenant) is None and not self._removed.isdisjoint({(tenant, name), (None, name)})
 
     def is_hidden(self, name: str) -> bool:
-        """Whether an operator has removed a name for all tenants, whatever workers call by it."""
+        """Whether an operator has removed a name for all tenants, even if workers use it."""
         return (None, name) in self._removed
 
     def of_tenant(self, tenant: str | None) -> list[NamedAdapter]:
-        """Return what a tenant may name, its own first."""
+        """Return the names that a tenant may use; its own hide shared ones."""
         own = [each for (owner, _), each in self._named.items() if owner in (tenant, None)]
         return [each for each in own if self.find(each.name, tenant) is each]
 
@@ -105,7 +105,7 @@ class WorkersNames:
         self._models: dict[str, str] = {}
 
     def model_of(self, name: str) -> str | None:
-        """Return the model that a name belongs to; None if no worker tells it."""
+        """Return the model that a name belongs to; None if no worker reports it."""
         return self._models.get(name)
 
     def note(self, heartbeat: Heartbeat) -> None:
@@ -114,7 +114,7 @@ class WorkersNames:
             self._models.setdefault(beat.name, heartbeat.model)
 
     def review(self, live: Collection[Heartbeat], known_models: Collection[str]) -> None:
-        """Take each name from a model that is unknown now, or has workers of which none tells it."""
+        """Take each name from a model that is unknown now, or whose live workers no longer report it."""
         heard = {h.model for h in live}
         told = {(beat.name, h.model) for h in live for beat in h.adapters}
         self._models = {
@@ -190,7 +190,7 @@ class AdapterNameFollower:
                     await self._has_heard.wait()
 
     async def read(self) -> None:
-        """Take in what is new; `nats.errors.Error` if NATS does not answer."""
+        """Apply new records of the stream; `nats.errors.Error` if NATS does not answer."""
         async with self._reading:
             self._has_heard.clear()
             began = time.monotonic()

@@ -51,7 +51,7 @@ class RememberedDeaths:
     """The last death of each worker."""
 
     def __init__(self) -> None:
-        # One limit each: a return is told however soon it comes behind the death that it takes back.
+        # Separate limits: a return is logged even right after the death that it retracts.
         self._log_of_deaths = LogLimit(_logger, LOG_INTERVAL_S)
         self._log_of_returns = LogLimit(_logger, LOG_INTERVAL_S)
         self._dead: dict[str, _DeadWorker] = {}
@@ -105,5 +105,5 @@ class RememberedDeaths:
 
 
 def process_of(heartbeat: Heartbeat) -> tuple[float, str]:
-    """Return what tells the processes apart that have one name after another: a process serves one model."""
+    """Return an identity of the process behind a worker's name: start time and model, of which a process serves one."""
     return heartbeat.started, heartbeat.model

@@ -1,6 +1,6 @@
-"""The workers and the other gateways, as their heartbeats show them: what is queued, and how fast it drains.
+"""The workers and the other gateways, as their heartbeats show them: queue lengths and drain rates.
 
-Owns the view of gateways and the sums over workers, and alone writes them. `liveness` knows which workers are alive.
+Owns the view of gateways and the sums over workers; nothing else writes them. `liveness` knows the live workers.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _T = TypeVar("_T", bound=Hashable)
 GATEWAY_SILENCE_S = 5.0
 # A model without workers for longer is unknown again: it was taken out of service, not interrupted.
 MODEL_MEMORY_S = 300.0
-# How often that is looked at.
+# How often that is checked.
 REVIEW_INTERVAL_S = 1.0
-# Workers, and models, that are told apart: NATS takes no more connections. A worker that lies about its name cannot
-# make a gateway keep, and sum up, more than that.
+# Most workers, and most models, that are tracked: NATS takes no more connections. A worker that lies about its name
+# cannot make a gateway track more.
 MAX_WORKERS = 4096
 # The same for other gateways.
 MAX_GATEWAYS = 1024
@@ -139,7 +139,7 @@ class Fleet:
         return not is_young and all(feature in heartbeat.features for heartbeat, _ in self._gateways.values())
 
     def gateways_behind(self, read: NamesRead) -> dict[str, NamesRead | None]:
-        """Return the other gateways that have not told that they have read names as far, and what they have told."""
+        """Return the other gateways that have not reported reading names that far, with their last reports."""
         told = ((name, heartbeat.adapter_names) for name, (heartbeat, _) in self._gateways.items())
         return {name: own for name, own in told if own is None or own.created != read.created or own.seq < read.seq}
 
@@ -213,11 +213,11 @@ class Fleet:
         return find_adapter(self.named_adapters, own, name, tenant, self.liveness.live(), self._takers_or_last)
 
     def settles(self, name: str, tenant: str | None) -> bool:
-        """Whether a name is a model's, or an operator's for an adapter, whatever workers call their own."""
+        """Whether a name is a model's, or an operator's for an adapter, regardless of workers' own names."""
         return self.knows(name) or self.named_adapters.find(name, tenant) is not None
 
     def _takers_or_last(self, model: str) -> list[Heartbeat]:
-        """Return the takers of a model, or what its last worker said if a host is about to serve it again."""
+        """Return the takers of a model, or its last worker's heartbeat if a host is about to serve it again."""
         coming = self.coming(model)
         return self._takers(model) if coming is None or coming.last is None else [coming.last]
 
@@ -230,14 +230,14 @@ class Fleet:
         return len(self._takers(model))
 
     def reported_load(self, model: str) -> FleetLoad | None:
-        """Return what the heartbeats say of a model, summed up over its takers; None if it had no worker for minutes.
+        """Return a model's load, summed over the heartbeats of its takers; None if it had no worker for minutes.
 
-        While no worker at all can be heard, no model is unknown. What this gateway has queued since is left out.
+        While no heartbeats arrive at all, no model is unknown. This gateway's requests since then are left out.
         """
         return self._loads.get(model) or self._sum_up(model)
 
     def load(self, model: str) -> FleetLoad | None:
-        """Return `reported_load` with what this gateway has queued since: to decide about the queue."""
+        """Return `reported_load` plus the requests that this gateway has queued since, to decide about the queue."""
         load = self._loads.get(model) or self._sum_up(model)
         own = self._own.unshown(model)
         if load is None or own[0] == 0:
@@ -246,7 +246,7 @@ class Fleet:
         return msgspec.structs.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
 
     def can_claim(self, model: str, queue: Queue, stream_seq: int, published_at: float, since: float) -> bool:
-        """Whether a worker with room, which has read what it was sent, tells of an empty queue: a request is lost."""
+        """Whether a worker with room has read its messages and reports an empty queue: the request was lost."""
         idle = [h for h in self._takers(model) if takes(h, queue) and sees_empty_queue(h)]
         has_read = self.liveness.has_read
         return any(h.running < h.max_num_seqs and has_read(h, queue, stream_seq, published_at, since) for h in idle)
@@ -266,7 +266,7 @@ class Fleet:
         )
 
     def takers_of_resumed(self, model: str) -> tuple[int, int]:
-        """Count the live workers of a model that pull the queue of what goes first, and all of its live ones."""
+        """Count the live workers of a model that pull the queue of resumed requests, and all of its live ones."""
         beats = self.workers(model)
         return sum("resumed" in beat.features for beat in beats), len(beats)
 

@@ -27,21 +27,21 @@ class FleetLoad(Struct, frozen=True):
 
     Attributes:
         queued_requests: Sequences that wait in workers, plus those published and not yet claimed (by any gateway).
-        queued_tokens: Prompt tokens of those.
+        queued_tokens: Prompt tokens of `queued_requests`.
         prefill_rate: Prompt tokens per second of the whole fleet, as measured; 0 while unknown.
         decode_rate: Generated tokens per second of the whole fleet, as measured; 0 while unknown.
         revisions: Fingerprints of the models the workers serve; more than one while an update rolls out.
         free_slots: Sequences that could start now (`max_num_seqs - running`).
         longest_model_len: The longest context of any of the workers, in tokens; 0 while there is none.
         max_prompt_characters: A longer prompt fits no worker's context; 0 while a worker has not said.
-        tasks: What some of the workers can do with a prompt.
-        features: What all of the workers understand that earlier versions do not.
-        some_features: What at least one of them does.
+        tasks: Tasks that at least one of the workers supports.
+        features: Protocol features that all of the workers support.
+        some_features: Those that at least one of them supports.
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         chat_format: How the model writes reasoning and tool calls, by most of its workers, or the last that was
             heard while it has none; "" while unknown.
-        sampling_defaults: What the model's files advise for requests that do not say, told as `chat_format` is.
-        fingerprint: What answers of the same files of the model have in common; None where no worker has told.
+        sampling_defaults: Defaults in the model's files for requests without the parameter, chosen as `chat_format` is.
+        fingerprint: Identifies the model's files in answers; None if no worker has reported it.
         coming: How a host is about to serve the model, while no worker does.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
@@ -97,19 +97,19 @@ class FleetLoad(Struct, frozen=True):
         )
 
     def prompt_tokens(self, estimate: float) -> float:
-        """Return an estimate of one prompt's tokens, without what no worker computes: a longer prompt is refused."""
+        """Return an estimate of one prompt's tokens, capped at the longest context: a longer prompt is refused."""
         return min(estimate, self.longest_model_len) if self.longest_model_len else estimate
 
 
 def fingerprint_of(revisions: tuple[str, ...]) -> str | None:
-    """Return what names the files of a model's workers; None where none has told."""
+    """Return the fingerprint of the model files of the workers; None if no worker has reported it."""
     if not any(revisions):
         return None
     return "fp_" + hashlib.sha256("\n".join(revisions).encode()).hexdigest()[:12]
 
 
 def coming_load(load: FleetLoad, coming: HostedModel) -> FleetLoad:
-    """Return the load of a model without workers that a host can load, whose last worker tells what it can do."""
+    """Return the load of a model without workers that a host can load, with its last worker's capabilities."""
     last = coming.last
     if last is None:
         return replace(load, coming=coming)
@@ -135,7 +135,7 @@ _TEMPLATE_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class OwnRequests:
-    """What this gateway knows of its own requests.
+    """State of this gateway's own requests.
 
     Attributes:
         unshown: Of a model: requests that no heartbeat shows, and their prompt tokens.
@@ -173,7 +173,7 @@ def credible_waiting(
 
 
 def unclaimed_of(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:
-    """Return what waits at another gateway for this model; an older version reports all models together."""
+    """Return requests and tokens waiting at another gateway for a model; older versions report all models together."""
     if gateway.unclaimed_of is None:
         return gateway.unclaimed, gateway.unclaimed_tokens
     return gateway.unclaimed_of.get(model, (0, 0))

@@ -1,7 +1,7 @@
-"""What workers have told last of the service that tenants have had: one that starts takes it over.
+"""The last service counts of tenants that workers have reported: a worker that starts takes them over.
 
-Workers that are heard tell it themselves. The gateways' heartbeats tell it for those that are silent, as far as
-`MAX_BYTES` go: all workers and gateways read it once a second, and whoever has a worker's login can make up models.
+Live workers report their own. The gateways' heartbeats carry those of silent workers, up to `MAX_BYTES`: all workers
+and gateways read them once a second, and any process with a worker's login can invent models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.services import MAX_MODELS, MAX_TENANTS, Services, TenantService
 SILENT_S = 1.0
 MEMORY_S = 60.0
 MAX_BYTES = 32_000
-"""Of what a heartbeat tells, as it is sent: models have equal shares of it, and lanes of a model's."""
+"""Encoded size in a heartbeat: models have equal shares of it, and the lanes of a model equal parts of its share."""
 _MAX_WORKERS = 1024
 # Of the encoding of a tenant, and of a model, beside its name.
 _TENANT_BYTES = 21
@@ -22,10 +22,10 @@ _MODEL_BYTES = 32
 
 
 class LastServices:
-    """Owns what was told last, by model, worker and the time of its start. `now` is loop time."""
+    """Owns the last reports, by model, worker and the time of its start. `now` is loop time."""
 
     def __init__(self) -> None:
-        # Those heard last come last.
+        # In the order of their last heartbeats.
         self._told: dict[tuple[str, str, float], tuple[Services, float]] = {}
         # When a request of a model waited last.
         self._asked: dict[str, float] = {}

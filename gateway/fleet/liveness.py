@@ -21,11 +21,11 @@ from shared.subjects import Queue
 LATENESS_FACTOR = 3.0
 # Times `silence_s` after which a silence is not lateness: no longer timeout would have covered it.
 _STANDSTILL_FACTOR = 2.0
-# What is left of a lateness at the next heartbeat: half of it after six seconds.
+# Decay factor of a lateness at each heartbeat: half of it is left after six seconds.
 _LATENESS_KEPT = 0.977
 # Heartbeats after which the process of a worker is gone if another one has its name: a new one takes longer to start.
 _NAMESAKE_FACTOR = 2.0
-# The same of what is only assumed of a worker that is new here: a tenth of it is left after two seconds on time.
+# The same for the assumed lateness of a newly seen worker: a tenth of it is left after two seconds on time.
 _ASSUMPTION_KEPT = 0.8
 
 
@@ -61,18 +61,18 @@ class FleetLimits:
 
 @dataclass(slots=True)
 class _Worker:
-    """What is known of one worker. Times are loop time.
+    """State of one worker. Times are loop time.
 
     Attributes:
         told_at: When its last heartbeat came.
         told_idle_at: When the one before came, if it was sent no request in between.
-        beaten_at: The same, but pauses of this process are not counted; `last_seen_at` counts answers to probes too.
-        lateness_s: How late its heartbeats have come: the greatest lateness, less and less as time goes by.
-        assumed_s: How late they may come for all that is known; less with each that comes.
+        beaten_at: `told_at` without pauses of this process; `last_seen_at` counts answers to probes too.
+        lateness_s: Greatest lateness of its heartbeats, decaying over time.
+        assumed_s: Lateness assumed of a new worker, and after a pause of this process; decays with each heartbeat.
         unanswered_since: First probe since the last sign of life.
         absent_at: When the probe was sent to which NATS answered that there are no responders.
-        resumption: What has been heard of it since NATS was away; None if NATS has always been there.
-        is_excused: A silence of NATS was not counted as its own, and nothing has been heard of it since.
+        resumption: Its heartbeats since NATS was away; None if NATS has always been there.
+        is_excused: A silence of NATS was not counted as its own, and it has shown no sign of life since.
     """
 
     heartbeat: Heartbeat
@@ -136,7 +136,7 @@ class Liveness:
     def model_of(self, name: str) -> str | None:
         """Return the model for which a worker holds its name; None if its heartbeats have stopped for `silence_s`.
 
-        Whoever answers the probes: a new process of this name that serves another model answers them too.
+        Answers to probes do not count: a new process of this name that serves another model answers them too.
         """
         worker = self._workers.get(name)
         # As of the last sweep: after a pause of this process, it comes behind `discount_pause`.

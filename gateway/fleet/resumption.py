@@ -1,6 +1,6 @@
-"""When everything has arrived that a worker still sends after NATS was away; what is missing by then was lost.
+"""Detects after an absence of NATS when all frames of a worker have arrived; frames missing by then were lost.
 
-What a worker published while its gateway was not connected is lost, and not repeated. Its messages arrive in the
+Frames published while the gateway was not connected are lost, and not repeated. A worker's messages arrive in the
 order in which it sent them: no frame of a step arrives after a heartbeat that counts this step.
 """
 
@@ -19,7 +19,7 @@ MARGIN_S = 0.1
 
 @dataclass(slots=True)
 class Resumption:
-    """What one worker's heartbeats have shown since NATS was away. Times are loop time.
+    """Progress shown by one worker's heartbeats since NATS was away. Times are loop time.
 
     Attributes:
         first_step: Step counter of the first of them; None before it.

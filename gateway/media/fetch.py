@@ -83,7 +83,7 @@ class AllowedHosts:
 
     @classmethod
     def read(cls, setting: str | None) -> AllowedHosts:
-        """Return the hosts of a comma-separated setting; `ConfigError` for what is not a name, or never public."""
+        """Return the hosts of a comma-separated setting; `ConfigError` for an invalid or never public one."""
         hosts = tuple(host.strip().lower() for host in (setting or "").split(",") if host.strip())
         for host in hosts:
             if "/" in host or "@" in host or "*" in host.removeprefix("*.").removeprefix(_ANY):
@@ -148,7 +148,7 @@ class ImageFetcher:
         self._lookup = HostLookup()
 
     async def fetch(self, tenant: str, url: str, where: str) -> bytes:
-        """Return what is at a URL; `ApiError` 400 if it may not or cannot be fetched, 429 beyond the limit."""
+        """Return the bytes at a URL; `ApiError` 400 if it may not or cannot be fetched, 429 beyond the limit."""
         own, all_running = self._running[tenant], self._running.total()
         if own >= MAX_AT_ONCE_OF_ONE or all_running >= MAX_AT_ONCE:
             message = f"{own} images of this tenant are being fetched, {all_running} of all. Try again shortly."

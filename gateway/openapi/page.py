@@ -28,7 +28,7 @@ end. Each reading counts as a read of the key. A background response (`/v1/respo
 `background`) is read, resumed and deleted here as well, by the id of the response.
 
 **Repeated requests.** An `Idempotency-Key` (1 to 255 visible ASCII characters) in a POST to one of these, streamed or
-not, lets a repeated POST have the same generation: while it runs it is joined, afterwards its answer is told again,
+not, lets a repeated POST have the same generation: it joins a running one, and gets the answer of an ended one again,
 with `idempotent-replayed: true`. Keys belong to a tenant and an endpoint. The same key with another body is a 422. An
 answer that failed is not kept. Elsewhere, as in `/v1/responses` and `/v1/embeddings`, the header changes nothing.
 """
@@ -85,7 +85,7 @@ def _types(schemas: Json, used: str) -> list[str]:
         if name not in sections:
             sections[name] = _type(name, schemas[name])
             names += [other for other in schemas if f"(#{other.lower()})" in sections[name]]
-    return ["# What is answered\n", *(sections[name] for name in sorted(sections))]
+    return ["# Responses\n", *(sections[name] for name in sorted(sections))]
 
 
 def _type(name: str, schema: Json) -> str:

@@ -170,7 +170,7 @@ class NumbersAnswer(Answer, Generic[Value]):
 
     @abstractmethod
     def _value(self, vector: bytes) -> Value:
-        """Return what is kept of a sequence's numbers."""
+        """Return the value kept for a sequence, from its vector."""
 
     @abstractmethod
     def _body(self) -> Any:

@@ -1,4 +1,4 @@
-"""The bodies of embeddings, reranking and scores: what is served of their names, and what becomes of the others."""
+"""The bodies of embeddings, reranking and scores: served parameters, and those that are ignored or refused."""
 
 from __future__ import annotations
 

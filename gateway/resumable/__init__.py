@@ -1,1 +1,1 @@
-"""Streams that survive their gateway: a log of what was generated, who writes it, and who goes on after a death."""
+"""Streams that survive their gateway: a log of the output, its writer, and takeover after a death."""

@@ -114,7 +114,7 @@ class OwnerCalls:
         try:
             await self._find(owner)
         finally:
-            # Not when the task's callbacks run, a turn later: whoever awaits a task that has ended does not let them.
+            # Not in a done callback, which runs a turn later: awaiting an ended task does not let callbacks run.
             del self._searches[owner]
 
     async def _find(self, owner: str) -> None:

@@ -1,7 +1,7 @@
 """The fences and journals of writers in JetStream.
 
-A fence says who may show what it writes: `LogWriter` writes it with compare-and-set at the end of each round, and who
-takes streams over writes to it first. It names the messages of the writer's journal that may hold entries which the
+A fence names the writer that may show its entries: `LogWriter` writes it with compare-and-set at the end of each round,
+and a takeover writes to it first. It names the messages of the writer's journal that may hold entries which the
 pieces of its streams lack.
 """
 
@@ -23,14 +23,14 @@ from shared.nats_connection import SEND_ERRORS
 from shared.streams import STREAMS_STREAM
 from shared.subjects import fence_subject, journal_subject
 
-# For so long after it was revoked a fence is not revoked again, for the other streams of its writer.
+# A fence is not revoked again within this time, for the other streams of its writer.
 REVOKED_S = 2.0
 _MAX_REVOKED = 64
 # Header of a fence: the journal's span. Earlier versions write no journal, and no header.
 _SPAN = "Hr-Journal"
-# A dead writer's journal is kept this long. Streams not taken over by then lose what is only there.
+# A dead writer's journal is kept this long. Streams not taken over by then lose entries that only it holds.
 _JOURNAL_KEPT_S = 600.0
-# Messages of a journal that are asked for at once.
+# Messages of a journal that are requested at once.
 _AHEAD = 64
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
@@ -59,7 +59,7 @@ class Fences:
         self._is_closed = False
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for running tasks."""
         self._is_closed = True
         await self._tasks.wait()
 
@@ -80,7 +80,7 @@ class Fences:
         return Fence(message.data == writer.encode(), message.seq, (int(first), int(end)))
 
     async def revoke(self, writer: str) -> JournalTail:
-        """Keep a writer from showing what it writes from now on; return the end of its journal."""
+        """Keep a writer from showing entries that it writes from now on; return the end of its journal."""
         known = self._revoked.get(writer)
         if known is None or time.monotonic() - known.at > REVOKED_S:
             if len(self._revoked) >= _MAX_REVOKED:

@@ -1,7 +1,7 @@
 """Follows a stream that another gateway generates, until it has ended, or takes it over when that gateway is dead.
 
-Entries are read before the fence of their writer. If the fence still stands, they were logged before anybody revoked
-it, so whoever takes the stream over has them too, and they may be shown.
+Entries are read before the fence of their writer. If the fence still stands, they were logged before any process
+revoked it, so a process that takes the stream over has them too, and they may be shown.
 """
 
 from __future__ import annotations
@@ -113,18 +113,18 @@ class Follower:
         self._loop = asyncio.get_running_loop()
         self._called_at: float | None = None
         self._num_denials = 0
-        # Entries that the owner has shown: it writes the pieces of a stream once it knows that somebody reads them.
+        # Entries that the owner has shown: it writes the pieces of a stream once it knows that a process reads them.
         self._num_due = 0
 
     async def follow(self, num_followed: set[LiveStream]) -> None:
-        """Show what is logged until the stream has ended, or belongs to this process; `num_followed` are all."""
+        """Show logged entries until the stream ends or this process owns it; `num_followed`: all followed streams."""
         stream, wait_s, failing_since = self._stream, MIN_POLL_S, self._loop.time()
         while not stream.ended.done() and not stream.is_owned:
             try:
                 wait_s = MIN_POLL_S if await self._advance() else min(wait_s * _GROWTH, MAX_POLL_S)
                 failing_since = self._loop.time()
             except PiecesGoneError:
-                # Who takes a stream over deletes the pieces of the owner before.
+                # A takeover deletes the pieces of the previous owner.
                 if not await self._has_moved():
                     stream.abort(no_longer_kept(stream.head.id, "its pieces are gone"))
             except ApiError as error:
@@ -138,7 +138,7 @@ class Follower:
                 await asyncio.sleep(max(wait_s, POLL_OF_EACH_S * len(num_followed)))
 
     async def _advance(self) -> bool:
-        """Read what is new, and look after the owner; return whether there was something new."""
+        """Read new entries, and check the owner; return whether there was something new."""
         stream = self._stream
         if stream.head.ended is not None:
             await self._read_end()
@@ -216,10 +216,10 @@ class Follower:
     async def _take_over(self) -> None:
         stream = self._stream
         _log.warning("stream %s is taken over from a gateway that is gone", stream.head.id)
-        # Whoever leaves now does not end it: that would be half a takeover.
+        # A client that leaves now does not end it: that would be half a takeover.
         stream.is_held = True
         try:
-            # What this process has written itself, without knowing that it owns the stream, it may show.
+            # It may show entries that it has written itself without knowing that it owns the stream.
             is_own = stream.head.owner == self._owner.writer.name
             tail = None if is_own else await self._log.fences.revoke(stream.head.owner)
             await self._reader.read()

@@ -299,7 +299,7 @@ class StreamHub:
         raise ApiError(409, message, param="Idempotency-Key", code="idempotency_conflict", retry_after_s=1.0)
 
     def _is_over(self, head: StreamHead) -> bool:
-        """Whether a stream has ended for so long that it is no longer kept."""
+        """Whether a stream ended more than `keep_s` ago, so that it is no longer kept."""
         return head.ended is not None and self._dispatcher.clock.now() > head.ended + self._limits.keep_s
 
     async def _adopt(self, found: Stored) -> None:
@@ -326,7 +326,7 @@ class StreamHub:
                 self._drop(stream)
 
     def _disowned(self, stream: LiveStream) -> None:
-        """Follow a stream that another process owns now, if somebody reads it here; drop one that has ended."""
+        """Follow a stream that another process owns now, if a client reads it here; drop one that has ended."""
         if stream.ended.done() or self._is_closing or not stream.has_views:
             stream.end()
             self._drop(stream)

@@ -2,7 +2,7 @@
 
 Pieces belong to one stream and grow, so writing them in every round costs a message a token. The journal takes new
 entries instead, and a round writes the pieces of a few streams in turn, those first whose pieces have been behind for
-longest. Only who takes streams over reads the journal: the fence names the messages that may hold entries which the
+longest. Only a takeover reads the journal: the fence names the messages that may hold entries which the
 pieces lack. A journal has `SLOTS` subjects, which are used in turn.
 """
 
@@ -19,7 +19,7 @@ from gateway.resumable.record import Entry, StreamHead, encode
 SLOTS = 256
 # Each round writes the pieces of the n-th part of the streams whose pieces are behind.
 _TURNS = 48
-# No stream is behind for more messages, so that what the fence names is still there.
+# No stream is behind for more messages, so that the messages named by the fence still exist.
 _MAX_BEHIND = SLOTS // 2
 # Of one message. A part that is larger alone is written as pieces.
 _MESSAGE_BYTES = 256 << 10

@@ -1,7 +1,7 @@
 """A stream as this process has it: its entries, the answers that show them, and whether this process generates it.
 
-Only what the log has is shown: entries that come from workers wait until the log has confirmed them (`LogWriter`). So
-whoever takes the stream over has everything that a client has seen.
+Only logged entries are shown: those from workers wait until the log has confirmed them (`LogWriter`). So a process
+that takes the stream over has everything that a client has seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.http1.exchange import Exchange
 from gateway.resumable.record import Entry, Failure, PieceWriter, StreamHead
 from shared.messages import Delta
 
-# Entries of a long stream that are told at once: others come in between.
+# Entries of a long stream that are sent at once: other tasks run in between.
 _ENTRIES_AT_ONCE = 256
 _PAUSE_S = 0.02
 
@@ -41,15 +41,15 @@ class LiveStream:
         lease: Its share of its key's limits, until it has ended.
         started: `time.perf_counter()` when its request arrived here, or when it was taken over.
         ended: Resolves when nothing follows.
-        requests: Its requests as they are kept, while this process owns it.
-        caught_up: Set once all is there that the log had when it was asked first.
-        is_held: Another process may own it: what is written is not shown yet.
+        requests: Its encoded requests, while this process owns it.
+        caught_up: Set once all entries are read that the log had at the first read.
+        is_held: Another process may own it: written entries are not shown yet.
         usage: Tokens of the sequences that have ended.
         failure: How it failed, if it did.
         is_followed: Another process reads its pieces while it grows.
-        is_ending: One of its sequences has ended, or all have failed, and its pieces do not have that yet.
-        is_deleted: It is to be forgotten when it has ended.
-        is_cut: Its log became too large: what follows is shown without being kept.
+        is_ending: One of its sequences has ended, or all have failed, and its pieces lack that entry.
+        is_deleted: To be deleted once it has ended.
+        is_cut: Its log became too large: later entries are shown but not logged.
     """
 
     def __init__(self, head: StreamHead, generation: Generation, started: float) -> None:
@@ -80,7 +80,7 @@ class LiveStream:
         return self.head.id
 
     def asked(self, exchange: Exchange, head: ResponseHead, principal: Principal) -> Asked:
-        """Return what an answer of it is made of."""
+        """Return the parts of an answer to it."""
         return Asked(exchange, self.generation, head, principal, self.head.fingerprint, self.head.stamp)
 
     @property
@@ -90,7 +90,7 @@ class LiveStream:
 
     @property
     def has_views(self) -> bool:
-        """Whether somebody reads it here."""
+        """Whether a client reads it from this process."""
         return bool(self._views) or self._num_joining > 0
 
     @property
@@ -99,7 +99,7 @@ class LiveStream:
         return self._num_unfinished == 0
 
     def deltas(self) -> list[list[Delta]]:
-        """Return what there is of each sequence."""
+        """Return the deltas of each sequence so far."""
         found: list[list[Delta]] = [[] for _ in range(self.generation.num_sequences)]
         for index, delta, _ in self.entries:
             if delta is not None:
@@ -148,7 +148,7 @@ class LiveStream:
         self.end()
 
     async def join(self, answer: Answer) -> None:
-        """Tell an answer everything so far, and from then on what is shown.
+        """Send an answer all entries so far, and from then on those that are shown.
 
         Raises:
             ApiError: Its client wants an event that does not exist yet; or the stream could not be read.
@@ -185,7 +185,7 @@ class LiveStream:
             answer.break_off(error)
 
     def disown(self) -> None:
-        """Belong to another process: what the log has not confirmed was never shown."""
+        """Give the stream up to another process: unconfirmed entries were never shown."""
         del self.entries[self.num_shown :]
         self.window = self.pieces = None
         self.requests = []

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class Stored(NamedTuple):
-    """A head, and the number of its message: who replaces it must know the last one."""
+    """A head, and the number of its message: a replacement must name the last one."""
 
     head: StreamHead
     seq: int
@@ -163,7 +163,7 @@ class StreamLog:
         self._nats.send(stream_subject(tenant, stream_id, *place), payload)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Write what is sent in the block with one call of the system."""
+        """Write all messages sent in the block with one system call."""
         return self._nats.together()
 
     async def heads(self, tenant: str) -> tuple[list[StreamHead], bool]:
@@ -209,7 +209,7 @@ class StreamLog:
         await self._purge(stream_subject(head.tenant, head.id, head.owner, "*"))
 
     async def find_key(self, tenant: str, digest: str) -> tuple[KeyRecord, int] | None:
-        """Return what an idempotency key stands for, and the number of that message."""
+        """Return the record of an idempotency key, and the number of its message."""
         found = await self._last(stream_subject(tenant, digest, "key"))
         return None if found is None else (decode_key(found[0]), found[1])
 
@@ -252,7 +252,7 @@ class StreamLog:
         return await self._store.write(subject, payload, seq)
 
     def _in_chunks(self, tenant: str, subject: str, payload: bytes) -> bytes:
-        """Return a payload, or if it is large, send its chunks and return what names them.
+        """Return a payload, or if it is large, send its chunks and return their manifest.
 
         A head that changes keeps the chunks before the change.
         """

@@ -1,7 +1,7 @@
 """The streams that this process generates: from their sequences into the log, to their end or to another owner.
 
-A stream goes on without a client for the grace period. Its key's share of limits is held until it has ended, and its
-tokens are counted then: here alone, whoever has read the answer.
+A stream goes on without a client for the grace period. Its key's share of limits is held until it has ended. Then its
+tokens are counted, only by this process, whichever gateways have sent the answer.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class StreamOwner:
             self._disown(self.writer, stream)
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for running tasks."""
         await self.writer.close()
         for grace in self._graces.values():
             grace.cancel()
@@ -228,7 +228,7 @@ class StreamOwner:
     def _leave_alone(self, stream: LiveStream) -> None:
         self._graces.pop(stream, None)
         if not stream.has_views:
-            message = f"The generation was cancelled: nobody has read the stream for {self._limits.grace_s:g} s."
+            message = f"The generation was cancelled: no client has read the stream for {self._limits.grace_s:g} s."
             self._fail(stream, ApiError(408, message, code="stream_abandoned"))
 
     def _disown(self, writer: LogWriter, stream: LiveStream) -> None:
@@ -300,7 +300,7 @@ class StreamOwner:
             stream.lease = None
 
     async def _keep(self, stream: LiveStream) -> None:
-        """Note in the log that a stream has ended, and forget it after its time; what has failed, its key at once."""
+        """Log the end of a stream, and delete it after its time; delete the key of a failed one at once."""
         head = stream.head
         try:
             if stream.is_deleted:

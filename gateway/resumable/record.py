@@ -1,6 +1,6 @@
-"""What is kept of a resumable generation: its head, the requests of its sequences, and the entries of its log.
+"""Records of a resumable generation: its head, the requests of its sequences, and the entries of its log.
 
-An answer follows from its head and its entries alone, so every gateway tells it with the same bytes.
+An answer follows from its head and its entries alone, so every gateway writes it with the same bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Entry = tuple[int, Delta | None, Failure | None]
 
 
 class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer needs to know of its generation.
+    """The parameters of a generation that its answer needs.
 
     Attributes:
         endpoint: Name of the endpoint that answers.
@@ -52,7 +52,7 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
         num_at_once: As in `Generation`.
         has_ids: Events have ids, so that the stream can be resumed.
         chat_format: Format of the text; None where all of it is content.
-        grammar_field: Which field a fault of the grammar is told of.
+        grammar_field: Request field that errors of the grammar name.
         served: The model that answers, if the client asked for an alias.
     """
 
@@ -75,7 +75,7 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, generation: Generation, endpoint: str) -> StreamForm:
-        """Return what is kept of a generation that `endpoint` answers."""
+        """Return the form of a generation that `endpoint` answers."""
         asked, reading = generation.structured_output, generation.reading
         return cls(
             endpoint=endpoint,
@@ -121,16 +121,16 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StreamHead(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stream_1"):
-    """What is known of a stream before its first token, who generates it, and how it ended.
+    """State of a stream known before its first token, its owner, and how it ended.
 
     Attributes:
         id: The `x-request-id` of its first answer.
         key_id: Name of the key that asked for it.
-        owner: Under whose name its log is written.
-        term: How often it was taken over.
-        num_request_pieces: In how many pieces its requests are kept.
+        owner: Name of the writer of its log.
+        term: Number of takeovers.
+        num_request_pieces: Number of pieces that hold its requests.
         created: Unix seconds by the clock of NATS.
-        ended: The same, of its end; None while it is generated.
+        ended: Time of its end, likewise; None while it is generated.
         is_cut: Its log became too large, and was dropped.
         requests_digest: Digest of its requests, to detect another stream's; None from an earlier version.
         key_digest: Digest of the idempotency key that stands for it.

@@ -2,7 +2,7 @@
 
 A round takes what came since the one before, so that one acknowledgement stands for the tokens of all streams; the
 first entries of a stream do not wait for it. The fence is a message that names this writer, written only if it is still
-the last one of its subject. Whoever takes streams over writes to it first: then no round of the old owner ends well.
+the last one of its subject. A process that takes streams over writes to it first: then rounds of the old owner fail.
 
 New entries go into the journal, and into pieces later, unless another process reads the pieces: a stream that is
 followed, one that ends, and all streams while a gateway runs that reads no journal.
@@ -61,7 +61,7 @@ class LogWriter:
     ) -> None:
         """Write up to `max_stream_bytes` of each stream to `log`.
 
-        `may_use_journal` is asked once a round whether whoever takes a stream over reads the journal. `on_revoked` is
+        `may_use_journal` says, once a round, whether the gateways that may take over read the journal. `on_revoked` is
         called once, when another process has taken the streams over. The others are called with a stream: `on_silent`
         when it has waited for `OUTAGE_S`, `on_lost` when its head was lost with NATS and has to be written again,
         `on_large` when it has more entries than it may.
@@ -182,7 +182,7 @@ class LogWriter:
     async def _round(self, streams: Iterable[LiveStream]) -> bool:
         """Write the new entries of streams, and show them when the log has them; False if it does not answer."""
         try:
-            # The fence goes out with what it confirms.
+            # The fence goes out with the messages that it confirms.
             with self._log.together():
                 written = self._write(streams)
                 fence = self._log.fences.write(self.name, self._seq, self._journal.span)
@@ -195,7 +195,7 @@ class LogWriter:
         except ERRORS as error:
             self._log_limit.warning("", "the log of streams could not be written: %r", error)
             self._failing_since = self._failing_since or time.monotonic()
-            # What was sent may be lost, with the connection for example.
+            # Sent messages may be lost, with the connection for example.
             self._rewrite()
             return False
         self._seq, self._failing_since = seq, None
@@ -223,7 +223,7 @@ class LogWriter:
                 continue
             up_to = len(stream.entries)
             written.append((stream, up_to))
-            # Whoever reads pieces alone finds in them how a stream has ended.
+            # Readers of pieces alone find in them how a stream has ended.
             if may_use_journal and pieces.has_begun and not (stream.is_ending or stream.is_followed or stream.is_cut):
                 self._journal.add(stream, up_to)
             else:
@@ -254,7 +254,7 @@ class LogWriter:
             self._on_large(stream)
 
     async def _explain(self) -> bool:
-        """Find out why the fence is another one: somebody has revoked it, or the log is a new one."""
+        """Find out why the fence is another one: a process has revoked it, or the log is a new one."""
         found = await self._log.fences.find(self.name)
         if found is None:
             await self._begin_anew()

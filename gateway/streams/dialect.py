@@ -21,8 +21,8 @@ class Dialect:
         end_of_stream: The last bytes of every event stream.
         keep_alive: Sent in long silence.
         id_headers: Headers that name the request, beside `x-request-id`.
-        client_header: Header that its clients alone send. Errors of paths that are no API's own are told in this form
-            to those who send it.
+        client_header: Header that only its clients send. They get errors in this format at paths that belong to no
+            API.
     """
 
     error_body: Callable[[ApiError], bytes]

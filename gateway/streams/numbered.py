@@ -1,8 +1,8 @@
-"""An event stream whose events have ids, so that a client that lost it goes on after the last one that it has.
+"""An event stream whose events have ids, so that a disconnected client can resume after the last one that it has.
 
-The ids count the events of the whole answer from 0. Whoever tells the answer again writes all of its events, and the
-stream leaves out those before the first one that its client wants. Comments and what is told about this connection
-alone have no id: they are not events of the answer.
+The ids count the events of the whole answer from 0. A replay of the answer writes all of its events, and the stream
+leaves out those before the first one that its client wants. Comments and events about this connection alone have no
+id: they are not events of the answer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class NumberedEventStream(EventStream):
     """An event stream with ids.
 
     Attributes:
-        num_events: Events of the answer so far, those included that are left out.
-        has_ids: Off for what is told about this connection alone.
+        num_events: Events of the answer so far, including omitted ones.
+        has_ids: False for events about this connection alone.
     """
 
     __slots__ = ("_end_of_answer", "_first_event", "_refuse", "has_ids", "num_events")
@@ -77,7 +77,7 @@ class NumberedEventStream(EventStream):
             super().send_now(data)
 
     def end(self, last: bytes = b"") -> None:
-        """Write the last events. A client that has all of them is told so: a browser comes back otherwise."""
+        """Write the last events. A client that has them all gets a 204: a browser reconnects otherwise."""
         if not self.has_ids:
             super().end(last + self._end_of_answer)
             return

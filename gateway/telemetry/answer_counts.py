@@ -17,7 +17,7 @@ from shared.bounds import MAX_NAME_BYTES, Counter, Revision
 from shared.usage_ledger import day_of
 
 LENGTH_BOUNDS = (0, *sorted({round(2 ** (half / 2)) for half in range(34)}))
-"""Tokens. Bounds are inclusive, here and below; a last bucket has what is above them."""
+"""Tokens. Bounds are inclusive, here and below; a last bucket counts larger values."""
 LOGPROB_BOUNDS = (*(0.01, 0.02, 0.03, 0.05, 0.07), *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7), *(1, 1.5, 2, 3, 4, 6, 10))
 """Of the negative mean log probability of an answer's tokens, in nats."""
 Ending = Literal["stop", "stop_string", "length"]
@@ -90,7 +90,7 @@ class AnswerCounts:
             row.logprobs[bisect_left(LOGPROB_BOUNDS, -logprob)] += 1
 
     def documents(self) -> list[DayCounts]:
-        """Return what was counted, by day."""
+        """Return the counts by day."""
         return [DayCounts(FORMAT, day, list(rows.values())) for day, rows in self._days.items()]
 
     def forget_days_before(self, day: str) -> None:

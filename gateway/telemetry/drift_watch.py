@@ -93,7 +93,7 @@ class DriftWatch(Collector):
                     await self._sweep()
 
     async def store(self) -> None:
-        """Store what was counted since the last time; what NATS does not take is stored the next time."""
+        """Store days whose counts have changed since the last time; retry the next time if NATS refuses them."""
         async with self._is_storing:
             try:
                 for document in self._counts.documents():

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
 
 
 class CallableTools:
-    """The tools of one answer, by name. It keeps nothing of what is read.
+    """The tools of one answer, by name. Holds no parsing state.
 
     A model sometimes calls a tool that was not offered. An agent answers such a call with "no such tool", and the model
     goes on; as text, the markup would end the agent's turn and stay in the conversation.
@@ -73,14 +73,14 @@ def _continues(character: str) -> bool:
 
 
 class CallReading:
-    """Owns what is known of the call so far.
+    """Owns the state of the call so far.
 
     Attributes:
         source: Where the text comes from.
         tools: Those that may be called.
-        closes: What ends the call, whatever is missing in it.
+        closes: Markers that end the call, even an incomplete one.
         tool: The one that is called, once its name is known.
-        has_started: The call was told, so that what follows belongs to it.
+        has_started: The call's start was emitted, so that later arguments belong to it.
     """
 
     def __init__(self, source: TextSource, tools: CallableTools, closes: Markers, events: EventList) -> None:
@@ -93,21 +93,21 @@ class CallReading:
 
     @cached_property
     def schema(self) -> ArgumentsSchema:
-        """What is said of the arguments; the tool is known."""
+        """The schema of the arguments; the tool must be known."""
         assert self.tool is not None
         return ArgumentsSchema(self.tool.parameters)
 
     @property
     def has_started(self) -> bool:
-        """Whether the call was told."""
+        """Whether the call's start was emitted."""
         return self._add is not None
 
     def start(self) -> None:
-        """Tell the call; the tool is known."""
+        """Emit the call's start; the tool must be known."""
         assert self.tool is not None
         self._add = self._events.start_call(self.tool.name)
 
     def arguments(self, text: str) -> None:
-        """Tell more of the JSON text of the arguments; the call has started."""
+        """Emit more of the JSON text of the arguments; the call must have started."""
         assert self._add is not None
         self._add(text)

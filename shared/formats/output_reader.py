@@ -110,7 +110,7 @@ def _strong_closes(form: CallForm) -> Markers:
 class FormatReader:
     """Owns the state of one answer.
 
-    White space is told only when text follows that belongs to it: what stands between reasoning, content and calls is
+    White space is emitted only when text of the same part follows: between reasoning, content and calls it is
     markup.
     """
 

@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, read by generators that wait where it is not certain yet what comes.
+"""Text that arrives in pieces, read by generators that wait where more text is needed to decide.
 
-A generator yields to wait for more text. What is unread is at most the beginning of something that is looked for, so
-that reading takes time linear in the text.
+A generator yields to wait for more text. The unread text is at most a prefix of a marker that is searched for, so that
+reading takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _SPACE = " \t\n\r"
 
 
 class TextSource:
-    """Owns what has arrived, how far it is read, and a record of what was read since `mark`.
+    """Owns the arrived text, the position of the reader, and a record of the text read since `mark`.
 
     Attributes:
-        text: What has arrived; what was read long ago is gone.
+        text: The arrived text, without parts that were read long ago.
         at: Where the unread part begins.
         has_ended: No more text will arrive.
     """
@@ -79,7 +79,7 @@ class TextSource:
         self.at = 0
 
     def mark(self) -> None:
-        """Begin to record what is read."""
+        """Begin to record the text that is read."""
         self._record = []
 
     def recorded(self) -> str:

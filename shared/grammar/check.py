@@ -94,7 +94,7 @@ def refuse_endless(schema: Any) -> None:
     while waiting:
         identity = waiting.pop()
         ways = needs.get(identity, [])
-        # Each need is met by any one of its options. What is not known is taken to be finite.
+        # Each need is met by any one of its options. Unknown schemas count as finite.
         if identity not in finite and all(any(o in finite or o not in needs for o in options) for options in ways):
             finite.add(identity)
             waiting += users[identity]

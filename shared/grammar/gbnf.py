@@ -74,7 +74,7 @@ _SUFFIXES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), 
 
 
 class GbnfReader:
-    """Reads one grammar. What is not GBNF, lacks a rule or is nested too deeply is a `GrammarError`."""
+    """Reads one grammar. Text that is not GBNF, lacks a rule or is nested too deeply raises a `GrammarError`."""
 
     def __init__(self, source: str) -> None:
         self._source = source

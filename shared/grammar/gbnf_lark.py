@@ -50,7 +50,7 @@ class GbnfAsLark:
                 return f"({self._written(item, in_lexeme)}){_counts(minimum, maximum)}"
 
     def _sequence(self, items: list[gbnf.Expression], in_lexeme: bool) -> str:
-        """Return a sequence; outside of a lexeme, what is regular between recursive items becomes one lexeme."""
+        """Return a sequence; outside of a lexeme, runs of regular items between recursive ones become lexemes."""
         if in_lexeme:
             return " ".join(self._written(item, True) for item in items)
         written: list[str] = []

@@ -1,6 +1,6 @@
-"""What llguidance is given for a `Grammar`: a schema, or a grammar in Lark's syntax.
+"""The input of llguidance for a `Grammar`: a schema, or a grammar in Lark's syntax.
 
-What is over a bound, cannot be read or is not supported raises `GrammarError`.
+A grammar that is over a bound, unreadable or unsupported raises `GrammarError`.
 """
 
 from __future__ import annotations

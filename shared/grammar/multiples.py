@@ -50,7 +50,7 @@ def num_states(schema: Any) -> int:
     num_joined = sum(_joins_numbers(each) for each, _ in schemas_within(schema))
     if not num_joined:
         return sum(map(_states, found.values()))
-    # What is joined must be a multiple of several divisors at once, and may be joined anew at each place.
+    # A joined number must be a multiple of several divisors at once, and may be joined anew at each place.
     return _states(math.lcm(*found.values())) * (num_joined + len(found))
 
 
@@ -71,7 +71,7 @@ def embedded_schemas(lark: str) -> Iterator[Any]:
         try:
             schema, position = decoder.raw_decode(lark, position)
         except ValueError:
-            continue  # Not a schema, or llguidance says what is wrong with it.
+            continue  # Not a schema, or llguidance reports the error in it.
         except RecursionError:
             raise GrammarError("A schema in the grammar is nested too deeply.") from None
         yield schema

@@ -35,9 +35,9 @@ _OLD_KEYWORDS = ("extends", "disallow", "divisibleBy")
 
 
 def named_problem(problem: str, schema: Any = None) -> GrammarError:
-    """Return the error for what llguidance says of a grammar; `schema` is the decoded schema, where it is one."""
+    """Return the error for llguidance's message about a grammar; `schema` is the decoded schema, where it is one."""
     if len(problem) > 2 * _MAX_READ_CHARACTERS:
-        # It repeats what the client wrote; what is wrong stands at its ends.
+        # It repeats the client's text; the error stands at its ends.
         problem = f"{problem[:_MAX_READ_CHARACTERS]}\n{problem[-_MAX_READ_CHARACTERS:]}"
     if found := _UNKNOWN_KEYS.search(problem):
         return _unknown_keyword(found[1], schema)
@@ -46,7 +46,7 @@ def named_problem(problem: str, schema: Any = None) -> GrammarError:
 
 
 def _reason(problem: str) -> tuple[str, Callable[[dict[str, Any]], bool] | None]:
-    """Return what is wrong, and by what the schema at fault is known."""
+    """Return the error message, and a predicate that finds the schema at fault."""
     if found := _UNKNOWN_FORMAT.search(problem):
         return f"the format '{found[1][:64]}' is not supported.", lambda s: s.get("format") == found[1]
     if found := _ELSEWHERE.search(problem):

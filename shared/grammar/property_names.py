@@ -51,7 +51,7 @@ def _rewrite(schema: dict[str, Any], root: Any, num_left: int) -> int:
 
 
 def _constraint(names: Any, root: Any) -> dict[str, Any] | None:
-    """Return what is asked of a name: nothing, `enum`, or `pattern`. None for what is not read."""
+    """Return the constraint on a name: empty, `enum`, or `pattern`. None for any other."""
     if isinstance(names, dict) and set(names) - _NOTES == {"$ref"} and isinstance(names["$ref"], str):
         names = resolve(root, names["$ref"])
     if names is True:

@@ -1,7 +1,7 @@
 """Files in a directory, which several machines may mount.
 
-An object is written beside its place under another name, synced to the disk and renamed: whoever reads it reads all of
-it, also after a loss of power. What a process that was killed has left behind is deleted after a day.
+An object is written beside its place under another name, synced to the disk and renamed: readers see all of it, also
+after a loss of power. Files that a killed process has left behind are deleted after a day.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DirectoryStore:
 
     @_in_thread
     def objects(self, folder: str) -> list[StoredObject]:
-        """List a folder, and delete what was abandoned in it."""
+        """List a folder, and delete abandoned temporary files in it."""
         found = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
             for entry in entries:

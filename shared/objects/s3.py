@@ -16,14 +16,14 @@ from shared.errors import ConfigError
 from shared.objects.store import MissingObjectError, StoredObject, StoreError, check_key
 
 _PART_BYTES = 8 << 20
-# Where the package asks last for credentials: a machine in a cloud is told those of its role there.
+# The last place where the package looks for credentials: the metadata server of a cloud, with those of the role.
 _CREDENTIALS_OF_A_MACHINE = "://169.254.169.254/"
 
 Result = TypeVar("Result")
 
 
 def open_bucket(url: str, variable: str, **client_options: Any) -> tuple[Any, Any]:
-    """Return obstore and what begins with a prefix, of `s3://bucket/prefix`; `ConfigError` about `variable`."""
+    """Return obstore and its store of `s3://bucket/prefix`; `ConfigError` about `variable`."""
     place = urlsplit(url)
     if place.scheme != "s3" or not place.netloc or place.query or place.fragment or place.username:
         raise ConfigError(variable, f"{url!r} is not a bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
@@ -131,7 +131,7 @@ class S3Store:
 
 
 class S3Writer:
-    """An upload in parts. Made by `S3Store.writer`; what is not committed never appears in the bucket."""
+    """An upload in parts. Made by `S3Store.writer`; an uncommitted object never appears in the bucket."""
 
     def __init__(self, store: S3Store, upload: Any) -> None:
         self._store = store

@@ -47,11 +47,11 @@ class ObjectWriter(Protocol):
         """Make the object visible, in the place of one of the same key; it is on the disk when this returns."""
 
     async def abort(self) -> None:
-        """Forget what was written; does nothing after `commit`."""
+        """Discard the written bytes; does nothing after `commit`."""
 
 
 class ObjectStore(Protocol):
-    """A directory or a bucket. What fails raises a `StoreError`, unless a method says which.
+    """A directory or a bucket. Failures raise a `StoreError`, unless a method names another.
 
     Attributes:
         place: How messages name it.

@@ -47,7 +47,7 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
 
 
 class PredictionBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the client expects the answer to resemble: a file before an edit, for instance."""
+    """A text that the answer probably resembles: a file before an edit, for instance."""
 
     type: Annotated[Literal["content"], described("Always `content`.")]
     content: Annotated[Content, described("A text, or a list of parts.")]

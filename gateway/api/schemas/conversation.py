@@ -115,7 +115,7 @@ class CalledCustomBody(Struct, kw_only=True, forbid_unknown_fields=True):
 class ToolCallBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """One call of an earlier answer."""
 
-    function: Annotated[CalledFunctionBody | None, described("What was called.")] = None
+    function: Annotated[CalledFunctionBody | None, described("The called function.")] = None
     custom: Annotated[
         CalledCustomBody | None,
         described("The tool of a call of type `custom`; told as a function with the argument `input`."),
@@ -131,7 +131,7 @@ class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
         Annotated[str, Meta(max_length=64)], described("system, developer, user, assistant, tool or function.")
     ]
     content: Annotated[Content | None, described("A text, or a list of parts.")] = None
-    name: Annotated[Name | None, described("Who speaks.", "Ann")] = None
+    name: Annotated[Name | None, described("Name of the speaker.", "Ann")] = None
     refusal: Annotated[str | None, described("Text of an earlier answer that declined.", "no")] = None
     reasoning_content: Annotated[
         Content | None, described("What the model thought before an earlier answer.", "hm")

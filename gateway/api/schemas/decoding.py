@@ -30,7 +30,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Smaller bodies have no more than are decoded in some tenth of a second.
 _SMALL_BODY = 1 << 20
 MAX_CONTAINERS = 100_000
-"""Lists and objects of a body. What is decoded holds up the event loop, whichever thread decodes it."""
+"""Lists and objects of a body. Decoding holds up the event loop, whichever thread does it."""
 MAX_ENTRIES = 1 << 21
 """Commas between values of a body: one prompt may have 1,048,576 token ids."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)

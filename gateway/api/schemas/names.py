@@ -97,11 +97,11 @@ def described(note: str, example: object = None) -> Meta:
 
 @dataclass(frozen=True, slots=True)
 class OtherTypes:
-    """How objects are read whose type clients do not write by themselves.
+    """How to read objects of types that clients do not write by themselves.
 
     Attributes:
-        served: The types that they do write.
-        read: Returns what is read of an object of another type, or its type alone, by which it is refused.
+        served: The types that clients do write.
+        read: Returns the fields to read of an object of another type; its `type` alone makes the reader refuse it.
     """
 
     served: frozenset[str]

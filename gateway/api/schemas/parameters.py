@@ -44,7 +44,7 @@ AskedLogprobs = Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream reports besides its text."""
+    """Reports of a stream besides its text."""
 
     include_usage: Annotated[bool | None, described("End the stream with a chunk that counts tokens.", True)] = None
     continuous_usage_stats: Annotated[bool | None, described("Count tokens in every chunk.", True)] = None
@@ -108,7 +108,7 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
     repeat_penalty: Annotated[RepetitionPenalty | None, described("llama.cpp's name of `repetition_penalty`.", 1.1)] = (
         None
     )
-    logit_bias: Annotated[Biases | None, described("Token id to what is added to its logit.", {"5": -100})] = None
+    logit_bias: Annotated[Biases | None, described("Maps token ids to biases of their logits.", {"5": -100})] = None
     logprob_token_ids: Annotated[
         Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_TOKENS)] | None,
         described("Report these tokens' log probabilities instead of the likeliest ones'; only with `logprobs`."),
@@ -143,7 +143,7 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
         described("Use only this many of the prompt's last tokens; -1 for what fits beside `max_tokens`.", 5),
     ] = None
     cache_salt: Annotated[
-        CacheSalt | None, described("What is cached is shared only with requests that have the same salt.", "mine")
+        CacheSalt | None, described("Only requests with the same salt share cached prompts and answers.", "mine")
     ] = None
     kv_budget: Annotated[
         KvBudgetBody | None,

@@ -163,7 +163,7 @@ class AgentHintsBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 AgentHints = Annotated[
     AgentHintsBody | None,
-    described("How long what is computed for this conversation is of use. It never changes an answer.", {"drop": True}),
+    described("How long the conversation's cached blocks stay useful. It never changes an answer.", {"drop": True}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Parts that are not the arguments: texts that are always the same, the tool's name, and what is skipped."""
+"""Parts that are not the arguments: fixed texts, the tool's name, and skipped text."""
 
 from __future__ import annotations
 
