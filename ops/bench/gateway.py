@@ -1,7 +1,7 @@
 """Load on a gateway: requests/s, tokens/s, TTFT, gaps between tokens, CPU per process and per token, peak memory.
 
 `make bench` starts the system with a simulated engine, which makes one token per running sequence every `--step-ms`, so
-what is measured is the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --isolated` starts
+it measures the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --isolated` starts
 NATS, one gateway and a worker without an engine instead, whose texts carry the time they were made, so that the delay
 of each token is known and the gateway saturates first. Both measure, in the same run, the floor: an asyncio server that
 only writes the same bytes at the same pace. Bounded, and loopback only.

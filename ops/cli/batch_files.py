@@ -1,6 +1,6 @@
 """`headrace batch submit`, `watch` and `results`: batches of OpenAI's API from the terminal.
 
-A batch is computed by the system: whoever closes `watch` and calls it again sees where it has come to.
+The system computes the batch: `watch` can be stopped and called again at any time to see the progress.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ class _Bar:
         self._is_open = False
 
     def show(self, num: int, total: int, is_last: bool, more: str = "", most_s: float = math.inf) -> None:
-        """Show how much is done; the time that is left follows from what was done since the first call.
+        """Show the progress; the remaining time is estimated from the rate since the first call.
 
-        It is left out where it is more than `most_s`.
+        It is left out if it exceeds `most_s`.
         """
         now = self._clock()
         self._first = num if self._first is None else self._first

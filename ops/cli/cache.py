@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_worker.execution.tiers.file_store import FileStore
 
 _MOST_BYTES = 1 << 30
-"""No content is larger; what is, is damaged, and not read."""
+"""Largest size of a content; a larger file is damaged, and not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class ListConfig(CacheConfig):
-    """What is told of the files."""
+    """Options of `headrace cache ls`."""
 
     verify: bool = setting(False, "Read all files, and count those that are damaged. Workers verify what they load.")
 
 
 @dataclass(frozen=True, slots=True)
 class ClearConfig(CacheConfig):
-    """What is deleted."""
+    """Options of `headrace cache clear`."""
 
     maker: str | None = setting(None, "Only the files of this maker, as `headrace cache ls` names it.")
 

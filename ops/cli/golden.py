@@ -67,7 +67,7 @@ class RecordConfig:
     prompts: Path | None = setting(
         None, "Prompts to record, one JSON string a line, the longest first; a set of ours if not given."
     )
-    label: str = setting("", "What to call the model's revision, for people: it is told where a probe fails.")
+    label: str = setting("", "Name of the model's revision, for people: reports of failed probes show it.")
     url: str | None = setting(None, "Where the system runs; found through the state directory if not given.")
     api_key: str | None = setting(None, "API key; that of the state directory if not given.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")

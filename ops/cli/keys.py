@@ -212,7 +212,7 @@ def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: fl
     changes |= {"models": models} if models else {}
     changes |= {} if expires is None else {"expires": _ending(expires)}
     if not changes:
-        raise click.UsageError("Say what is to change: --requests-per-minute, --expires, ...")
+        raise click.UsageError("Name the settings to change: --requests-per-minute, --expires, ...")
     with audited(config.audit_log, "keys.update", keys_file=config.file, key=key, **changes) as what:
         record = update_key(config.file, key, changes)
         what |= {"key": record.id, "tenant": record.tenant}

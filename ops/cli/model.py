@@ -210,7 +210,7 @@ def _check_not_failed(model: dict[str, Any], action: str) -> None:
         # The old workers are there again, or it sleeps again and nothing starts it.
         raise DependencyError(f"{name} cannot be started: {error}")
     if sleeps:
-        raise DependencyError(f"{name} sleeps again: it was told to, or nothing asked for it")
+        raise DependencyError(f"{name} sleeps again: it was ordered to, or no request came for it")
 
 
 _HEADS = ("MODEL", "HOST", "STATE", "WORKERS", "MODE", "READY IN", "MEMORY", "ERROR")

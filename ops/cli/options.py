@@ -118,7 +118,7 @@ class SettingsCommand(click.Command):
         return ["-h", "--help"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options; who gives another server's, or a model without its option, is told what stands for it."""
+        """Read the options; the error for another server's option, or a model without `--model`, names our form."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -223,7 +223,7 @@ class SettingsGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for one that there is not the right one is told."""
+        """Find the command; the error for an unknown one names the right one."""
         word = args[0].lower()
         if word not in self.commands:
             alike = (name for names in _SYNONYMS if word in names for name in names if name in self.commands)

@@ -37,9 +37,9 @@ _MAX_NAMES = 8
 
 
 class ServerRefusedError(HeadraceError):
-    """The server answered, but not with what was asked for; `status` is 0 when the answer broke off.
+    """The server's answer is an error or incomplete; `status` is 0 if it broke off.
 
-    `code` is the server's reason for machines, such as `model_not_found`; None where it gives none.
+    `code` is the server's machine-readable reason, such as `model_not_found`; None if it gives none.
     """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
@@ -289,7 +289,7 @@ class QueueAccess(AuditedAccess):
 async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: float) -> AsyncIterator[Client]:
     """Connect as `name`, waiting `timeout_s` for NATS to appear, and disconnect when the block ends.
 
-    Who waits longer than a moment is told what for.
+    If that takes longer than a moment, the user sees the reason.
 
     Raises:
         DependencyError: NATS does not appear, or refuses us.

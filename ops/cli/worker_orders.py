@@ -1,7 +1,7 @@
 """`headrace cordon`, `uncordon`, `role` and `drain`: orders to one worker over NATS.
 
-The worker is heard first, so that a wrong name or an earlier version is told as such. Where it is not heard, lacks the
-feature or does not answer, `DependencyError` says so.
+The command listens for the worker's heartbeat first, to recognize a wrong name or an earlier version. If the worker is
+not heard, lacks the feature or does not answer, `DependencyError` says so.
 """
 
 from __future__ import annotations

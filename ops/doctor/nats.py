@@ -102,7 +102,7 @@ async def nats_findings(login: NatsLogin, workers: Sequence[int] = ()) -> list[F
             return [*findings, problem("nats", "JetStream is off", remedy)]
         rights = await _rights(client, login, refused)
         findings += rights
-        # A login without the rights is refused this too: one cause is told once.
+        # A login without the rights fails here too: report one cause once.
         has_rights = all(one.level is not Level.PROBLEM for one in rights)
         findings += [one for one in await _queue_and_clock(client) if has_rights or one.level is not Level.PROBLEM]
         if login.role in _HEARS_HOSTS:

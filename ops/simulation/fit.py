@@ -37,7 +37,7 @@ def fit(steps: Sequence[MeasuredStep]) -> StepTimes:
 
 
 def spread_of(steps: Sequence[MeasuredStep], times: StepTimes) -> Spread:
-    """Return how steps lie around what is predicted."""
+    """Return the spread of measured over predicted step times."""
     decodes = [step for step in steps if not step.work.chunks]
     prompts = [step for step in steps if step.work.chunks]
     return Spread(_quantiles(decodes, times), _quantiles(prompts, times))
@@ -55,7 +55,7 @@ def _row(work: StepWork) -> list[float]:
 
 
 def _parts(rows: list[list[float]], seconds: list[float]) -> list[float]:
-    """Return the parts that make up the seconds with the least sum of relative errors; 0 for what is in no row."""
+    """Return the coefficients with the least sum of relative errors of the seconds; 0 for a column that no row uses."""
     table, measured = np.array(rows), np.maximum(np.array(seconds), 1e-9)
     weights = 1 / measured
     parts = np.zeros(table.shape[1])

@@ -92,7 +92,7 @@ class Progress(NamedTuple):
 
 
 class VirtualGateway:
-    """Owns the clients, what it knows of requests, and what is counted of them.
+    """Owns the clients, the gateway's state of requests, and their counts.
 
     Attributes:
         outcome: What clients saw, and the fleet at each heartbeat.

@@ -37,9 +37,9 @@ ALWAYS_FIT = frozenset(
 
 
 def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
-    """Refuse settings with which the gateway or a worker could not start; our demo model with the defaults has none.
+    """Refuse settings with which the gateway or a worker could not start; the demo model with defaults needs no check.
 
-    A check that itself fails is told on the console, and the parts are started all the same.
+    If a check itself fails, the console says so, and the parts are started anyway.
 
     Raises:
         HeadraceError: They could not; the message names the setting.
@@ -94,6 +94,6 @@ def _run_told(
                     what = f"reading {environ['HEADRACE_MODEL']} and the settings"
                     console.say("headrace", f"{what} ({time.monotonic() - began:.0f} s)")
         finally:
-            # Also whoever is interrupted leaves nothing behind.
+            # Also after an interrupt, no process is left behind.
             process.kill()
     return None

@@ -61,7 +61,7 @@ def _check_names(models: Sequence[ModelChoice], environ: Mapping[str, str]) -> N
 
 
 def _tell_of_missing_keys(named: str | None, console: Console) -> None:
-    """Tell whoever has named a key file that there is none: a key that is made later opens, so it is not an error."""
+    """Say that the named key file is missing; this is no error, since a key made later works."""
     if named and not Path(named).exists():
         advice = f"until `headrace keys --keys-file {named} create` makes it, only the key of the state directory opens"
         console.say("headrace", f"{named} does not exist; {advice}")

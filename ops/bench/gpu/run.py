@@ -90,8 +90,8 @@ def run_apart(arguments: Sequence[str], limit_s: float, ends: Sequence[int] = (0
 def run_suites(suites: Sequence[str], told: Json, limit_s: float, suite_limit_s: float) -> Verdicts:
     """Run suite after suite, each in a process told `told`; none starts, or runs `GRACE_S` longer, after `limit_s`.
 
-    `told` has the module `bench` with `all_suites()`, `device()` and `timer()`, the `directory` of `gpu.jsonl`, what is
-    recorded as `command` and `process`, and whether nothing (`checks_only`) or all (`time_anyway`) is timed.
+    `told` has the module `bench` with `all_suites()`, `device()` and `timer()`, the `directory` of `gpu.jsonl`, the
+    `command` and `process` to record, and whether nothing (`checks_only`) or all (`time_anyway`) is timed.
     """
     verdicts = Verdicts()
     deadline = time.monotonic() + limit_s
@@ -218,7 +218,7 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Let `torch.empty` give NaN, and the largest integers, so that what is not written shows."""
+    """Fill `torch.empty` with NaN or the largest integers, so that unwritten elements show."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

@@ -33,7 +33,7 @@ _TIMEOUT_S = 120.0
 
 def main(directory: str, device: str, num_ranks: str) -> None:
     """Build a runner as a worker would with its default settings, or a group of ranks."""
-    # What is imported from here on belongs to the start.
+    # Imports from here on count as part of the start.
     start_up = StartUp()
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.ranks.group import RankGroup

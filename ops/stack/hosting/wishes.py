@@ -1,8 +1,8 @@
-"""What a host is to serve: a list of models, changed by orders and kept in a file of the host.
+"""The models that a host should serve: a list changed by orders and kept in a file of the host.
 
-The host is the only writer, so an order is checked against what is there and takes effect at once, or is refused with
-the reason. Directories come from whoever may give orders over the network: they must lie under those that the host's
-owner allows, links followed, and options that name files or addresses are refused.
+The host is the only writer, so an order is checked against the current list and takes effect at once, or is refused
+with the reason. Directories come over the network from clients that may give orders: they must lie, links resolved,
+under those that the host's owner allows. Options that name files or addresses are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.messages import Heartbeat
 from shared.model_hub import check_is_model
 from shared.subjects import check_model_name
 
-# Of a model whose options do not say.
+# For a model whose options set none.
 DEFAULT_KV_BYTES = 512 << 20
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
 # Settings of a worker that an order may give: none names a file, an address or a login.
@@ -56,12 +56,12 @@ class Wish(Struct, frozen=True, kw_only=True):
 
     Attributes:
         generation: Raised with each load and replacement of its name.
-        loaded_generation: That of its load; higher ones are replacements.
+        loaded_generation: Generation of its load; higher ones are replacements.
         previous: What the model was before it was replaced, until a worker of the new content serves.
         load_s: How long its last start took, from the process to the first heartbeat; None before the first.
         last: The last heartbeat of one of its workers.
-        memory_bytes: What was ordered for one worker; `need_bytes` is estimated without.
-        kv_cache_bytes: What an estimate that must hold gives the KV cache of a worker; None where its options say it.
+        memory_bytes: Ordered memory of one worker; without it, `need_bytes` is estimated.
+        kv_cache_bytes: Size of a worker's KV cache if the estimate must hold; None if its options set it.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Wishes:
         return {name: wish.wanted for name, wish in self._by_name.items()}
 
     def adopt(self, wishes: Iterable[Wish]) -> None:
-        """Add models that others have started, and start the next time: what is ordered about them is not kept."""
+        """Add models that others start, now and after a restart: orders about them are not kept."""
         wishes = tuple(wishes)
         self._adopted = frozenset(wish.name for wish in wishes)
         self._by_name |= {wish.name: wish for wish in wishes}
@@ -147,11 +147,11 @@ class Wishes:
         self._put(msgspec.structs.replace(new, loaded_generation=new.generation))
 
     def replace(self, order: ModelOrder) -> None:
-        """Change what a name means; what is not given stays, but for the path."""
+        """Replace the model of a name; settings that are not given stay, except the path."""
         old = self.known(order.name)
         newest = max(old.generation, self._newest.get(order.name, 0))
         new = self._checked(order, msgspec.structs.replace(old, generation=newest))
-        # Of several that never served, the first one has.
+        # Of several replacements that never served, the first one holds the served model.
         self._put(msgspec.structs.replace(new, previous=old.previous or old))
 
     def unload(self, name: str) -> None:
@@ -201,7 +201,7 @@ class Wishes:
         if need is None:
             need = _weight_bytes(path) + (config.kv_cache_bytes or DEFAULT_KV_BYTES)
             if config.kv_cache_bytes is None and config.num_blocks is None and self._memory_bytes is not None:
-                # What is counted is what it gets.
+                # The worker gets exactly the KV memory that is counted.
                 kv_cache_bytes = DEFAULT_KV_BYTES
         wish = Wish(
             name=order.name,
@@ -243,7 +243,7 @@ class Wishes:
             raise OrderError("path: must not contain a NUL character")
         path = (self._directories[0] / text).resolve()
         if not any(path != directory and path.is_relative_to(directory) for directory in self._directories):
-            # Nothing is told of what lies elsewhere, not even whether it exists.
+            # The error reveals nothing about other paths, not even whether they exist.
             allowed = ", ".join(map(str, self._directories))
             raise OrderError(f"path: {text[:200]!r} is not under a directory that this host allows: {allowed}")
         check_is_model(path, "path", "a directory in Hugging Face's format, or a GGUF file")

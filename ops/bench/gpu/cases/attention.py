@@ -46,7 +46,7 @@ def attention_error(
 
 
 def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
-    """Time plain attention beside peers; `_case_of` says what is read and multiplied."""
+    """Time plain attention beside peers; `_case_of` counts bytes read and multiplications."""
     case = _case_of(device, shape, lengths, {OURS: lambda batch: batch})
     query_len, context_len = lengths[0]
     candidates = dict(case.candidates)
@@ -57,7 +57,7 @@ def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths
 
 
 def variant_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
-    """Time a form of attention beside ours without what is special in it."""
+    """Time a variant of attention beside ours without its special feature."""
     if shape.latent_dim:
         forms = {
             OURS: lambda batch: batch,
