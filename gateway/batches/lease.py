@@ -95,7 +95,7 @@ class Lease:
                 renewing.cancel()
 
     async def release(self) -> None:
-        """Leave the batch to whoever looks first."""
+        """Release the batch to the first gateway that looks for one."""
         self.record.owner = ""
         with contextlib.suppress(LostLeaseError, ReplacedError, *ERRORS):
             self.revision = await self._log.put(self.record, self.revision)

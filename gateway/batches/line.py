@@ -62,7 +62,7 @@ def _parse_response(body: bytes) -> ResponseGeneration:
     items = own_items(parsed)
     for index, item in enumerate(items):
         if item.type in ("item_reference", "compaction", "compaction_trigger"):
-            message = f"Items of the type '{item.type}' refer to what is stored, which lines of a batch do not read."
+            message = f"Items of the type '{item.type}' refer to stored items, which batch lines cannot read."
             raise ApiError(400, message, param=f"input.[{index}].type", code="unsupported_parameter")
     generation = to_generation(parsed, [], items, ())
     draft = generation.draft
@@ -98,7 +98,7 @@ class BatchLine:
         return len(self.results) == len(self.requests)
 
     def without_prompts(self) -> BatchLine:
-        """Return what is needed once the jobs are published: their ids and images, and how to write the answer."""
+        """Return a copy to keep once the jobs are published: their ids and images, and how to write the answer."""
         requests = [
             Request(id=each.id, model=each.model, tenant=each.tenant, lane="batch", media=each.media)
             for each in self.requests

@@ -28,12 +28,12 @@ from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Requ
 from shared.nats_connection import SEND_ERRORS, unsubscribe
 from shared.subjects import cancel_subject, request_subject, stored_filter
 
-# A worker that is asked to end a job stores its result within so long.
+# A worker that is asked to end a job stores its result within this time.
 _WORKERS_ANSWER_S = 2.0
 _ASK_EVERY_S = 0.5
 _IDS_AT_ONCE = 500
 _TIMEOUT_S = 5.0
-# A result that was not heard is looked for after so long, and of very many so many at a time.
+# A missing result is looked up after this time, at most `_LOOKED_AT_ONCE` at a time.
 _LOOK_AFTER_S = 5.0
 _LOOKED_AT_ONCE = 64
 _CONCURRENT_CALLS = 32

@@ -104,7 +104,7 @@ def parse_head(data: bytes) -> RequestHead:
     """Parse a head, from its request line to the empty line, both included.
 
     Raises:
-        ApiError: 400 for what is not HTTP, 414 for a long target, 431 for too many headers, 501 for a transfer coding
+        ApiError: 400 for malformed HTTP, 414 for a long target, 431 for too many headers, 501 for a transfer coding
             or a method that is not served, 505 for another version.
     """
     collector = _Collector()

@@ -114,7 +114,7 @@ async def _serve(
 
 
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Return what `work` returns, or None if this process is told to stop meanwhile: NATS may keep it waiting."""
+    """Return the result of `work`, or None if the process gets a stop signal first: `work` may wait for NATS."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -80,7 +80,7 @@ class ParentLink:
 
 @dataclass(slots=True)
 class _Child:
-    """One process. `socket_index` names its own socket, free again once it drains or was told to (`is_leaving`)."""
+    """One process. `socket_index` names its own socket, free again once it drains or was asked to (`is_leaving`)."""
 
     slot: int
     socket_index: int
@@ -119,7 +119,7 @@ class ProcessGroup:
         run: Callable[[int, ParentLink], int],
         ended: Callable[[int], None],
     ) -> None:
-        """Run `run(slot, link)` in each child, whose exit status it returns; `ended` is told which slots are freed."""
+        """Run `run(slot, link)` in each child; it returns the exit status. `ended` is called with each freed slot."""
         self._num_processes = num_processes
         self._num_slots = num_processes * SLOTS_PER_PROCESS
         self._listeners = listeners

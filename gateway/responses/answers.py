@@ -1,7 +1,7 @@
 """Answers to `POST /v1/responses`: whole, or as a stream of typed events.
 
-One object is the answer and the sink of its only sequence. A response that is to be stored is stored before the client
-is told that it is complete, so that what a client has seen complete can be read by every gateway.
+One object is the answer and the sink of its only sequence. A response with `store` is stored before its completion is
+sent to the client, so that every gateway can read any response that a client has seen complete.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ InputItems = Annotated[list[InputItemBody], Meta(max_length=MAX_MESSAGES)]
 
 
 class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model is to think, and where the client wants to read it; `generate_summary` is an older name."""
+    """The reasoning effort, and the field that returns the reasoning; `generate_summary` is an older name."""
 
     effort: Annotated[
         ReasoningEffort | None, described("How much the model thinks, as its chat template understands it.", "low")
@@ -218,7 +218,7 @@ class ResponseBody(CacheFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: Annotated[bool | None, described("Allow several calls in one response.", False)] = None
     text: Annotated[TextBody | None, described("The format of the text.", {"format": {"type": "json_object"}})] = None
     reasoning: Annotated[
-        ReasoningBody | None, described("How much the model thinks, and where that is told.", {"effort": "low"})
+        ReasoningBody | None, described("Reasoning effort, and where reasoning is returned.", {"effort": "low"})
     ] = None
     enable_thinking: Annotated[bool | None, described("Think, or do not, where the template knows it.", False)] = None
     thinking: Annotated[

@@ -27,12 +27,12 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
     Attributes:
         id: Of the response; its items' ids follow from it.
         created_at: Unix seconds.
-        parameters: JSON of an object: the fields of the response that repeat what was asked for. Their values are never
+        parameters: JSON of an object: the fields of the response that echo the request. Their values are never
             decoded, since numbers in a schema may be of any size.
         input: The items of this request alone, each with an id.
-        ancestors: Ids of the responses whose conversation this one continues, the oldest first.
-        is_stored: Keep it for later requests.
-        is_background: It is a job of the batch lane.
+        ancestors: Ids of the earlier responses of this conversation, oldest first.
+        is_stored: Whether to keep it for later requests.
+        is_background: Whether it is a job of the batch lane.
         has_encrypted_reasoning: Reasoning items carry what the client needs to give them back.
         has_logprobs: Messages carry log probabilities.
         has_summary: Reasoning stands in the summaries of its items.

@@ -1,9 +1,9 @@
 """Reads and keeps the items of a conversation by their types, and makes the ids of items.
 
-A call of one of OpenAI's own tools is a call, and what it brought is its result, as of any function; what such an item
-holds besides was never part of a prompt. What is kept of a request's items is what a later request reads of them: only
-this is part of a prompt and so counts as tokens, and whatever else an item holds, however large, is not stored. The id
-of an item names its response, so that it can be found by itself.
+A call of one of OpenAI's own tools becomes a function call, and its output that call's result; the item's other fields
+were never part of a prompt. Only the fields that a later request reads are stored: these go into the prompt and so
+count as tokens. All other fields of an item, however large, are dropped. The id of an item names its response, so that
+the item can be found by its id alone.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _FIELDS = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "namespace", "arguments"),
     "function_call_output": ("call_id", "name", "output"),
-    # What was encrypted is content by now.
+    # Encrypted content has already been decrypted into `content`.
     "reasoning": ("content", "summary"),
     "compaction": ("encrypted_content",),
     **dict.fromkeys(HOSTED_ITEMS, ("call_id", "name", "namespace", "arguments", "output")),

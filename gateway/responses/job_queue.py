@@ -132,7 +132,7 @@ class JobQueue:
             raise _no_longer_kept(ref.response_id, found)
         if found is not None:
             return self._decode_result(found)
-        # Its time is over, whoever should have said so.
+        # Its deadline has passed, although no worker recorded its end.
         return ref.result("expired") if self.clock.now() > ref.job.deadline + _GRACE_S else None
 
     async def state(self, ref: JobRef) -> JobState:
@@ -145,10 +145,10 @@ class JobQueue:
         return JobState(await self._is_taken(ref))
 
     async def cancel(self, ref: JobRef) -> None:
-        """End a job with what it has, unless it has ended.
+        """End a job with its output so far, unless it has ended.
 
-        The worker that has it is asked first: it alone knows all that was generated. Where it does not answer, the job
-        ends with what was last recorded of it.
+        Its worker is asked first: only the worker knows the whole text. If it does not answer, the job ends with its
+        last recorded progress.
         """
         state = await self.state(ref)
         if state.is_running:
