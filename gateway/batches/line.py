@@ -85,7 +85,7 @@ _KEYS = frozenset({"custom_id", "method", "url", "body"})
 
 @dataclass(slots=True)
 class BatchLine:
-    """One line: what it asks for, the jobs that compute it, and their results by job id, as they come."""
+    """One line: its generation, the jobs that compute it, and their results by job id, as they arrive."""
 
     custom_id: str
     generation: Generation
@@ -138,7 +138,7 @@ def read_openai_line(
         watermark: The secret by which answers to the key are marked, if they are.
         key: Of whom they are within the tenant: keys are served in turns.
         weight: Of the key.
-        settled: Puts the model in the place of an alias, and finds the adapter that it means; what it raises passes.
+        settled: Replaces an alias by its model, and finds its adapter; its errors propagate.
     """
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))
@@ -228,7 +228,7 @@ def _stored_response(generation: ResponseGeneration, result: BatchResult) -> dic
 
 
 def _refusal(generation: Generation, failed: BatchResult) -> ApiError:
-    """Return what the endpoint would have answered, which names the field at fault where the worker does."""
+    """Return the endpoint's error, with the field at fault if the worker names it."""
     code, message = failed.error_code or "invalid_value", failed.error or "The request failed."
     asked = generation.structured_output
     error = ApiError(400, message, param=failed.error_param, code=code)

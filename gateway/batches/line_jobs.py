@@ -89,7 +89,7 @@ class LineJobs:
         await unsubscribe(self._subscription)
 
     def prefix(self, line: int, attempt: int = 0) -> str:
-        """Return what the ids of a line's jobs begin with."""
+        """Return the prefix of the ids of a line's jobs."""
         return f"{self._batch_id}-{line}{f'r{attempt}' if attempt else ''}"
 
     @property
@@ -173,7 +173,7 @@ class LineJobs:
         return complete, repeated
 
     async def end_all(self, finish: FinishReason, now: float) -> None:
-        """End the jobs that have no result: workers that have them tell what they are at, the others never begin."""
+        """End the jobs without a result: workers report the output so far of running ones, the others never start."""
         await self.look(for_all=True)
         deadline, ask_at = time.monotonic() + _WORKERS_ANSWER_S, 0.0
         while (missing := self._missing()) and (at := time.monotonic()) < deadline:

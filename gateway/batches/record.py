@@ -156,7 +156,7 @@ def with_done(done: bytes, lines: list[int]) -> bytes:
 
 
 class OutputExpiry(Struct, frozen=True, forbid_unknown_fields=True):
-    """When the files of a batch are deleted: so long after they were made."""
+    """Lifetime of a batch's files, from their creation."""
 
     anchor: Literal["created_at"]
     seconds: int

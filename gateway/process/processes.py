@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ProcessState(enum.Enum):
-    """What a gateway process is doing; the values are what goes through the pipe."""
+    """State of a gateway process; the values are sent through the pipe."""
 
     STARTING = b"s"
     SERVING = b"r"
@@ -62,7 +62,7 @@ class ParentLink:
     state: ProcessState = ProcessState.STARTING
 
     def enter(self, state: ProcessState) -> None:
-        """Take up a state, and tell the parent at once."""
+        """Enter a state, and report it to the parent at once."""
         self.state = state
         self.beat()
 

@@ -94,7 +94,7 @@ class BackgroundStream:
         try:
             while not await self._is_over(watch):
                 if self._unsent:
-                    # What has come lately is followed by more.
+                    # Recent output is likely to be followed by more.
                     wait_s, silent_s = FIRST_POLL_S, 0.0
                 else:
                     wait_s, silent_s = min(wait_s * _GROWTH, LAST_POLL_S), silent_s + wait_s
@@ -175,7 +175,7 @@ class BackgroundStream:
 
 _log = logging.getLogger(__name__)
 
-# Time for a job that names none; a day is what a request may ask for at most.
+# Default time of a job; a request may ask for a day at most.
 DEFAULT_TIMEOUT_S = 86_400.0
 
 

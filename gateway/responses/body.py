@@ -46,7 +46,7 @@ class TextFormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def text_output(body: TextFormatBody | None) -> StructuredOutput | None:
-    """Return what the text must look like, None for anything; `ApiError` 400 for an unknown or incomplete format."""
+    """Return the required format of the text, None for any; `ApiError` 400 for an unknown or incomplete format."""
     if body is None or body.type == "text":
         return None
     if body.type == "json_object":
@@ -98,7 +98,7 @@ Parts = Annotated[Sequence[PartBody], Meta(max_length=MAX_MESSAGES)]
 
 
 class ItemBody(Struct, kw_only=True, omit_defaults=True):
-    """One item of a conversation as it is kept; its type says which of the fields it has. Others are read over."""
+    """One item of a conversation as stored; its type determines its fields. Other fields are ignored."""
 
     type: Annotated[
         Name | None,
@@ -163,7 +163,7 @@ class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the text is to look like."""
+    """The format of the text."""
 
     format: Annotated[TextFormatBody | None, described("The form of the text.", {"type": "json_object"})] = None
     verbosity: Annotated[

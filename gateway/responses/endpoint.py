@@ -50,7 +50,7 @@ class ResponsesEndpoint(Endpoint):
         self._history = History(store)
 
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> ResponseGeneration:
-        """Parse the body, and read what it refers to."""
+        """Parse the body, and read the stored items that it refers to."""
         request = await self._bodies.read(principal.tenant, len(body), partial(self._request, body, rules))
         principal.check_model(request.model)
         if not _refers(request):

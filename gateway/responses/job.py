@@ -86,13 +86,13 @@ def error_of(result: BatchResult) -> ResponseError | None:
 
 
 class JobReader:
-    """Reads the text of a job into an output, as far as it is there.
+    """Reads the text of a job so far into an output.
 
-    What it makes of a text, and the events of that, depend on the text alone and not on the pieces in which it comes.
-    So another gateway tells the same events with the same numbers.
+    The output and its events depend only on the text, not on the pieces in which it arrives. So every gateway sends the
+    same events with the same numbers.
 
     Attributes:
-        text: What has been read.
+        text: The text read so far.
     """
 
     def __init__(self, reading: OutputReading, output: ResponseOutput) -> None:

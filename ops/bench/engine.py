@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What an engine did under a load.
+    """Result of an engine under a load.
 
     Attributes:
         prefill_rate: Prompt tokens per second while any prompt was unfinished.
@@ -172,7 +172,7 @@ def medians(results: Values[Figures]) -> Figures:
 def read_bandwidth(num_bytes: int = LARGE_READ_BYTES) -> float:
     """Measure bytes per second of reading `num_bytes` again and again, with torch's number of threads.
 
-    What a step reads may fit into a cache, so a step is compared with a plain read of as many bytes. The best of some
+    A step's reads may fit into a cache, so a step is compared with a plain read of as many bytes. The best of some
     rounds of two plain reads, a sum and a product with a vector, counts.
     """
     num_rows = -(-min(max(num_bytes, _LEAST_READ_BYTES), LARGE_READ_BYTES) // (4 * _ROW_VALUES))

@@ -38,7 +38,7 @@ from ops.stack.plan import DEMO_MODEL_NAME
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the command line names, print a table, and record each row; return 1 where nothing starts."""
+    """Run the measurements of the command line, print a table, and record each row; return 1 if nothing starts."""
     parser = bench_parser("gateway", __doc__)
     parser.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
     parser.add_argument("--gateways", type=positive, default=1, help="Gateway processes of the whole system.")

@@ -49,7 +49,7 @@ class StreamError(PeerUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server did with streams that began together.
+    """Result of a server with streams that began together.
 
     Attributes:
         decode_rate: Tokens per second of all, from the last stream's first token to the first stream's last one.

@@ -84,7 +84,7 @@ def fitted(steps: Sequence[MeasuredStep], measured_on: str) -> Profile:
 
 
 def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:
-    """Return what the simulation says."""
+    """Return the simulation's figures."""
     scenario = Scenario(1, profile.worker.config(), profile.times, ttft_slo_s=1e6, latency_s=profile.latency_s)
     outcome = simulate(scenario, iter(arrivals))
     found = (outcome.output_tokens_per_s, *outcome.ttft_s.values(), *outcome.itl_s.values())

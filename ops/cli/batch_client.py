@@ -106,7 +106,7 @@ class BatchClient:
         return result
 
     async def results(self, requests: list[Request], timeout_s: float) -> AsyncIterator[dict[str, Any]]:
-        """Publish the requests and yield each result as soon as it is there."""
+        """Publish the requests and yield each result as it arrives."""
         assert self._client is not None
         arrived: asyncio.Queue[Msg] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
@@ -141,7 +141,7 @@ class BatchClient:
                 yield json.loads(data)
 
     async def _unless_refused(self, publication: Awaitable[Any], tenant: str) -> None:
-        """Wait for a publication's acknowledgement; NATS sends none for what a user may not publish, but an error."""
+        """Wait for a publication's acknowledgement; for a forbidden subject NATS sends an error instead."""
         published = asyncio.ensure_future(publication)
         refused = asyncio.ensure_future(self._refusals.get())
         await asyncio.wait({published, refused}, return_when=asyncio.FIRST_COMPLETED)

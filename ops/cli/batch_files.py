@@ -190,14 +190,14 @@ class _Bar:
         self._is_open = True
 
     def end(self) -> None:
-        """Leave the bar as it is."""
+        """End the line of the bar."""
         if self._is_open:
             sys.stderr.write("\n")
             self._is_open = False
 
 
 def print_batch(batch: dict[str, Any]) -> None:
-    """Print a batch without what it does not have."""
+    """Print a batch without its empty fields."""
     print(json.dumps({name: value for name, value in batch.items() if value is not None}), flush=True)
 
 

@@ -179,7 +179,7 @@ class BatchQueue:
         return True
 
     async def close(self) -> None:
-        """Write down what the results take of the tenant's share."""
+        """Record the results' use of the tenant's share."""
         await self._shares.close()
 
     def _unreadable(self, error: Exception) -> DependencyError:

@@ -235,7 +235,7 @@ def _limits(text: str) -> dict[str, float]:
 
 
 def _asked(config: BenchServeConfig) -> dict[str, Any]:
-    """Return what the report says of the load: the options that were not left as they are, and never the key."""
+    """Return the load for the report: the options that differ from their defaults, and never the key."""
     kept = {"api_key", "url", "model_name", "state_dir", "json", "html"}
     values = ((field, getattr(config, field.name)) for field in dataclasses.fields(config) if field.name not in kept)
     return {

@@ -101,7 +101,7 @@ def list_makers(config: ListConfig) -> int:
 
 
 def clear(config: ClearConfig) -> int:
-    """Delete files. Workers that use them compute what they miss."""
+    """Delete files. Workers that use them compute the missing blocks."""
     with _opened(config) as store:
         files = list(_files(store))
         if config.maker is not None:
@@ -123,7 +123,7 @@ def clear(config: ClearConfig) -> int:
 
 @contextmanager
 def _opened(config: CacheConfig) -> Iterator[FileStore]:
-    """Give the store; its errors are those of the setting that names it."""
+    """Yield the store; its errors name the setting."""
     place = config.kv_disk_path
     if place is None:
         raise ConfigError("HEADRACE_KV_DISK_PATH", "is required: the directory or bucket that workers were given")

@@ -35,7 +35,7 @@ def _run() -> int:
 
     from ops.cli.group import headrace
 
-    # Warnings of a command that keeps no log, such as what NATS refused.
+    # Warnings of a command without a log, such as refusals by NATS.
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(logging.Formatter("headrace: %(message)s"))
     try:

@@ -17,7 +17,7 @@ from shared.config import setting
 
 @dataclass(frozen=True, slots=True)
 class HostConfig(HostSettings):
-    """Where the host finds NATS, and what it keeps."""
+    """The host's NATS login, and its state."""
 
     state_dir: Path = setting(DEFAULT_STATE_DIR, "Directory for logs and the list of models to serve.")
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")

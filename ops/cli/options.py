@@ -89,7 +89,7 @@ def variable_of(parameter: click.Parameter) -> str | None:
 
 
 def variables_of(parameter: click.Parameter) -> list[str]:
-    """Return the environment variables that say what an option says: its own, and that of a secret's file."""
+    """Return an option's environment variables: its own, and that of a secret's file."""
     found = (variable_of(parameter), parameter.file_variable if isinstance(parameter, SettingOption) else None)
     return [variable for variable in found if variable is not None]
 
@@ -135,7 +135,7 @@ class SettingsCommand(click.Command):
             raise
 
     def explain(self, option: str) -> str | None:
-        """Return what to say of an option that there is not, as it was typed; None for click's own words."""
+        """Return the error for an unknown option, given as typed; None for click's own message."""
         return explain(option, self.name or "", self._names())
 
     def _names(self) -> set[str]:

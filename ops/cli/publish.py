@@ -29,7 +29,7 @@ from shared.nats_files import NatsFiles
 if TYPE_CHECKING:
     from shared.messages import Request
 
-# Where a line stands, and its fields or why it has none.
+# Place of a line, and its fields or the reason for their absence.
 FoundLine = tuple[str, dict[str, Any] | BadRequestError]
 MAX_TOLD = 20
 
@@ -156,7 +156,7 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
 
 
 def _check_names(request: Request) -> None:
-    """Refuse what the worker would refuse or change, before anything is published."""
+    """Refuse requests that the worker would refuse or change, before anything is published."""
     from shared.bounds import MAX_JOB_PRIORITY
     from shared.errors import InvalidNameError
     from shared.subjects import encode_name, is_batch_reply, reply_prefix

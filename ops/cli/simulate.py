@@ -184,7 +184,7 @@ def _scenario(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
 def on_device(
     config: PlacedModel, names: tuple[str, str, int], limits: tuple[int, int, int | None]
 ) -> tuple[SchedulerConfig, StepTimes]:
-    """Return what a worker schedules and its steps take, of a model on devices; limits of None are the model's own.
+    """Return the scheduler settings and step times of a model on devices; limits of None are the model's own.
 
     Raises:
         ConfigError: The model is missing, unsupported, or does not fit.

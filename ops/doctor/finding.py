@@ -52,7 +52,7 @@ def _printable(text: str) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Return what all findings come to, and what it does not cover."""
+    """Return a summary of the findings, and the topics it does not cover."""
     missing = ", ".join(dict.fromkeys(finding.topic for finding in findings if finding.level is Level.UNSEEN))
     counts = Counter(finding.level for finding in findings)
     nouns = ((counts[Level.PROBLEM], "problem"), (counts[Level.WARNING], "warning"))

@@ -1,4 +1,4 @@
-"""NATS: what a login may do there, its streams and its clock, and which workers and hosts are heard there."""
+"""NATS: a login's rights, the streams and the clock, and the workers and hosts heard there."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ _RIGHTS_REMEDY = "log in as the user `{role}` of ops/nats/headrace.conf, or give
 
 
 def _subjects(role: Role, unused: str, model: str) -> tuple[list[str], list[str]]:
-    """Return what a role publishes to and subscribes to, for a worker or gateway of this name, and a model."""
+    """Return a role's publish and subscribe subjects, for a worker or gateway of this name, and a model."""
     beats, cancels, probes = worker_subject(model, unused), cancel_subject(model), probe_subject(unused)
     match role:
         case "worker":
@@ -268,5 +268,5 @@ def _host_finding(beat: HostBeat) -> Finding:
 
 
 def _waits_for_room(model: HostedModel) -> bool:
-    """Whether it has none although it is to run always; one that is loaded on demand takes turns."""
+    """Whether an always-on model has no room; on-demand models take turns."""
     return model.state == "no_room" and not model.on_demand

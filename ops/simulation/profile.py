@@ -1,4 +1,4 @@
-"""A profile: what a running system was measured to take for its steps, as a file."""
+"""A profile: the measured step times of a running system, as a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation has shown, as a table, as JSON, and as a page with plots."""
+"""Results of a simulation, as a table, as JSON, and as a page with plots."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Scenario:
 
     Attributes:
         ttft_slo_s: Requests whose predicted time to first token is longer are refused.
-        latency_s: What a request takes besides queue and steps.
+        latency_s: Time of a request besides queue and steps.
         max_retries: How often a refused client comes back.
         kills: Workers that die, by number, and when.
         is_affine: Requests wait for the worker that holds their prefix.

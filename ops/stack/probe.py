@@ -14,7 +14,7 @@ ANSWER_TIMEOUT_S = 60.0
 NO_WORKER = "no worker has joined yet"
 READY = "ready"
 _PROMPT = "def "
-# A token, or what a model that generates none can do.
+# A token, or the output of a model that generates none.
 _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": _PROMPT, "max_tokens": 1}),
     ("/v1/embeddings", {"input": _PROMPT}),

@@ -17,7 +17,7 @@ OURS = "headrace"
 # An entry of a launch table: the configuration of a kernel, by its fields.
 Entry = Mapping[str, int]
 Candidate = Callable[..., object]
-# What a whole step does on the device alone, beside `OURS`, which has the host's part in it.
+# The device part of a whole step, beside `OURS`, which includes the host's part.
 OURS_ON_DEVICE = f"{OURS}/device"
 # Beside steps that verify drafts.
 PLAIN = "no drafts"

@@ -40,7 +40,7 @@ from ops.stack.tether import tethered
 Json = dict[str, Any]
 # Exit code of a suite that came to its end and was wrong.
 WRONG = 3
-# A suite starts nothing after its limit; what it has started by then may take this long before its process is killed.
+# A suite starts nothing after its limit; a case started by then may take this long before its process is killed.
 GRACE_S = 30.0
 _MODULE = "ops.bench.gpu.run"
 
@@ -159,7 +159,7 @@ def check_op(op: OpSuite, device: torch.device) -> list[CheckResult]:
         try:
             with poisoned_memory():
                 measured, failure = check.measure(), None
-        except Exception as error:  # what a kernel raises is the result
+        except Exception as error:  # a kernel's exception is the result
             measured, failure = None, reason_of(error)
         results.append(CheckResult(op.name, check.label, measured, check.tolerance, failure))
     return results
@@ -174,7 +174,7 @@ def time_op(
             yield CaseResult(op.name, spec.label, 0.0, {}, {OURS: "out of time"})
         else:
             yield _time_case(op.name, spec, device, timer, ceilings, deadline)
-        # What a failure's traceback or a cycle still holds would be missing to the next case.
+        # Memory held by a failure's traceback or a cycle would be missing in the next case.
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -210,7 +210,7 @@ def _time_candidate(case: Case, name: str, call: Callable[[int], object], timer:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says in its first line, and where it was raised."""
+    """Return the first line of an error, and where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     message = str(error).strip().splitlines()
     return f"{type(error).__name__}: {message[0] if message else ''} ({last.name}:{last.lineno})"

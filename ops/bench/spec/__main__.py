@@ -1,4 +1,4 @@
-"""Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula predicts.
+"""Speculative decoding beside plain decoding, in the same run: acceptance, speed, and the formula's prediction.
 
 Run as `python -m ops.bench.spec [--model DIR]`. The demo model drafts in every way that it can: prompt
 lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for

@@ -236,7 +236,7 @@ class Host:
         is_final = worker.has_bad_settings and wish.load_s is None
         has_failed = model.note_failure(worker.failure, now, was_well=was_well, is_final=is_final)
         if has_failed and self._wishes.restore(wish.name):
-            # Workers of what it was may still serve.
+            # Workers of the old model may still serve.
             self._console.say("host", f"{wish.name} cannot be replaced and stays what it was: {model.error}")
             model.replace_error, model.failures = model.error, 0
             model.activity.may_start_at = float("-inf")
@@ -257,7 +257,7 @@ class Host:
         model, wish = self._model(beat.model), self._wishes.get(beat.model)
         model.activity.active_at = self._clock()
         if wish is not None and worker.wish.generation == wish.generation:
-            # A worker of what the model was before says nothing of a replacement.
+            # A worker of the old model says nothing about a replacement.
             model.failures, model.error = 0, None
             model.activity.asked = False
 

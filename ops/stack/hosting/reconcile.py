@@ -1,4 +1,4 @@
-"""Which workers a host starts and stops now: a function of what it is to serve and what it sees.
+"""Decides which workers a host starts and stops now: a function of its model list and its observations.
 
 No clock, process or queue is touched here. Memory counts until a process has ended, so a host never has more workers
 than fit. A model that sleeps when idle gives way to another after `min_awake_s`: at once while nothing runs or waits
@@ -53,7 +53,7 @@ class SeenWorker:
 
     @property
     def serves_people(self) -> bool:
-        """Whether a person waits for some of what it has."""
+        """Whether it has interactive requests."""
         return self.busy and not self.only_batch
 
 

@@ -52,7 +52,7 @@ class OrderError(HeadraceError):
 
 
 class Wish(Struct, frozen=True, kw_only=True):
-    """A model to serve, as the file has it.
+    """A model to serve, as stored in the file.
 
     Attributes:
         generation: Raised with each load and replacement of its name.
@@ -100,7 +100,7 @@ class Wishes:
     """Owns the list and its file. Orders that cannot be carried out raise `OrderError`."""
 
     def __init__(self, settings: HostSettings, file: Path) -> None:
-        """Read what an earlier life of the host has kept.
+        """Read the list kept by an earlier process of the host.
 
         Raises:
             ConfigError: The file is damaged, or a directory that is allowed is none.
@@ -161,7 +161,7 @@ class Wishes:
         self._write()
 
     def restore(self, name: str) -> bool:
-        """Put back what a model was before it was replaced; return whether it has been, and has not served since."""
+        """Restore a model from before its replacement; return whether its replacement had not served yet."""
         wish = self._by_name.get(name)
         if wish is None or wish.previous is None:
             return False
@@ -169,7 +169,7 @@ class Wishes:
         return True
 
     def note_start(self, name: str, generation: int, load_s: float | None, last: Heartbeat) -> None:
-        """Keep how long a start took, and how the model's answers are to be read."""
+        """Record the duration of a start, and the heartbeat that describes the model."""
         wish = self._by_name.get(name)
         if wish is not None and wish.generation == generation:
             last = msgspec.structs.replace(last, metrics=None, prefixes=None, adapters=(), resident_adapters=b"")
@@ -221,7 +221,7 @@ class Wishes:
         return wish
 
     def _check_memory(self, new: Wish) -> None:
-        """Refuse what can never run: beside what always runs, and beside what it replaces."""
+        """Refuse a model that can never fit beside the always-on models and the one it replaces."""
         if self._memory_bytes is None:
             return
         others = [w for w in self._by_name.values() if w.name == new.name or not w.on_demand]

@@ -95,7 +95,7 @@ class HostedWorker(ABC):
         return self._ready_at - self.started_at
 
     def stop(self) -> None:
-        """Have it drain and end, in the background: what it has not finished goes to another worker."""
+        """Have it drain and end, in the background: unfinished requests go to another worker."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(), name=f"stop of {self.id}")
 
