@@ -1,4 +1,4 @@
-"""Starts the engine once, in a process of its own; prints its times and memory, when it was ready, and its first requests.
+"""Starts the engine once, in a process of its own; prints its times, memory, time of readiness, and first requests.
 
 Run by `ops.bench.startup`. Arguments: model directory, device, number of ranks. A runner that has just started serves
 its first requests; the record has their times, and which kernels were compiled for them.
