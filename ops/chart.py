@@ -29,7 +29,7 @@ class Line:
 
 
 def line_chart(title: str, x_name: str, lines: Sequence[Line], bottom: float = 0.0, top: float | None = None) -> str:
-    """Return a plot of lines, from 0 on; the vertical axis begins at `bottom`, and ends at `top` or what is largest."""
+    """Return a plot of lines, from 0 on; the vertical axis goes from `bottom` to `top`, or to the largest value."""
     right = max((x for line in lines for x in line.x), default=1.0) or 1.0
     if top is None:
         top = _round_up(max((y for line in lines for y in line.y), default=1.0) or 1.0)

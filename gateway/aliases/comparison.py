@@ -129,7 +129,7 @@ def verdict_so_far(arms: BothArms, rules: Rules) -> str:
 
 
 def reason_to_roll_back(arms: BothArms, rules: Rules, look: int) -> tuple[str, str] | None:
-    """Return what is worse about the canary, as a word and as a sentence; None if nothing certainly is."""
+    """Return how the canary is significantly worse, as a word and a sentence; None if it is not."""
     level = ALPHA * 6 / (math.pi * (look + 1)) ** 2 / NUM_TESTS
     return next(_differences(arms, rules, level), None)
 

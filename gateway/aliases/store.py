@@ -70,7 +70,7 @@ class AliasStore:
         self._lock = asyncio.Lock()
         # The table as it was read last: its sequence, 0 for none, and its bytes.
         self._seq, self._stored = 0, b""
-        # By canary: what other processes have counted, by subject; the last number read; what was sent last.
+        # By canary: counts of other processes, by subject; the last sequence number read; the last message sent.
         self._others: dict[str, dict[str, BothArms]] = {}
         self._read_to: dict[str, int] = {}
         self._sent: dict[str, bytes] = {}

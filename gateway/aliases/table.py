@@ -18,7 +18,7 @@ MAX_ALIASES = 1000
 MAX_RUNNING = 32
 """Canaries that run at once: each gateway reads what every other one counts of them, once a second."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# What is shown of a name in errors.
+# Characters of a name shown in errors.
 _SHOWN = 128
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]

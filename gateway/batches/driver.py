@@ -1,4 +1,4 @@
-"""Drives one batch from its file to its files: checks the lines, has them computed, and writes what they come to.
+"""Drives one batch from its file to its files: checks the lines, has them computed, and writes their results.
 
 Whatever dies, each line is answered once: what the record names is done, and everything else is done again under the
 same names. A driver that was taken for dead finds that out when it next replaces the record.
@@ -141,7 +141,7 @@ class BatchDriver:
         await self._lease.save()
 
     async def fail(self, error: BatchError) -> None:
-        """End the batch with what it has."""
+        """End the batch with its results so far."""
         self._lease.record.errors, self._lease.record.ends_as = [error], "failed"
         await self._finish()
 
@@ -331,7 +331,7 @@ class BatchDriver:
         return min([(place.number, place.start) for place in places], default=self._read_to)
 
     async def _end_rest(self, lines: AsyncIterator[InputLine], waiting: list[InputLine], reason: FinishReason) -> None:
-        """End the lines that are not answered: those in the queue with what they have, the others without a job."""
+        """End the unanswered lines: queued ones with their output so far, the others without a job."""
         messages = {
             "expired": "This request could not be executed before the completion window expired.",
             "cancelled": "The batch was cancelled before this request was executed.",

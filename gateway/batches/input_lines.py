@@ -43,7 +43,7 @@ async def input_lines(
     """
     number, start = position
     place, held = start, bytearray()
-    # Of a line that is too long: bytes before what is held.
+    # Bytes already dropped of a line that is too long.
     num_dropped = 0
     while True:
         chunk = await read(place, CHUNK_BYTES)

@@ -33,7 +33,7 @@ class Lease:
 
     @classmethod
     async def take(cls, log: BatchLog, stored: Stored, owner: str) -> Lease | None:
-        """Take a batch over whose record is this; None if somebody else was faster."""
+        """Take over the batch of this record; None if another gateway was faster."""
         record = msgspec.structs.replace(stored.record, owner=owner, epoch=stored.record.epoch + 1)
         record.saves += 1
         try:
@@ -43,7 +43,7 @@ class Lease:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody wants it to end."""
+        """Whether it is being cancelled."""
         return self.record.status == "cancelling"
 
     async def save(self) -> None:
@@ -95,7 +95,7 @@ class Lease:
                 renewing.cancel()
 
     async def release(self) -> None:
-        """Leave the batch to whoever looks first."""
+        """Release the batch to the first gateway that looks for one."""
         self.record.owner = ""
         with contextlib.suppress(LostLeaseError, ReplacedError, *ERRORS):
             self.revision = await self._log.put(self.record, self.revision)

@@ -62,7 +62,7 @@ def _parse_response(body: bytes) -> ResponseGeneration:
     items = own_items(parsed)
     for index, item in enumerate(items):
         if item.type in ("item_reference", "compaction", "compaction_trigger"):
-            message = f"Items of the type '{item.type}' refer to what is stored, which lines of a batch do not read."
+            message = f"Items of the type '{item.type}' refer to stored items, which batch lines cannot read."
             raise ApiError(400, message, param=f"input.[{index}].type", code="unsupported_parameter")
     generation = to_generation(parsed, [], items, ())
     draft = generation.draft
@@ -85,7 +85,7 @@ _KEYS = frozenset({"custom_id", "method", "url", "body"})
 
 @dataclass(slots=True)
 class BatchLine:
-    """One line: what it asks for, the jobs that compute it, and their results by job id, as they come."""
+    """One line: its generation, the jobs that compute it, and their results by job id, as they arrive."""
 
     custom_id: str
     generation: Generation
@@ -98,7 +98,7 @@ class BatchLine:
         return len(self.results) == len(self.requests)
 
     def without_prompts(self) -> BatchLine:
-        """Return what is needed once the jobs are published: their ids and images, and how to write the answer."""
+        """Return a copy to keep once the jobs are published: their ids and images, and how to write the answer."""
         requests = [
             Request(id=each.id, model=each.model, tenant=each.tenant, lane="batch", media=each.media)
             for each in self.requests
@@ -138,7 +138,7 @@ def read_openai_line(
         watermark: The secret by which answers to the key are marked, if they are.
         key: Of whom they are within the tenant: keys are served in turns.
         weight: Of the key.
-        settled: Puts the model in the place of an alias, and finds the adapter that it means; what it raises passes.
+        settled: Replaces an alias by its model, and finds its adapter; its errors propagate.
     """
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))
@@ -228,7 +228,7 @@ def _stored_response(generation: ResponseGeneration, result: BatchResult) -> dic
 
 
 def _refusal(generation: Generation, failed: BatchResult) -> ApiError:
-    """Return what the endpoint would have answered, which names the field at fault where the worker does."""
+    """Return the endpoint's error, with the field at fault if the worker names it."""
     code, message = failed.error_code or "invalid_value", failed.error or "The request failed."
     asked = generation.structured_output
     error = ApiError(400, message, param=failed.error_param, code=code)

@@ -28,12 +28,12 @@ from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Requ
 from shared.nats_connection import SEND_ERRORS, unsubscribe
 from shared.subjects import cancel_subject, request_subject, stored_filter
 
-# A worker that is asked to end a job stores its result within so long.
+# A worker that is asked to end a job stores its result within this time.
 _WORKERS_ANSWER_S = 2.0
 _ASK_EVERY_S = 0.5
 _IDS_AT_ONCE = 500
 _TIMEOUT_S = 5.0
-# A result that was not heard is looked for after so long, and of very many so many at a time.
+# A missing result is looked up after this time, at most `_LOOKED_AT_ONCE` at a time.
 _LOOK_AFTER_S = 5.0
 _LOOKED_AT_ONCE = 64
 _CONCURRENT_CALLS = 32
@@ -89,7 +89,7 @@ class LineJobs:
         await unsubscribe(self._subscription)
 
     def prefix(self, line: int, attempt: int = 0) -> str:
-        """Return what the ids of a line's jobs begin with."""
+        """Return the prefix of the ids of a line's jobs."""
         return f"{self._batch_id}-{line}{f'r{attempt}' if attempt else ''}"
 
     @property
@@ -173,7 +173,7 @@ class LineJobs:
         return complete, repeated
 
     async def end_all(self, finish: FinishReason, now: float) -> None:
-        """End the jobs that have no result: workers that have them tell what they are at, the others never begin."""
+        """End the jobs without a result: workers report the output so far of running ones, the others never start."""
         await self.look(for_all=True)
         deadline, ask_at = time.monotonic() + _WORKERS_ANSWER_S, 0.0
         while (missing := self._missing()) and (at := time.monotonic()) < deadline:

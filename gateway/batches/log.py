@@ -47,7 +47,7 @@ class Stored(NamedTuple):
 class BatchLog:
     """Reads and writes records. Keeps nothing but the sizes of those of tenants that have many.
 
-    All methods raise what NATS does where it does not answer (`ERRORS`).
+    All methods raise NATS's errors if it does not answer (`ERRORS`).
     """
 
     def __init__(self, nats: DirectClient) -> None:

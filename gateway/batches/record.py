@@ -1,8 +1,8 @@
-"""A batch: what is known of it in every gateway, and as OpenAI's API tells it.
+"""A batch: the record that all gateways share, and its form in OpenAI's API.
 
-One record in NATS has everything but the bytes: status, counts, which lines are done, and where their output lies. It
-is replaced by compare-and-set alone, so what it says of lines and of output is true together. `epoch` counts its
-drivers: what a driver writes into the store carries its epoch, and counts once the record names it.
+One record in NATS has everything but the bytes: status, counts, the lines that are done, and where their output is. It
+is replaced only by compare-and-set, so its lines and output are always consistent. `epoch` counts the batch's
+drivers: files that a driver writes to the store carry its epoch, and are valid once the record names them.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def with_done(done: bytes, lines: list[int]) -> bytes:
 
 
 class OutputExpiry(Struct, frozen=True, forbid_unknown_fields=True):
-    """When the files of a batch are deleted: so long after they were made."""
+    """Lifetime of a batch's files, from their creation."""
 
     anchor: Literal["created_at"]
     seconds: int

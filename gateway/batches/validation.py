@@ -23,7 +23,7 @@ from shared.subjects import check_name
 MAX_LINES = 50_000
 # Blank ones among them: they cost time too.
 MAX_LINE_BREAKS = 200_000
-# As many are told; a file with more wrong lines has one mistake in all of them.
+# Reported errors at most; a file with more wrong lines usually repeats one mistake.
 MAX_ERRORS = 100
 
 
@@ -32,10 +32,10 @@ class InputCheck:
     """Checks the file of one batch.
 
     Attributes:
-        fleet: Of a model or adapter that no worker serves while others are, lines are refused.
-        settled: Puts the model in the place of an alias.
-        num_lines: Lines so far that are not blank.
-        errors: What is wrong, the first `MAX_ERRORS`.
+        fleet: While it serves any model, lines for models or adapters that no worker serves are refused.
+        settled: Replaces an alias by its model.
+        num_lines: Non-blank lines so far.
+        errors: The first `MAX_ERRORS` errors.
     """
 
     record: BatchRecord
@@ -70,7 +70,7 @@ class InputCheck:
                 self.errors.append(BatchError(error.code, str(error)))
                 return
         if digest.hexdigest() != file.sha256:
-            self.errors = [BatchError("damaged_file", "The file in the store is not what was uploaded.")]
+            self.errors = [BatchError("damaged_file", "The file in the store differs from the uploaded one.")]
         elif not self.num_lines:
             self.errors = [BatchError("empty_file", "The input file has no lines.", "input_file_id")]
 

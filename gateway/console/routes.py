@@ -1,4 +1,4 @@
-"""The console's answers in JSON, for pages and commands; the operator's port checks first who asks."""
+"""The console's answers in JSON, for pages and commands; the operator's port authenticates the caller first."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class ConsoleRoutes:
 
 
 def with_playground(operator: ASGIApp, public: ASGIApp) -> ASGIApp:
-    """Return an application of the operator's port that passes what a page asks models on to the public application."""
+    """Return an application of the operator's port that forwards a page's model requests to the public application."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         is_public = scope["type"] == "http" and scope["path"] in PLAYGROUND
@@ -166,7 +166,7 @@ def with_playground(operator: ASGIApp, public: ASGIApp) -> ASGIApp:
 
 
 def _view(path: str, read: Callable[[Request], Awaitable[object]], *names: str) -> OperatorRoute:
-    """Return a route that shows what `read` does; its query has these names at most."""
+    """Return a route that shows the result of `read`; its query may have only these names."""
 
     async def handler(request: Request) -> Response:
         check_query(request, frozenset(names), allow_unknown=False)

@@ -1,4 +1,4 @@
-"""What the console shows: the use of tenants, their keys and limits, dead letters, and what goes on now.
+"""Data for the console: usage of tenants, their keys and limits, dead letters, and the live state.
 
 The state of workers, queues and counts is made at most once a second, however many look.
 """
@@ -107,7 +107,7 @@ def _letter(seq: int, content: bytes, *, shows_prompts: bool) -> dict[str, Any]:
 
 
 def nats_away(what: str, instead: str = "try again") -> ApiError:
-    """Return the 503 that says what could not be read."""
+    """Return the 503 that names the data that could not be read."""
     message = f"NATS does not tell {what}: it is away, or this login may not read them; {instead}."
     return ApiError(503, message, code="records_unavailable", retry_after_s=5.0)
 
@@ -125,7 +125,7 @@ _NOTHING = WorkerMetrics()
 
 
 def own_counts(gateway: str, dispatcher: Dispatcher, metrics: GatewayMetrics) -> GatewayCounts:
-    """Return what this process counts."""
+    """Return the counts of this process."""
     return GatewayCounts(
         gateway=gateway,
         streams=metrics.active_streams,
@@ -152,7 +152,7 @@ class NowView:
     async def view(self) -> dict[str, Any]:
         """Return the state of the last second. Counts grow from the start of their process."""
         if time.monotonic() - self._made_at >= FRESH_S:
-            # Before it is made: others who ask meanwhile get the last one.
+            # Set before the view is built: concurrent callers get the last one.
             self._made_at = time.monotonic()
             self._view = await self._make()
         return self._view or await self._make()

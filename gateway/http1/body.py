@@ -18,7 +18,7 @@ from gateway.shares import Refusal, Shares
 
 
 class ClientGoneError(Exception):
-    """The client left before its request was complete; there is no one to answer."""
+    """The client left before its request was complete; no answer can be sent."""
 
 
 class BodyOwner(Struct, frozen=True):
@@ -39,7 +39,7 @@ class Inflater(Protocol):
     """Inflates bodies of gzip, with a bound for each tenant."""
 
     async def inflated(self, tenant: str, body: bytes, max_bytes: int) -> bytes:
-        """Return what a body of gzip holds, as `decompressed` does."""
+        """Return the content of a gzip body, as `decompressed` does."""
         ...
 
 
@@ -189,16 +189,16 @@ class RequestBody:
                 return
 
     def patience_s(self, timeout_s: float) -> float:
-        """Return how long to wait for the next piece: `timeout_s` and what the bytes so far allow, less the wait."""
+        """Return how long to wait for the next piece: `timeout_s` plus the bytes' allowance, less the time waited."""
         return max(0.0, min(timeout_s, timeout_s + self.num_taken / MIN_BYTES_PER_S - self._waited_s))
 
     @property
     def earned_s(self) -> float:
-        """How much longer than its timeout a body may take for what has arrived of it, unless it is streamed."""
+        """Seconds beyond its timeout that a body may take for the bytes received, unless it is streamed."""
         return 0.0 if self.is_streamed else len(self._data) / MIN_BYTES_PER_S_IN_MEMORY
 
     def feed(self, piece: bytearray) -> None:
-        """Take what has arrived."""
+        """Take the received bytes."""
         if self._is_dropped:
             return
         if self.num_taken + len(self._data) + len(piece) > self._max_bytes:
@@ -281,7 +281,7 @@ def inflated_size(body: bytes, max_bytes: int) -> int:
 
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:
-    """Return what a body of gzip holds, `inflated_size` at most; `ApiError` 413 if larger, 400 if damaged."""
+    """Return the content of a gzip body, `inflated_size` bytes at most; `ApiError` 413 if larger, 400 if damaged."""
     size = inflated_size(body, max_bytes)
     inflate = zlib.decompressobj(_GZIP)
     try:

@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def eof_received(self) -> None:
-        """Take the end of the client's bytes for its leaving: the transport closes when it has sent what it holds."""
+        """Treat the client's EOF as a disconnect: the transport closes once its buffer is sent."""
         self._set_deadline(self._limits.send_timeout_s)
 
     def pause_writing(self) -> None:
@@ -128,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
             self._exchange.resume()
         self._advance()
 
-    # What the exchange calls.
+    # Called by the exchange.
 
     @property
     def default_headers(self) -> Headers:
@@ -145,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
             return self.is_limited or self._is_broken
         if framing.remaining is None or framing.remaining > MAX_DROPPED_BODY_BYTES:
             return True
-        # Whether a client that was not told to continue sends its body is not known.
+        # A client that got no `100 Continue` may or may not send its body.
         return exchange.head.expects_continue
 
     def answered(self, *, close: bool) -> None:
@@ -161,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
             self._table.note_waiting(self)
             self._advance()
 
-    # What the table calls.
+    # Called by the table.
 
     def has_unread_bytes(self) -> bool:
         """Whether the kernel holds bytes of the client that this process has not had the time to read."""
@@ -283,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         if not framing.is_complete:
             if exchange.body.is_streamed and not exchange.closed:
-                # The client has done its part: the handler is busy with what it has.
+                # The client's request is complete: the handler is still busy with it.
                 self._deadline = None
             return False
         self._framing = self._deadline = None

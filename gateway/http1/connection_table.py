@@ -1,4 +1,4 @@
-"""All connections of one server: who may stay when there are too many, and whose time is up.
+"""All connections of one server: which may stay when there are too many, and which have timed out.
 
 Owns the set of connections, the order of those that wait for a request or receive its body, and the switch to draining.
 A connection waits from its accept, or its last answer, until the next request's head is complete, and receives while a
@@ -22,7 +22,7 @@ from shared.pause_detector import PauseDetector
 
 # Connections beyond the limit: they are served health and refusals, one answer each.
 MAX_EXTRA_CONNECTIONS = 64
-# What a client has to send its request before its connection may be closed to make room. A burst would close itself.
+# Time of a client to send its request before its connection may be closed to make room; else a burst closes itself.
 MIN_WAIT_S = 0.5
 SWEEP_INTERVAL_S = 0.5
 # A sweep that is later than this was held up itself, together with every client's bytes.
@@ -41,7 +41,7 @@ class ConnectionLimits:
         max_per_address: The same for the connections of one client address; None does not limit.
         max_body_bytes_in_flight: Bytes of bodies that may be on their way in, over all connections.
         head_timeout_s: Time from a connection's accept, or the first byte of a request, to the end of its head.
-        body_timeout_s: Time from there to the end of its body, beside what the bytes that arrive are given.
+        body_timeout_s: Time from there to the end of its body, besides the allowance for received bytes.
         keep_alive_s: Time a connection may wait for its next request.
         send_timeout_s: Time for which a client may take no bytes at all, while more wait than the transport likes.
         linger_s: Time after the last answer in which the client's remaining bytes are read and dropped: closing at once
@@ -59,7 +59,7 @@ class ConnectionLimits:
 
 
 class Member(Protocol):
-    """What the table asks of a connection; `is_limited` if it is one too many, and gets one answer at most."""
+    """A connection as the table sees it; `is_limited` if it exceeds the limit, and gets one answer at most."""
 
     address: str
     is_limited: bool

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer. What every handler gets: the head, the body to read, and a way to write bytes.
+"""One HTTP request and its answer. Every handler gets the head, the body to read, and a way to write bytes.
 
 An exchange owns the response side: head, body framing (chunked on HTTP/1.1, so that the connection can serve the next
 request), completion, and callbacks for a client that is gone or reads too slowly. Nothing waits in here: `write` hands
@@ -21,7 +21,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class ResponseChannel(Protocol):
-    """What an exchange needs of its connection."""
+    """The part of a connection that an exchange uses."""
 
     transport: asyncio.Transport
     client: tuple[str, int] | None
@@ -57,7 +57,7 @@ def head_bytes(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class _WritePath:
-    """What each write reads, in one place of memory as in `_Progress` of a flight."""
+    """Fields that each write reads, close in memory like `_Progress` of a flight."""
 
     __slots__ = ("_chunked", "_response_head", "_transport", "closed", "paused_since", "started")
 
@@ -75,7 +75,7 @@ class Exchange(_WritePath):
     Attributes:
         head: The request's head.
         status: Of the answer; 0 before it has begun.
-        more_headers: What the answer carries besides its own headers.
+        more_headers: Headers of the answer besides its own.
         body: The request's body; see `read_body`.
         paused_since: Loop time since when the transport holds more unsent bytes than it wants, or None: while it is
             set, keep further ones back.
@@ -139,7 +139,7 @@ class Exchange(_WritePath):
         return self._channel.client
 
     def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
-        """Send a whole response in one write; to HEAD `length` is that of the body that GET would have."""
+        """Send a whole response in one write; for HEAD, `length` is the length of GET's body."""
         if self.closed or not self._begin(status):
             return
         # A 204 has no body, and must not say how long it is.
@@ -181,7 +181,7 @@ class Exchange(_WritePath):
         try:
             self._transport.write(body)
         except RuntimeError:
-            # The transport has just closed, and its protocol has not been told yet.
+            # The transport has just closed, and `connection_lost` was not called yet.
             self.lose()
 
     def finish(self, body: bytes = b"") -> None:

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HandlerRunner:
-    """The handlers of one server that run now. A handler tells its client of errors itself."""
+    """The handlers of one server that run now. A handler reports errors to its client itself."""
 
     def __init__(self, handler: Handler, exempt_paths: frozenset[str] = frozenset()) -> None:
         self._handler = handler

@@ -33,17 +33,17 @@ HeaderList = list[tuple[bytes, bytes]]
 
 
 class RequestHead(Struct, frozen=True):
-    """What a request says before its body.
+    """The head of a request, before its body.
 
     A struct of msgspec, as `Generation` is, because every request makes one.
 
     Attributes:
         path: Percent-decoded path, without the query.
-        raw_path: The path as it was sent.
+        raw_path: The path as sent.
         headers: Names in lower case; values without surrounding blanks.
         keep_alive: Whether the connection may serve another request afterwards; never with HTTP/1.0.
         content_length: Announced length of the body in bytes; 0 without a body, None for a chunked one.
-        notes: What others have made of the headers alone, by a name of theirs: the same head comes again and again.
+        notes: Values that other modules derive from the headers alone, by key: identical heads come again and again.
     """
 
     method: str
@@ -66,7 +66,7 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def id_header(headers: Iterable[tuple[bytes, bytes]] = ()) -> tuple[bytes, bytes]:
-    """Return the header that names a request in its answer; `headers` are those of the request, as far as known."""
+    """Return the header with the request's id for its answer; `headers` are the request's, as far as known."""
     return REQUEST_ID, request_id_of(headers).encode()
 
 
@@ -104,7 +104,7 @@ def parse_head(data: bytes) -> RequestHead:
     """Parse a head, from its request line to the empty line, both included.
 
     Raises:
-        ApiError: 400 for what is not HTTP, 414 for a long target, 431 for too many headers, 501 for a transfer coding
+        ApiError: 400 for malformed HTTP, 414 for a long target, 431 for too many headers, 501 for a transfer coding
             or a method that is not served, 505 for another version.
     """
     collector = _Collector()
@@ -200,7 +200,7 @@ def _split_target(method: str, target: bytes) -> tuple[bytes, bytes]:
 
 
 MAX_BLANK_BYTES = 64
-# What an idle connection keeps of its last head at most; in memory it is about three times as much.
+# Bytes of the last head that an idle connection keeps at most; in memory it takes about three times as much.
 MAX_REMEMBERED_BYTES = 1 << 10
 
 

@@ -137,7 +137,7 @@ class HttpServer:
         self._accepting: list[asyncio.Task[None]] = []
 
     async def start(self, bound: socket.socket, others: Iterable[socket.socket] = ()) -> None:
-        """Accept connections to a bound socket, and what the owners of `others` leave unaccepted for a moment."""
+        """Accept connections to a bound socket, and those that the owners of `others` leave unaccepted for a moment."""
         bound.listen(BACKLOG)
         self._bound = bound
         self._sweeping = self._tasks.start(self._sweep_forever(), "sweep of connections")

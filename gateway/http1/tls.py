@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
     """Return the context of a server with this certificate; None where no file is given.
 
-    Without `key` the certificate's file has it. Clients without a certificate of `client_ca` fail the handshake.
+    Without `key`, the certificate's file contains it. Clients without a certificate of `client_ca` fail the handshake.
 
     Raises:
         ConfigError: A file cannot be used, or a key or authority is given without a certificate.

@@ -88,7 +88,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What a process serves with."""
+    """The parts of a gateway process."""
 
     public: HttpServer
     operator: HttpServer
@@ -161,7 +161,7 @@ async def _console(
     drift: DriftWatch,
     tasks: TaskSupervisor,
 ) -> list[OperatorRoute]:
-    """Return the routes of the console and of aliases, and begin to tell other gateways what this one has."""
+    """Return the routes of the console and of aliases, and start announcing this gateway's state to the others."""
     config, timelines = services.config, dispatcher.counts.timelines
     own = partial(own_counts, dispatcher.name, dispatcher, services.metrics)
     exchange = TimelineExchange(nats, timelines, lambda: dispatcher.fleet.gateways, own)
@@ -233,7 +233,7 @@ def _cut(dispatcher: Dispatcher, responses: ResponseStore, streams: StreamHub) -
 
 
 def count_connections(metrics: GatewayMetrics, table: ConnectionTable[Connection]) -> None:
-    """Take over what the server of the public port has counted."""
+    """Take over the counts of the public port's server."""
     metrics.connections = len(table.members)
     metrics.connections_evicted = table.num_evicted
     metrics.connections_limited = table.num_limited
@@ -248,7 +248,7 @@ def _connection_limits(config: GatewayConfig) -> ConnectionLimits:
         head_timeout_s=config.head_timeout_s,
         body_timeout_s=config.body_timeout_s,
         keep_alive_s=config.keep_alive_s,
-        # Streams notice slow readers themselves, and tell them; this is for all others.
+        # Streams detect slow readers themselves; this covers all other answers.
         send_timeout_s=config.send_timeout_s + SEND_MARGIN_S,
     )
 

@@ -1,4 +1,4 @@
-"""A gateway process from start to end: assemble the parts, serve until told to stop, drain.
+"""A gateway process from start to end: assemble the parts, serve until the stop signal, drain.
 
 `main` is the entry point. With `processes > 1` it forks children that share the port and only supervises them. A
 process accepts connections once it knows the fleet: until then it would refuse requests for models that are served.
@@ -81,7 +81,7 @@ def _run(
 async def _serve(
     config: GatewayConfig, listeners: Listeners, slot: int, link: ParentLink | None, board: MetricsBoard | None
 ) -> int:
-    """Serve until told to stop, or until a task has died that the process cannot do without; return the exit status."""
+    """Serve until the stop signal, or until an essential task has died; return the exit status."""
     stop, tasks = asyncio.Event(), TaskSupervisor()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -114,7 +114,7 @@ async def _serve(
 
 
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Return what `work` returns, or None if this process is told to stop meanwhile: NATS may keep it waiting."""
+    """Return the result of `work`, or None if the process gets a stop signal first: `work` may wait for NATS."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -50,9 +50,9 @@ EVERY_ROW = tuple(row for _, _, rows in _SECTIONS for row in rows)
 
 _HEAD = """# Metrics
 
-`GET /metrics` on the operator's port, with the operator's key as a bearer token, tells Prometheus everything below. One
-scrape shows all processes that share a port. Scrape every gateway: what is told of the fleet is told by one of them,
-the oldest that is alive, so that sums over gateways count a worker once.
+`GET /metrics` on the operator's port, with the operator's key as a bearer token, exports all metrics below. One
+scrape shows all processes that share a port. Scrape every gateway: only one of them, the oldest that is alive, exports
+the fleet's metrics, so that sums over gateways count a worker once.
 
 Names that begin with `vllm:` mean what they mean in vLLM, so that dashboards made for it show data: per model, and per
 worker where vLLM has an engine. Everything else is Headrace's own. Counters begin at 0 with their process and grow.

@@ -1,4 +1,4 @@
-"""What a scrape of a gateway process shows: its own metrics, the fleet's, and those of the processes beside it.
+"""The metrics that a scrape of a gateway process returns: its own, the fleet's, and those of the processes beside it.
 
 `MetricsBoard` is memory that the parent makes before it forks: one slot a process. Each process writes its own slot
 about once a second, and the process that is scraped reads the others'. Samples keep the label of their process. The
@@ -135,11 +135,11 @@ async def scrape_registry(
     board: MetricsBoard | None,
     tasks: TaskSupervisor,
 ) -> AsyncIterator[CollectorRegistry]:
-    """Make the registry of a process, and run what keeps it current until the block ends.
+    """Make the registry of a process, and run the tasks that keep it current until the block ends.
 
-    What was counted of answers is stored at its end.
+    At the end of the block the counts of answers are stored.
 
-    `slot` is the process's on `board`, where those that share the port show each other their metrics.
+    `slot` is the process's slot on `board`, where processes that share the port exchange their metrics.
     """
     fleet = dispatcher.fleet
     streams = StreamWatch(nats.jetstream(), lambda: fleet.is_eldest)

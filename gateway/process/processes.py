@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ProcessState(enum.Enum):
-    """What a gateway process is doing; the values are what goes through the pipe."""
+    """State of a gateway process; the values are sent through the pipe."""
 
     STARTING = b"s"
     SERVING = b"r"
@@ -62,7 +62,7 @@ class ParentLink:
     state: ProcessState = ProcessState.STARTING
 
     def enter(self, state: ProcessState) -> None:
-        """Take up a state, and tell the parent at once."""
+        """Enter a state, and report it to the parent at once."""
         self.state = state
         self.beat()
 
@@ -80,7 +80,7 @@ class ParentLink:
 
 @dataclass(slots=True)
 class _Child:
-    """One process. `socket_index` names its own socket, free again once it drains or was told to (`is_leaving`)."""
+    """One process. `socket_index` names its own socket, free again once it drains or was asked to (`is_leaving`)."""
 
     slot: int
     socket_index: int
@@ -119,7 +119,7 @@ class ProcessGroup:
         run: Callable[[int, ParentLink], int],
         ended: Callable[[int], None],
     ) -> None:
-        """Run `run(slot, link)` in each child, whose exit status it returns; `ended` is told which slots are freed."""
+        """Run `run(slot, link)` in each child; it returns the exit status. `ended` is called with each freed slot."""
         self._num_processes = num_processes
         self._num_slots = num_processes * SLOTS_PER_PROCESS
         self._listeners = listeners

@@ -1,4 +1,4 @@
-"""What a gateway process asks of its operating system: enough open files, and memory that goes back."""
+"""Operating-system limits of a gateway process: enough open files, and freed memory that is returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway's settings are refused for, before it binds a port, asks a server or forks.
+"""Checks a gateway's settings before it binds a port, contacts a server or forks.
 
 Several processes are forked by a parent that starts each anew when it ends: what one of them refused it would refuse
 for ever, in an unread log.

@@ -1,7 +1,7 @@
 """Answers to `POST /v1/responses`: whole, or as a stream of typed events.
 
-One object is the answer and the sink of its only sequence. A response that is to be stored is stored before the client
-is told that it is complete, so that what a client has seen complete can be read by every gateway.
+One object is the answer and the sink of its only sequence. A response with `store` is stored before its completion is
+sent to the client, so that every gateway can read any response that a client has seen complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shared.messages import Finish
 
 
 class _ResponseChoice(ReadChoice):
-    """Sink of the only sequence: puts what it reads into the output."""
+    """Sink of the only sequence: puts its text into the output."""
 
     def __init__(self, answer: ResponseAnswer, generation: Generation, output: ResponseOutput) -> None:
         super().__init__(answer, 0, generation.reading or PLAIN_READING)
@@ -46,7 +46,7 @@ class _ResponseChoice(ReadChoice):
         self._output.content(text, told)
 
     def reasoning(self, text: str) -> None:
-        """Add to a reasoning item. Log probabilities are those of messages alone."""
+        """Add to a reasoning item. Only messages have log probabilities."""
         self.take_logprobs()
         self._output.reasoning(text)
 
@@ -141,7 +141,7 @@ class WholeResponse(ResponseAnswer):
 
 
 class StreamedResponse(ResponseAnswer, EventAnswer):
-    """A response as a stream of events. Its first output is written at once; what follows waits for the flush."""
+    """A response as a stream of events. Its first output is written at once; later output waits for the flush."""
 
     def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
         EventAnswer.__init__(self, asked, parts)

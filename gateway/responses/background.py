@@ -94,7 +94,7 @@ class BackgroundStream:
         try:
             while not await self._is_over(watch):
                 if self._unsent:
-                    # What has come lately is followed by more.
+                    # Recent output is likely to be followed by more.
                     wait_s, silent_s = FIRST_POLL_S, 0.0
                 else:
                     wait_s, silent_s = min(wait_s * _GROWTH, LAST_POLL_S), silent_s + wait_s
@@ -104,7 +104,7 @@ class BackgroundStream:
                 while self._unsent:
                     yield self._take()
                     await asyncio.sleep(0)
-                # What is heard need not be asked for, but not all may be heard.
+                # Heard updates need no poll, but some may be missed.
                 await self._wait(watch, LAST_POLL_S if watch.has_heard else wait_s)
         except ApiError as error:
             self._unsent.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
@@ -165,17 +165,17 @@ class BackgroundStream:
 
     def _read(self, text: str, in_reasoning: bool) -> None:
         if not self._reader.read(text, in_reasoning=in_reasoning):
-            message = "The response has been computed anew, and begins otherwise than what was sent. Retrieve it whole."
+            message = "The response was recomputed and no longer begins with the text already sent. Retrieve it whole."
             raise ApiError(500, message, code="response_restarted")
 
     def _take(self) -> bytes:
-        """Return the next events, a bounded number: to join all those of a long text takes a twentieth of a second."""
+        """Return the next events, a bounded number: joining all events of a long text takes 50 ms."""
         return b"".join(self._unsent.popleft() for _ in range(min(_EVENTS_AT_ONCE, len(self._unsent))))
 
 
 _log = logging.getLogger(__name__)
 
-# Time for a job that names none; a day is what a request may ask for at most.
+# Default time of a job; a request may ask for a day at most.
 DEFAULT_TIMEOUT_S = 86_400.0
 
 

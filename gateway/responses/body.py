@@ -46,7 +46,7 @@ class TextFormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def text_output(body: TextFormatBody | None) -> StructuredOutput | None:
-    """Return what the text must look like, None for anything; `ApiError` 400 for an unknown or incomplete format."""
+    """Return the required format of the text, None for any; `ApiError` 400 for an unknown or incomplete format."""
     if body is None or body.type == "text":
         return None
     if body.type == "json_object":
@@ -98,7 +98,7 @@ Parts = Annotated[Sequence[PartBody], Meta(max_length=MAX_MESSAGES)]
 
 
 class ItemBody(Struct, kw_only=True, omit_defaults=True):
-    """One item of a conversation as it is kept; its type says which of the fields it has. Others are read over."""
+    """One item of a conversation as stored; its type determines its fields. Other fields are ignored."""
 
     type: Annotated[
         Name | None,
@@ -145,7 +145,7 @@ InputItems = Annotated[list[InputItemBody], Meta(max_length=MAX_MESSAGES)]
 
 
 class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the model is to think, and where the client wants to read it; `generate_summary` is an older name."""
+    """The reasoning effort, and the field that returns the reasoning; `generate_summary` is an older name."""
 
     effort: Annotated[
         ReasoningEffort | None, described("How much the model thinks, as its chat template understands it.", "low")
@@ -163,7 +163,7 @@ class ReasoningBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the text is to look like."""
+    """The format of the text."""
 
     format: Annotated[TextFormatBody | None, described("The form of the text.", {"type": "json_object"})] = None
     verbosity: Annotated[
@@ -218,7 +218,7 @@ class ResponseBody(CacheFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: Annotated[bool | None, described("Allow several calls in one response.", False)] = None
     text: Annotated[TextBody | None, described("The format of the text.", {"format": {"type": "json_object"}})] = None
     reasoning: Annotated[
-        ReasoningBody | None, described("How much the model thinks, and where that is told.", {"effort": "low"})
+        ReasoningBody | None, described("Reasoning effort, and where reasoning is returned.", {"effort": "low"})
     ] = None
     enable_thinking: Annotated[bool | None, described("Think, or do not, where the template knows it.", False)] = None
     thinking: Annotated[

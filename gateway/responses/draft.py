@@ -27,13 +27,13 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
     Attributes:
         id: Of the response; its items' ids follow from it.
         created_at: Unix seconds.
-        parameters: JSON of an object: the fields of the response that repeat what was asked for. Their values are never
+        parameters: JSON of an object: the fields of the response that echo the request. Their values are never
             decoded, since numbers in a schema may be of any size.
         input: The items of this request alone, each with an id.
-        ancestors: Ids of the responses whose conversation this one continues, the oldest first.
-        is_stored: Keep it for later requests.
-        is_background: It is a job of the batch lane.
-        has_encrypted_reasoning: Reasoning items carry what the client needs to give them back.
+        ancestors: Ids of the earlier responses of this conversation, oldest first.
+        is_stored: Whether to keep it for later requests.
+        is_background: Whether it is a job of the batch lane.
+        has_encrypted_reasoning: Whether reasoning items carry `encrypted_content`, to be sent back.
         has_logprobs: Messages carry log probabilities.
         has_summary: Reasoning stands in the summaries of its items.
         is_compaction: Its only item is a summary of the conversation, for the client to go on with.
@@ -183,7 +183,7 @@ def encode_event(kind: str, fields: dict[str, Any], number: int) -> bytes:
 def error_event(error: ApiError, number: int = 0) -> bytes:
     """Return an error in both forms: the documented one, and the nested one by which clients know that it is one.
 
-    `number` is that of the event before it: a client that goes on after the last number it has seen misses nothing.
+    `number` is the preceding event's: a client that continues after the last number it has seen misses nothing.
     """
     fields = {"code": error.code, "message": error.message, "param": error.param}
     return encode_event("error", fields | {"error": {"type": error.type, **fields}}, number)
@@ -230,7 +230,7 @@ class InputTokenCount(Struct, forbid_unknown_fields=True):
 
 
 class CompactedConversation(Struct, forbid_unknown_fields=True):
-    """What a client goes on with in the place of a conversation: the user's messages, then an item `compaction`."""
+    """The compacted conversation with which a client continues: the user's messages, then an item `compaction`."""
 
     id: str
     object: Literal["response.compaction"]

@@ -35,9 +35,9 @@ from shared.tokenizer_calls import TokenizeCall
 class ResponsesEndpoint(Endpoint):
     """Reads the conversation that a request continues, and stores the response.
 
-    Methods that read a request raise an `ApiError`: 400 for what is wrong or not served, and for an item that cannot be
-    decrypted; 404 for a response or item that it refers to and that is missing, each naming it in `param`; 410 if its
-    output is no longer kept; 429 if the key has read enough; 503 if NATS does not answer.
+    Methods that read a request raise an `ApiError`: 400 for invalid or unsupported input, and for an item that cannot
+    be decrypted; 404 for a missing response or item, both naming it in `param`; 410 if its output is no longer kept;
+    429 if the key has reached its read limit; 503 if NATS does not answer.
     """
 
     path = "/v1/responses"
@@ -50,7 +50,7 @@ class ResponsesEndpoint(Endpoint):
         self._history = History(store)
 
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> ResponseGeneration:
-        """Parse the body, and read what it refers to."""
+        """Parse the body, and read the stored items that it refers to."""
         request = await self._bodies.read(principal.tenant, len(body), partial(self._request, body, rules))
         principal.check_model(request.model)
         if not _refers(request):

@@ -1,9 +1,9 @@
 """Reads and keeps the items of a conversation by their types, and makes the ids of items.
 
-A call of one of OpenAI's own tools is a call, and what it brought is its result, as of any function; what such an item
-holds besides was never part of a prompt. What is kept of a request's items is what a later request reads of them: only
-this is part of a prompt and so counts as tokens, and whatever else an item holds, however large, is not stored. The id
-of an item names its response, so that it can be found by itself.
+A call of one of OpenAI's own tools becomes a function call, and its output that call's result; the item's other fields
+were never part of a prompt. Only the fields that a later request reads are stored: these go into the prompt and so
+count as tokens. All other fields of an item, however large, are dropped. The id of an item names its response, so that
+the item can be found by its id alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HostedItem:
         name: The tool; None where the item names it.
         arguments: The field with the arguments, if it is a call.
         output: The fields that may hold the result; the first that is given does.
-        is_whole: The arguments are that field's value, instead of an object that has it.
+        is_whole: The arguments are that field's value instead of an object with the field.
         runs_at_openai: The result stands in the item itself, or nowhere.
     """
 
@@ -101,7 +101,7 @@ def _has_parts(raw: Raw) -> bool:
 
 
 def _text(raw: Raw) -> Raw:
-    """Return a value as JSON of a text: a text as it is, anything else as its JSON."""
+    """Return a value as text: a string unchanged, anything else as JSON."""
     if bytes(raw).startswith(b'"'):
         return raw
     return Raw(msgspec.json.encode(bytes(raw).decode()))
@@ -112,7 +112,7 @@ _FIELDS = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "namespace", "arguments"),
     "function_call_output": ("call_id", "name", "output"),
-    # What was encrypted is content by now.
+    # Encrypted content has already been decrypted into `content`.
     "reasoning": ("content", "summary"),
     "compaction": ("encrypted_content",),
     **dict.fromkeys(HOSTED_ITEMS, ("call_id", "name", "namespace", "arguments", "output")),
@@ -122,7 +122,7 @@ _FIELDS = {
 def is_left_out(item: ItemBody) -> bool:
     """Whether an item is not part of a prompt: a call that ran at OpenAI and holds no result.
 
-    Alone it is no use to a model, and what came of it is in the message that follows.
+    Alone it is useless to a model, and its outcome is in the message that follows.
     """
     form = HOSTED_ITEMS.get(item.type or "message")
     return form is not None and form.runs_at_openai and item.output is None
@@ -140,7 +140,7 @@ def kept_item(item: ItemBody) -> ItemBody:
 
 
 def listed_item(item: ItemBody) -> dict[str, Any]:
-    """Return an item as it is listed: its content is a list of parts."""
+    """Return an item in its listed form: its content is a list of parts."""
     fields: dict[str, Any] = msgspec.to_builtins(item)
     if isinstance(item.content, str):
         is_own = item.role == "assistant"

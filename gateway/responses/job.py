@@ -35,13 +35,13 @@ _PIECE_CHARACTERS = 32
 
 
 class BackgroundJob(Struct, frozen=True, kw_only=True):
-    """What is needed to follow a job, and to read what it has written.
+    """The data needed to follow a job and to read its output.
 
     Attributes:
-        stream_seq: Number of its message in the tenant's stream.
-        deadline: Unix seconds after which it is not computed any more.
-        chat_format: Format of the text; None where all of it is content.
-        tools: Those that it offers.
+        stream_seq: Sequence number of its message in the tenant's stream.
+        deadline: Unix seconds after which it is no longer computed.
+        chat_format: Format of the text; None if all of it is content.
+        tools: Its tools.
         includes_reasoning: The client gets the reasoning.
     """
 
@@ -86,13 +86,13 @@ def error_of(result: BatchResult) -> ResponseError | None:
 
 
 class JobReader:
-    """Reads the text of a job into an output, as far as it is there.
+    """Reads the text of a job so far into an output.
 
-    What it makes of a text, and the events of that, depend on the text alone and not on the pieces in which it comes.
-    So another gateway tells the same events with the same numbers.
+    The output and its events depend only on the text, not on the pieces in which it arrives. So every gateway sends the
+    same events with the same numbers.
 
     Attributes:
-        text: What has been read.
+        text: The text read so far.
     """
 
     def __init__(self, reading: OutputReading, output: ResponseOutput) -> None:
@@ -106,11 +106,11 @@ class JobReader:
         self._num_reasoning = 0
 
     def read(self, text: str, *, in_reasoning: bool) -> bool:
-        """Read a text that begins with what was read before; False if it begins otherwise, and nothing was read.
+        """Read a text that extends the one read before; False, and nothing is read, if it begins differently.
 
         Args:
-            text: Everything so far. It may be less than before: a worker may have begun anew, or told late.
-            in_reasoning: It begins in the middle of reasoning.
+            text: The whole text so far. It may be shorter than before: a worker may have restarted, or reported late.
+            in_reasoning: Whether it begins in the middle of reasoning.
         """
         if self.text.startswith(text):
             # Of a job that has written nothing it is not even known where its text begins.
@@ -131,7 +131,7 @@ class JobReader:
         self._output.finish(is_complete=is_complete)
 
     def usage(self, result: BatchResult) -> ResponseUsage:
-        """Return the token counts of a job. Those of reasoning are told from its share of the text."""
+        """Return the token counts of a job. Reasoning tokens are estimated from their share of the text."""
         share = self._num_reasoning / len(self.text) if self.text else 0.0
         return ResponseUsage.of(
             input_tokens=result.prompt_tokens,

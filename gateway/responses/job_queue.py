@@ -34,7 +34,7 @@ from shared.streams import PROGRESS_STREAM
 from shared.subjects import cancel_subject, progress_subject, request_subject, result_subject
 
 _TIMEOUT_S = 3.0
-# A worker that is asked to end a job stores its result within so long; one that has died never does.
+# A worker that is asked to end a job stores its result within this time; a dead one never does.
 _WORKER_ANSWERS_S = 2.0
 _ASK_EVERY_S = 0.5
 # A worker may be about to store a result when the time of its job is over.
@@ -132,7 +132,7 @@ class JobQueue:
             raise _no_longer_kept(ref.response_id, found)
         if found is not None:
             return self._decode_result(found)
-        # Its time is over, whoever should have said so.
+        # Its deadline has passed, although no worker recorded its end.
         return ref.result("expired") if self.clock.now() > ref.job.deadline + _GRACE_S else None
 
     async def state(self, ref: JobRef) -> JobState:
@@ -145,10 +145,10 @@ class JobQueue:
         return JobState(await self._is_taken(ref))
 
     async def cancel(self, ref: JobRef) -> None:
-        """End a job with what it has, unless it has ended.
+        """End a job with its output so far, unless it has ended.
 
-        The worker that has it is asked first: it alone knows all that was generated. Where it does not answer, the job
-        ends with what was last recorded of it.
+        Its worker is asked first: only the worker knows the whole text. If it does not answer, the job ends with its
+        last recorded progress.
         """
         state = await self.state(ref)
         if state.is_running:
@@ -191,7 +191,7 @@ class JobQueue:
         return True
 
     async def _withdraw(self, ref: JobRef) -> None:
-        """Take a job out of the queue and from a worker that has it after all, which would compute in vain."""
+        """Remove a job from the queue, and cancel it at a worker that took it meanwhile and would compute in vain."""
         with contextlib.suppress(*_ERRORS):
             await self._js.delete_msg(batch_stream(ref.tenant), ref.job.stream_seq)
         with contextlib.suppress(*SEND_ERRORS):

@@ -1,9 +1,9 @@
-"""The `encrypted_content` of items of reasoning and of summaries: what a client gives back with its next request.
+"""The `encrypted_content` of reasoning and summary items, which a client returns with its next request.
 
-It is the text, encrypted and authenticated with a key that is made of the operator's secret, for one tenant, model and
-kind of item. So only gateways with the same secret read it. What was changed, or was made for another tenant, model or
-kind, or by another provider, is refused. The same text of the same item is always encrypted to the same bytes, because
-the events of a background response are told again by whichever gateway is asked.
+It is the text, encrypted and authenticated with a key derived from the operator's secret, for one tenant, model and
+kind of item. So only gateways with the same secret can read it. Content that was changed, or made for another tenant,
+model or kind, or by another provider, is refused. The same text of the same item always encrypts to the same bytes,
+because any gateway may send the events of a background response again.
 """
 
 from __future__ import annotations

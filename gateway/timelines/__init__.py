@@ -1,1 +1,1 @@
-"""The lives of requests: kept for a while by each gateway process, told to operators and to other gateways."""
+"""Timelines of requests: kept for a while by each gateway process, for operators and other gateways."""

@@ -1,4 +1,4 @@
-"""What all gateway processes keep of requests, and count: each answers for itself when another one asks.
+"""Timelines and counts of all gateway processes: each answers for itself when another one asks.
 
 A process that does not answer within a second is left out; so is one of an earlier version.
 """
@@ -32,7 +32,7 @@ class TimelineExchange:
         others: Callable[[], Collection[str]],
         counts: Callable[[], GatewayCounts],
     ) -> None:
-        """Ask `others` over `nats`; answer with what `keeper` keeps, and with `counts`."""
+        """Ask `others` over `nats`; answer with the timelines of `keeper`, and with `counts`."""
         self._nats = nats
         self._keeper = keeper
         self._others = others

@@ -1,4 +1,4 @@
-"""Timelines of batch jobs, lines of `/v1/batches` and background responses: read from what NATS keeps of them.
+"""Timelines of batch jobs, lines of `/v1/batches` and background responses: read from their records in NATS.
 
 Results are kept for days, so these timelines outlive every process. They tell of the last attempt alone.
 """
@@ -32,7 +32,7 @@ class JobTimelines:
         self._decode_result = msgspec.json.Decoder(BatchResult).decode
 
     async def find(self, job_id: str) -> list[Timeline]:
-        """Return the jobs of an id, or those of the batch line with that id; raises NATS's errors and `OSError`."""
+        """Return the jobs with an id, or those of the batch line with it; raises NATS's errors and `OSError`."""
         found = await self._jobs(job_id)
         if not found and job_id.startswith("batch_"):
             # One job for each choice of a line.

@@ -1,4 +1,4 @@
-"""A timeline as people look at it: rows of bars, what happened in order, and the receipt of all attempts."""
+"""A timeline for display: rows of bars, the events in order, and the receipt of all attempts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Event(Struct, frozen=True):
 
 
 class ReceiptView(Struct, frozen=True, kw_only=True):
-    """What all attempts took. `retries_ms` is the part of those that were lost; `cost` as priced."""
+    """Cost of all attempts. `retries_ms` is the part of lost attempts; `cost` is the price."""
 
     device_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -75,7 +75,7 @@ class ReceiptView(Struct, frozen=True, kw_only=True):
 
 
 class TimelineView(Struct, frozen=True, kw_only=True):
-    """All that is shown of a request; `timeline` has the fields of `Timeline`, and those of receipts by name, too."""
+    """Everything shown of a request; `timeline` has the fields of `Timeline`, and those of receipts by name, too."""
 
     timeline: dict[str, Any]
     rows: list[Row]
@@ -85,10 +85,10 @@ class TimelineView(Struct, frozen=True, kw_only=True):
 
 
 def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
-    """Return what to show of a request; its device time is priced if an hour has a cost."""
+    """Return the view of a request; its device time is priced if an hour has a cost."""
     rows = [Row("request", list(_request_bars(timeline)))]
     came = f"the request came to {timeline.gateway}" if timeline.gateway else "the job was published"
-    # Of what happened at once, the request's admission comes first, and its own end last.
+    # Among simultaneous events, the request's admission comes first, and its own end last.
     events = [Event(0.0, came), *_admission(timeline)]
     first = _first_to_answer(timeline)
     for number, life in enumerate(timeline.sequences):
@@ -157,7 +157,7 @@ def _began_s(attempt: Attempt, first_token_s: float | None = None) -> float:
 
 
 def _first_to_answer(timeline: Timeline) -> Attempt | None:
-    """Return the attempt that the request's first token is from, as far as the workers' receipts tell."""
+    """Return the attempt that produced the first token, as far as the workers' receipts show."""
     found, earliest_s = None, math.inf
     for life in timeline.sequences:
         for attempt in life.attempts:
@@ -205,7 +205,7 @@ def _attempt_events(name: str, attempt: Attempt, base_s: float) -> Iterator[Even
         yield Event(attempt.published_s, f"{name}attempt {attempt.epoch}, because {why}")
     receipt = attempt.receipt
     if attempt.claimed_s is not None:
-        # The worker tells of its claim by another way than of its steps, which may be the faster one.
+        # The worker reports its claim and its steps on different paths; the steps may arrive first.
         claimed_s = attempt.claimed_s if receipt is None else min(attempt.claimed_s, base_s)
         yield Event(claimed_s, f"{name}claimed by {attempt.worker}")
     if receipt is not None:
@@ -230,7 +230,7 @@ def _receipt(timeline: Timeline, device_hour_cost: float | None) -> ReceiptView:
     names = ("device_s", "prefill_s", "rejected_s", "recomputed_s")
     device_s, prefill_s, rejected_s, recomputed_s = (sum(getattr(each, name) for each in receipts) for name in names)
     energies = [each.energy_j for each in receipts if each.energy_j is not None]
-    # What a prefill worker has computed is fetched by the one that goes on: nothing of it is done again.
+    # The decode worker fetches the prefill worker's blocks: nothing is recomputed.
     lost = [each.receipt for each, is_last in told if not is_last and each.end != "prefilled"]
     return ReceiptView(
         device_ms=1e3 * device_s,
@@ -251,7 +251,7 @@ def _receipt(timeline: Timeline, device_hour_cost: float | None) -> ReceiptView:
 
 
 def _curl(timeline: Timeline) -> str | None:
-    """Return a command that asks the same again, as far as it is kept; without texts, where they are hidden."""
+    """Return a command that repeats the request, as far as it is kept; without texts if they are hidden."""
     path = _PATHS.get(timeline.route)
     if path is None or not timeline.model:
         return None

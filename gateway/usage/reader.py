@@ -21,13 +21,13 @@ from gateway.errors import ApiError
 from shared.usage_ledger import HOUR_DIGITS, MEASURES, Measure, day_of, hour_of, read_hours, read_usage
 
 MAX_READS = 8
-# Reads of a tenant in hand, of which one is under way, and of all tenants.
+# Pending reads of one tenant, of which one runs at a time, and of all tenants.
 MAX_OF_TENANT = 8
 MAX_OF_PROCESS = 128
 _CONCURRENT_WALKS = 4
 # For more hours than this, reading all hours of the tenant at once is cheaper than one read for each.
 _FEW_HOURS = 8
-# What was counted of a period arrives later, after an outage much later: it is read again after a while.
+# Counts of a period arrive late, after an outage much later: they are read again after this time.
 _SETTLED_S = 300.0
 _KEPT_S = 600.0
 _MAX_KEPT = 16_384

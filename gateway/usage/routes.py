@@ -65,7 +65,7 @@ class TenantUsage(Struct, forbid_unknown_fields=True):
 
 
 class CompletionsUsage(Struct, forbid_unknown_fields=True):
-    """A result in a bucket of OpenAI's usage API. What is not told apart is null."""
+    """A result in a bucket of OpenAI's usage API. Fields by which results are not grouped are null."""
 
     object: Literal["organization.usage.completions.result"]
     input_tokens: int
@@ -175,7 +175,7 @@ class UsageRoutes:
         size, now = width.seconds, int(time.time())
         start, end = _span(query, width, now)
         limit = whole_number(query.get("limit"), "limit", 1, width.most, width.default)
-        # What was kept when the page before was told may no longer be: the next page begins with what is.
+        # Hours of the previous page's time may have expired since: this page begins with the first one still kept.
         page = max(start, whole_number(query.get("page"), "page", 0, _LAST_S, start) // size * size)
         begins = range(page, max(page, end), size)
         shown, models = begins[:limit], {*query.getlist("models"), *query.getlist("models[]")}
@@ -221,7 +221,7 @@ class UsageRoutes:
 
 
 def _span(query: QueryParams, width: _Width, now: int) -> tuple[int, int]:
-    """Return the first bucket's begin and the end, now at the latest; `ApiError` 400 for what is no longer kept."""
+    """Return the start of the first bucket, and the end, at most now; `ApiError` 400 for a period no longer kept."""
     size = width.seconds
     asked = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0)
     end = whole_number(query.get("end_time"), "end_time", 0, _LAST_S, max(now, asked))

@@ -1,4 +1,4 @@
-"""What the benches of engines and servers share: measuring in turn, rows with ratios to the best peer, options."""
+"""Shared by the benches of engines and servers: measuring in turn, rows with ratios to the best peer, options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = "headrace"
 
 
 class Figures(Protocol):
-    """What an engine or a server did under a load: a dataclass whose fields `medians` understands."""
+    """Result of an engine or server under a load: a dataclass whose fields `medians` understands."""
 
     @property
     def decode_rate(self) -> float:
@@ -42,7 +42,7 @@ Rates = Mapping[tuple[str, int], float]
 
 
 def in_turns(measures: Mapping[str, Callable[[], Value]], rounds: int) -> dict[str, list[Value]]:
-    """Call each once a round, so that all share the machine's good and bad moments; return what they returned."""
+    """Call each once a round, so that all share the machine's good and bad moments; return their results."""
     found = [{name: measure() for name, measure in measures.items()} for _ in range(rounds)]
     return {name: [each[name] for each in found] for name in measures}
 

@@ -36,7 +36,7 @@ _READ_ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of an engine: `batch` sequences of `prompt` tokens, and `new` decode steps of all of them."""
+    """Load on an engine: `batch` sequences of `prompt` tokens, and `new` decode steps of all of them."""
 
     batch: int
     prompt: int
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What an engine did under a load.
+    """Result of an engine under a load.
 
     Attributes:
         prefill_rate: Prompt tokens per second while any prompt was unfinished.
@@ -61,7 +61,7 @@ class Measurement:
     bandwidth_fraction: float | None = None
 
     def others(self) -> dict[str, float]:
-        """Return what is recorded of a comparison beside the decode rate."""
+        """Return the figures of a comparison to record beside the decode rate."""
         share = {} if self.bandwidth_fraction is None else {"bandwidth_fraction": round(self.bandwidth_fraction, 3)}
         return {"prefill_tokens_per_s": round(self.prefill_rate, 1), **share}
 
@@ -172,7 +172,7 @@ def medians(results: Values[Figures]) -> Figures:
 def read_bandwidth(num_bytes: int = LARGE_READ_BYTES) -> float:
     """Measure bytes per second of reading `num_bytes` again and again, with torch's number of threads.
 
-    What a step reads may fit into a cache, so a step is compared with a plain read of as many bytes. The best of some
+    A step's reads may fit into a cache, so a step is compared with a plain read of as many bytes. The best of some
     rounds of two plain reads, a sum and a product with a vector, counts.
     """
     num_rows = -(-min(max(num_bytes, _LEAST_READ_BYTES), LARGE_READ_BYTES) // (4 * _ROW_VALUES))
@@ -196,9 +196,9 @@ def bandwidth_share(step_bytes: int, step_s: float, read_rate: float) -> float |
 
 
 def share_text(share: float | None, step_bytes: int) -> str:
-    """Return a share as it is printed, or why a step has none.
+    """Return a share as text, or why a step has none.
 
-    What is too large for every cache cannot have come from one: then the peak is too low or the bytes are too many.
+    A step too large for every cache cannot have run from one: then the peak is too low or the bytes are too many.
     """
     if share is not None:
         return f"{share:.0%}"

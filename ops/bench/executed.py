@@ -82,7 +82,7 @@ class _MeasuringRunner:
 
 @dataclass(slots=True)
 class Execution:
-    """What a load did.
+    """Result of a load.
 
     Attributes:
         arrivals: The load.
@@ -151,7 +151,7 @@ class ExecutedEngine:
         return sequence
 
     def _answer(self, events: Sequence[SequenceEvent], begun: float) -> None:
-        """Do what a worker does with the tokens of a step: make text of them, and a frame for the gateway."""
+        """Handle the tokens of a step as a worker does: detokenize them, and make a frame for the gateway."""
         deltas = []
         for event in events:
             text = "".join([self._outputs[event.sequence.id][0].feed(token) for token in event.token_ids])

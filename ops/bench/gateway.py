@@ -1,7 +1,7 @@
 """Load on a gateway: requests/s, tokens/s, TTFT, gaps between tokens, CPU per process and per token, peak memory.
 
 `make bench` starts the system with a simulated engine, which makes one token per running sequence every `--step-ms`, so
-what is measured is the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --isolated` starts
+it measures the gateway, the queue and the worker's consumer. `python -m ops.bench.gateway --isolated` starts
 NATS, one gateway and a worker without an engine instead, whose texts carry the time they were made, so that the delay
 of each token is known and the gateway saturates first. Both measure, in the same run, the floor: an asyncio server that
 only writes the same bytes at the same pace. Bounded, and loopback only.
@@ -38,7 +38,7 @@ from ops.stack.plan import DEMO_MODEL_NAME
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the command line names, print a table, and record each row; return 1 where nothing starts."""
+    """Run the measurements of the command line, print a table, and record each row; return 1 if nothing starts."""
     parser = bench_parser("gateway", __doc__)
     parser.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
     parser.add_argument("--gateways", type=positive, default=1, help="Gateway processes of the whole system.")

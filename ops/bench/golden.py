@@ -1,4 +1,4 @@
-"""Golden probes of the right model, in memory: false alarms, and what a probe takes from others.
+"""Golden probes of the right model, in memory: false alarms, and the cost of a probe to other requests.
 
 Run as `python -m ops.bench.golden`. The engine alone serves the demo model, beside random people and jobs, in many
 forms: number types, kernels compiled or plain torch, threads, tokens of a step, places and blocks. What one form rounds

@@ -1,4 +1,4 @@
-"""What a prefix costs that comes from the host's memory, files, or another worker, and what keeping it costs streams.
+"""Cost of a prefix from host memory, files, or another worker, and the cost to streams of keeping it.
 
 Run as `python -m ops.bench.kv_tiers [--shape 15m] [--prompt 8192]`. Engine, scheduler and runner are real, without
 queue and tokenizer, on the CPU; engines share a runner and take turns. A prompt is served, others overwrite it, and it

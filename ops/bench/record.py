@@ -1,4 +1,4 @@
-"""Benchmark results as JSON lines under `ops/bench/results/`, with what is needed to repeat and to compare them."""
+"""Benchmark results as JSON lines under `ops/bench/results/`, with the data needed to repeat and compare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole servers beside each other over HTTP, on this machine's CPU: what is left of the engine's speed for a client.
+"""Whole servers beside each other over HTTP, on this machine's CPU: the engine's speed as a client sees it.
 
 Run as `make bench-served` or `python -m ops.bench.served`. Ours runs with its queue, beside llama.cpp's and vLLM's
 servers at equal precision: random prompts in token ids, streams that begin together, decode rates as `engine_compare`
@@ -49,7 +49,7 @@ class StreamError(PeerUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server did with streams that began together.
+    """Result of a server with streams that began together.
 
     Attributes:
         decode_rate: Tokens per second of all, from the last stream's first token to the first stream's last one.
@@ -62,7 +62,7 @@ class Served:
     engine_alone_rate: float | None = None
 
     def others(self) -> dict[str, float]:
-        """Return what is recorded of a comparison beside the decode rate."""
+        """Return the figures of a comparison to record beside the decode rate."""
         alone = self.engine_alone_rate
         times = {"ttft_p50_ms": round(self.ttft_p50_s * 1e3, 1), "ttft_max_ms": round(self.ttft_max_s * 1e3, 1)}
         return times | ({} if alone is None else {"engine_alone_tokens_per_s": round(alone, 1)})
@@ -72,7 +72,7 @@ async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: 
     """Ask for a completion of `max_tokens` of each prompt, all at once.
 
     Raises:
-        StreamError: The server does not listen, an answer is not what was asked for, or streams do not overlap.
+        StreamError: The server does not listen, an answer does not match its request, or streams do not overlap.
     """
     requests = [(0.0, address.completion(prompt, max_tokens, closes=True, temperature=0)) for prompt in prompts]
     try:

@@ -60,7 +60,7 @@ def fitted_loads(draw: random.Random) -> list[list[Arrival]]:
 
 
 def scored_loads(saturation: float, num_requests: int, seed: int) -> dict[str, list[Arrival]]:
-    """Return loads that nothing was fitted to: rates as shares of what is served at most, and more than that."""
+    """Return loads that the fit did not use: request rates as shares of the saturation rate, and above it."""
     loads = {
         f"{share:.0%} of saturation": Synthetic(num_requests, share * saturation, 150, 60, spread=0.6)
         for share in (0.3, 0.6, 0.8)
@@ -84,7 +84,7 @@ def fitted(steps: Sequence[MeasuredStep], measured_on: str) -> Profile:
 
 
 def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:
-    """Return what the simulation says."""
+    """Return the simulation's figures."""
     scenario = Scenario(1, profile.worker.config(), profile.times, ttft_slo_s=1e6, latency_s=profile.latency_s)
     outcome = simulate(scenario, iter(arrivals))
     found = (outcome.output_tokens_per_s, *outcome.ttft_s.values(), *outcome.itl_s.values())
@@ -250,7 +250,7 @@ def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Pr
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, fit and score."""
     parser = bench_parser("simulate", __doc__)
-    parser.add_argument("--profile", type=writable, help="file to write what was fitted, for `headrace simulate`")
+    parser.add_argument("--profile", type=writable, help="file to write the fitted profile, for `headrace simulate`")
     parser.add_argument("--served", action="store_true", help="score the whole system too")
     parser.add_argument("--requests", type=positive, default=200, help="of each load that is scored")
     parser.add_argument("--rounds", type=positive, default=1, help="in which each load is served once")

@@ -76,7 +76,7 @@ class StampingWorker:
         self._has_admitted.set()
 
     async def _begin_admitted(self) -> None:
-        """Send the first token of each request at once: what is left of its time to first token is not the engine's."""
+        """Send the first token of each request at once: so the engine adds nothing to the time to first token."""
         while True:
             await self._has_admitted.wait()
             self._has_admitted.clear()

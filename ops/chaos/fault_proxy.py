@@ -20,8 +20,8 @@ _BUFFER_BYTES = 16384
 class LinkState(Enum):
     """What happens to the bytes of a link.
 
-    `PARTITIONED` keeps all bytes back and leaves connections open. `HALF_OPEN` keeps back only what the server says,
-    `MUTE` only what it is told. `CUT` closes connections and refuses new ones. `SLOW` delays each piece by `delay_s`,
+    `PARTITIONED` keeps all bytes back and leaves connections open. `HALF_OPEN` keeps back only the server's bytes,
+    `MUTE` only the client's. `CUT` closes connections and refuses new ones. `SLOW` delays each piece by `delay_s`,
     `NARROW` passes `bytes_per_s` in each direction.
     """
 

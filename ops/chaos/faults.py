@@ -77,7 +77,7 @@ class Squeeze(_PartFault):
     """No memory for a process: every allocation that needs a new page from the kernel fails; killed after `for_s`."""
 
     async def run(self, system: System) -> None:
-        """Take its memory, then kill what is left."""
+        """Take its memory, then kill the process if it still runs."""
         part = system.part(self.part)
         if part.is_running:
             with contextlib.suppress(ProcessLookupError):

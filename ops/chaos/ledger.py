@@ -114,7 +114,7 @@ class Entry:
 
     @property
     def answer(self) -> Reference:
-        """What was received, in the form of a reference."""
+        """The received answer, in the form of a reference."""
         choices = [self.choices[index] for index in sorted(self.choices)]
         return Reference(
             tuple("".join(choice.text) for choice in choices),

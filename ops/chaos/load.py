@@ -29,9 +29,9 @@ class Load:
 
     Attributes:
         timeout_s: A request that takes longer counts as never ended.
-        pause_s: A refused client waits so long; by default as long as it is told, at most a second.
-        max_lag_s: Longest time for which this process itself stood still: silences shorter than this prove nothing.
-        num_left: Requests that `run` has still to ask.
+        pause_s: Wait of a refused client; by default its `Retry-After`, at most a second.
+        max_lag_s: Longest stall of this process itself: shorter silences prove nothing.
+        num_left: Requests that `run` has still to send.
     """
 
     system: System = field(kw_only=False)

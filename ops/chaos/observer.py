@@ -1,4 +1,4 @@
-"""An administrator's view of NATS during a scenario: who is alive, what is held, and what waits in the queues."""
+"""An administrator's view of NATS during a scenario: live workers, held requests, and messages in the queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outcome of a scenario: counts, silences and leaks, beside what was promised; as a table row and a JSON line."""
+"""The outcome of a scenario: counts, silences and leaks, beside the promised ones; as a table row and a JSON line."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class System:
         environ = _environ() | own | ({} if self.clock is None else self.clock.environ)
         command = [sys.executable, "-m", module]
         if (commit := self.options.commit_of.get(name)) is not None:
-            # Without -P what is in the current directory would be imported first.
+            # Without -P, modules of the current directory would be imported first.
             command.insert(1, "-P")
             environ["PYTHONPATH"] = str(self.directory / commit)
         return self._part(name, command, environ, lambda log: " serving " in log or '"serving"' in log)

@@ -10,7 +10,7 @@ _EXIT_INTERRUPTED = 130
 def main() -> None:
     """Run the command line and exit: 2 with one line on standard error when a setting or a server is at fault."""
     try:
-        # Within: what is imported here is most of the first moment, in which Ctrl-C may come as well.
+        # Imported within `try`: the imports take most of the start, during which Ctrl-C may come as well.
         from ops.cli.command_line import run
 
         code = run()

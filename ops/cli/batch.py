@@ -147,10 +147,10 @@ for _command in (list_, *COMMANDS):
 def cancel(
     config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool, **api: Any
 ) -> None:
-    """Cancel batches or jobs that wait or run: each ends with what it has, and its result says `cancelled`.
+    """Cancel waiting or running batches or jobs: each keeps its output so far, and its result says `cancelled`.
 
-    Where no worker answers within two seconds, it ends with what was last saved of it. Prints one JSON object a job. A
-    job that has ended keeps its result.
+    If no worker answers within two seconds, a job ends with its last saved progress. Prints one JSON object per job.
+    A job that has ended keeps its result.
     """
     if bool(ids) == is_all:
         raise click.UsageError("Give ids of jobs, or --all for everything that the filters select.")
@@ -188,7 +188,7 @@ def cancel(
 async def _cancel(
     config: QueueAccess, url: str, tenant: str, model: str | None, ids: frozenset[str], cancelled: list[QueuedJob]
 ) -> None:
-    """Cancel the jobs that are meant and add them to `cancelled`; what NATS refuses is told when all were tried."""
+    """Cancel the selected jobs and add them to `cancelled`; refusals by NATS are reported after all were tried."""
     from ops.cli.batch_queue import BatchQueue, RefusedCancelError
     from shared.server_clock import ServerClock
 

@@ -74,7 +74,7 @@ class BatchApi:
         return self.endpoint.call("GET", f"/v1/batches?limit={limit}{f'&after={after}' if after else ''}")
 
     def download(self, file_id: str, start: int, target: BinaryIO) -> int:
-        """Write what a file has from a byte on, which may be nothing yet; return where that ends."""
+        """Write a file's bytes from an offset on, possibly none yet; return the end offset."""
         headers = {"Range": f"bytes={start}-"} if start else {}
         try:
             response = self.endpoint.open("GET", f"/v1/files/{file_id}/content", None, headers)

@@ -26,10 +26,10 @@ from shared.nats_files import NatsFiles
 from shared.streams import RESULTS_STREAM
 from shared.subjects import request_subject, result_subject
 
-# After so long without a result the publisher is told: it may not listen to workers, so nothing else would.
+# After this time without a result the client tells the publisher: it may not hear workers, so nothing else would.
 SILENCE_S = 10.0
 _CONNECT_TIMEOUT_S = 10.0
-# That there is no connection is told once, by what is called when it is lost: each attempt to connect is an error too.
+# A lost connection is reported once, by the disconnect callback: each attempt to reconnect raises one of these too.
 _OF_CONNECTIONS = (OSError, UnexpectedEOF, StaleConnectionError)
 # A result that passed by while we were reconnecting is found in the stream.
 _LOOK_EVERY_S = 2.0
@@ -106,7 +106,7 @@ class BatchClient:
         return result
 
     async def results(self, requests: list[Request], timeout_s: float) -> AsyncIterator[dict[str, Any]]:
-        """Publish the requests and yield each result as soon as it is there."""
+        """Publish the requests and yield each result as it arrives."""
         assert self._client is not None
         arrived: asyncio.Queue[Msg] = asyncio.Queue()
         clock = asyncio.get_running_loop().time
@@ -128,7 +128,7 @@ class BatchClient:
             if wait_s <= 0:
                 raise DependencyError(
                     f"after {timeout_s:g} s {len(missing)} of {len(requests)} results are missing, such as "
-                    f"{min(missing)}; what is published stays in the queue until a worker serves its model"
+                    f"{min(missing)}; published requests stay in the queue until a worker serves their model"
                 )
             try:
                 message = await asyncio.wait_for(arrived.get(), wait_s)
@@ -141,7 +141,7 @@ class BatchClient:
                 yield json.loads(data)
 
     async def _unless_refused(self, publication: Awaitable[Any], tenant: str) -> None:
-        """Wait for a publication's acknowledgement; NATS sends none for what a user may not publish, but an error."""
+        """Wait for a publication's acknowledgement; for a forbidden subject NATS sends an error instead."""
         published = asyncio.ensure_future(publication)
         refused = asyncio.ensure_future(self._refusals.get())
         await asyncio.wait({published, refused}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
 """`headrace batch submit`, `watch` and `results`: batches of OpenAI's API from the terminal.
 
-A batch is computed by the system: whoever closes `watch` and calls it again sees where it has come to.
+The system computes the batch: `watch` can be stopped and called again at any time to see the progress.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ class _Bar:
         self._is_open = False
 
     def show(self, num: int, total: int, is_last: bool, more: str = "", most_s: float = math.inf) -> None:
-        """Show how much is done; the time that is left follows from what was done since the first call.
+        """Show the progress; the remaining time is estimated from the rate since the first call.
 
-        It is left out where it is more than `most_s`.
+        It is left out if it exceeds `most_s`.
         """
         now = self._clock()
         self._first = num if self._first is None else self._first
@@ -190,14 +190,14 @@ class _Bar:
         self._is_open = True
 
     def end(self) -> None:
-        """Leave the bar as it is."""
+        """End the line of the bar."""
         if self._is_open:
             sys.stderr.write("\n")
             self._is_open = False
 
 
 def print_batch(batch: dict[str, Any]) -> None:
-    """Print a batch without what it does not have."""
+    """Print a batch without its empty fields."""
     print(json.dumps({name: value for name, value in batch.items() if value is not None}), flush=True)
 
 

@@ -153,10 +153,10 @@ class BatchQueue:
                 await self._nats.publish(cancel_subject(model), encode(ask))
 
     async def cancel(self, job: QueuedJob) -> bool:
-        """End a job; False if it has just ended otherwise. Where no worker ends it, it has what was last saved of it.
+        """End a job; False if it has just ended otherwise. If no worker ends it, it keeps its last saved progress.
 
         Raises:
-            RefusedCancelError: NATS refuses, which says nothing of other jobs.
+            RefusedCancelError: NATS refuses; other jobs may still be cancelled.
         """
         request = job.request
         try:
@@ -179,7 +179,7 @@ class BatchQueue:
         return True
 
     async def close(self) -> None:
-        """Write down what the results take of the tenant's share."""
+        """Record the results' use of the tenant's share."""
         await self._shares.close()
 
     def _unreadable(self, error: Exception) -> DependencyError:

@@ -61,7 +61,7 @@ _WIDEST_IMAGE = 8192
 
 @dataclass(frozen=True, slots=True)
 class WhatConfig:
-    """What is sent."""
+    """The requests to send."""
 
     dataset_name: str = setting(
         "random",
@@ -116,10 +116,10 @@ class BenchServeConfig(WhatConfig):
 
 
 def run_serve(config: BenchServeConfig) -> int:
-    """Send requests to any server of OpenAI's API, and say how it answered.
+    """Send requests to any server of OpenAI's API, and report its answers.
 
     Requests are sent when they are due, however slow the server is, and latencies count from then. Two prompts before
-    the run show how many tokens a word has. Ctrl-C ends the run and shows what was measured so far.
+    the run show how many tokens a word has. Ctrl-C ends the run and shows the measurements so far.
     """
     require("gateway", "httptools")
     import uvloop
@@ -235,7 +235,7 @@ def _limits(text: str) -> dict[str, float]:
 
 
 def _asked(config: BenchServeConfig) -> dict[str, Any]:
-    """Return what the report says of the load: the options that were not left as they are, and never the key."""
+    """Return the load for the report: the options that differ from their defaults, and never the key."""
     kept = {"api_key", "url", "model_name", "state_dir", "json", "html"}
     values = ((field, getattr(config, field.name)) for field in dataclasses.fields(config) if field.name not in kept)
     return {

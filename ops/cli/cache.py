@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_worker.execution.tiers.file_store import FileStore
 
 _MOST_BYTES = 1 << 30
-"""No content is larger; what is, is damaged, and not read."""
+"""Largest size of a content; a larger file is damaged, and not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class ListConfig(CacheConfig):
-    """What is told of the files."""
+    """Options of `headrace cache ls`."""
 
     verify: bool = setting(False, "Read all files, and count those that are damaged. Workers verify what they load.")
 
 
 @dataclass(frozen=True, slots=True)
 class ClearConfig(CacheConfig):
-    """What is deleted."""
+    """Options of `headrace cache clear`."""
 
     maker: str | None = setting(None, "Only the files of this maker, as `headrace cache ls` names it.")
 
@@ -101,7 +101,7 @@ def list_makers(config: ListConfig) -> int:
 
 
 def clear(config: ClearConfig) -> int:
-    """Delete files. Workers that use them compute what they miss."""
+    """Delete files. Workers that use them compute the missing blocks."""
     with _opened(config) as store:
         files = list(_files(store))
         if config.maker is not None:
@@ -123,7 +123,7 @@ def clear(config: ClearConfig) -> int:
 
 @contextmanager
 def _opened(config: CacheConfig) -> Iterator[FileStore]:
-    """Give the store; its errors are those of the setting that names it."""
+    """Yield the store; its errors name the setting."""
     place = config.kv_disk_path
     if place is None:
         raise ConfigError("HEADRACE_KV_DISK_PATH", "is required: the directory or bucket that workers were given")

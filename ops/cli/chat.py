@@ -71,7 +71,7 @@ def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None, images: li
 
 
 def _image(place: str) -> dict[str, Any]:
-    """Return the part of a message that shows a file, or what a URL names, which the server fetches."""
+    """Return the message part for an image file, or for a URL, which the server fetches."""
     if place.startswith(("https://", "http://", "data:")):
         return {"type": "image_url", "image_url": {"url": place}}
     try:

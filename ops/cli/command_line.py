@@ -35,7 +35,7 @@ def _run() -> int:
 
     from ops.cli.group import headrace
 
-    # Warnings of a command that keeps no log, such as what NATS refused.
+    # Warnings of a command without a log, such as refusals by NATS.
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(logging.Formatter("headrace: %(message)s"))
     try:
@@ -57,8 +57,8 @@ def _run() -> int:
     except OSError as error:
         if error.filename is None and error.errno not in _OF_FULL_DISKS:
             return _exit_without_memory(error)
-        # Of files that are opened the name is known; what is printed has none.
-        print(f"headrace: {error.filename or 'what it prints cannot be written'}: {error.strerror}", file=sys.stderr)
+        # Errors of opened files have a name; those of standard output have none.
+        print(f"headrace: {error.filename or 'the output cannot be written'}: {error.strerror}", file=sys.stderr)
         code = _EXIT_BAD_SETTINGS
         if error.filename is None:
             sys.stdout = None

@@ -137,7 +137,7 @@ async def _selected(box: DeadLetterBox, selection: Selection) -> list[StoredLett
     found = [stored async for stored in box.letters(selection)]
     if missing := selection.ids - {stored.letter.request.id for stored in found}:
         named = ", ".join(sorted(missing))
-        raise HeadraceError(f"not in quarantine: {named}; `headrace dead list` shows what is")
+        raise HeadraceError(f"not in quarantine: {named}; `headrace dead list` shows its contents")
     return found
 
 

@@ -37,11 +37,11 @@ class DoctorConfig(NatsFiles):
 
 
 def run(config: DoctorConfig) -> int:
-    """Say what is wrong with this installation, and what to do.
+    """Find the problems of this installation, and say how to fix them.
 
     Prints one page, without secrets, that can be pasted into an issue: versions, processor, GPU, compiler, memory,
-    disk, settings, the key file, and NATS (rights, queue, clock, workers), Redis and a gateway where they
-    are named or a `headrace up` runs. The exit status is 1 where something keeps Headrace from working.
+    disk, settings, the key file, and NATS (rights, queue, clock, workers), Redis and a gateway if they
+    are named or a `headrace up` runs. The exit status is 1 if a problem keeps Headrace from working.
     """
     from ops.doctor.finding import exit_code, page
 

@@ -1,4 +1,4 @@
-"""`headrace golden`: baselines of golden prompts, what the probes of workers say, and how their answers differ.
+"""`headrace golden`: baselines of golden prompts, results of the workers' probes, and differences of their answers.
 
 A baseline is recorded by the HTTP API. The first pass has the system to itself, prompt by prompt. The others ask for
 many prompts at once, so that batches have other sizes and shapes, and workers others. The largest deviation between
@@ -67,7 +67,7 @@ class RecordConfig:
     prompts: Path | None = setting(
         None, "Prompts to record, one JSON string a line, the longest first; a set of ours if not given."
     )
-    label: str = setting("", "What to call the model's revision, for people: it is told where a probe fails.")
+    label: str = setting("", "Name of the model's revision, for people: reports of failed probes show it.")
     url: str | None = setting(None, "Where the system runs; found through the state directory if not given.")
     api_key: str | None = setting(None, "API key; that of the state directory if not given.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
@@ -227,7 +227,7 @@ class Recorder:
         )
 
     def score(self, prompt: str | list[int], salt: str) -> GoldenPrompt:
-        """Return a prompt's tokens, and what the system says of them."""
+        """Return a prompt's tokens and their log probabilities."""
         asked = {"prompt": prompt, "max_tokens": 0, "prompt_logprobs": 0, "return_token_ids": True, "cache_salt": salt}
         choice = self._ask(asked)
         token_ids, entries = choice["prompt_token_ids"], choice["prompt_logprobs"][1:]
@@ -235,7 +235,7 @@ class Recorder:
         return GoldenPrompt(tuple(token_ids), tuple(entry[str(token_id)]["logprob"] for token_id, entry in pairs))
 
     def answer(self, token_ids: Sequence[int], salt: str) -> Answer:
-        """Return the likely tokens behind a prompt, best first, in each of some places."""
+        """Return the most likely tokens after a prompt, best first, at each generated position."""
         asked = {"prompt": list(token_ids), "max_tokens": NUM_ANSWER_TOKENS, "logprobs": NUM_TOP, "ignore_eos": True}
         found = self._ask({**asked, "return_tokens_as_token_ids": True, "cache_salt": salt})["logprobs"]
         places = []

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import click
 
-_DOCTOR = "`headrace doctor` says what runs here, which models are served, and what is wrong."
+_DOCTOR = "`headrace doctor` says what runs here, which models are served, and which problems there are."
 _STOP = "Ctrl-C in its terminal stops `headrace up`; SIGTERM stops any process in order."
 _UP = "Serve a model with `headrace up --model {model}`."
 _RUN = "Serve a model with `headrace up --model {model}`, then talk to it with `headrace chat` in another terminal."
 _PULL = "A model is downloaded when it is served for the first time: `headrace up --model {model}`."
 _SETTINGS = "Settings are options and variables: `headrace up --help`, ops/docs/configuration.md."
 
-# What is said, and the commands of which it is said.
+# Advice, and the other servers' commands for which it is given.
 _ROWS: tuple[tuple[str, str], ...] = (
     (_UP, "serve server launch launch-server start load deploy api-server"),
     (_RUN, "run"),
@@ -35,7 +35,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
 
 
 ADVICE = {name: advice for advice, names in _ROWS for name in names.split()}
-"""What is said of a command of another server, by its name."""
+"""Advice by the name of another server's command."""
 
 
 def instead_of(words: Sequence[str]) -> str | None:
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; of one that there is not the nearest is told, or what does the same."""
+        """Find the command; the error for an unknown one names the nearest, or the one that does the same."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

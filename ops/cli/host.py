@@ -17,7 +17,7 @@ from shared.config import setting
 
 @dataclass(frozen=True, slots=True)
 class HostConfig(HostSettings):
-    """Where the host finds NATS, and what it keeps."""
+    """The host's NATS login, and its state."""
 
     state_dir: Path = setting(DEFAULT_STATE_DIR, "Directory for logs and the list of models to serve.")
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS servers, separated by commas.")
@@ -32,8 +32,8 @@ class HostConfig(HostSettings):
 def run(config: HostConfig) -> int:
     """Serve models that operators load here.
 
-    `headrace model` loads and unloads them; each worker is a process. Settings for all of them come through variables,
-    such as HEADRACE_DEVICE. What is loaded is kept in the state directory, and served again after a restart.
+    `headrace model` loads and unloads them; each worker is a process. Variables such as HEADRACE_DEVICE set
+    the options of all workers. The list of models is kept in the state directory, and served again after a restart.
     """
     require("worker", "tokenizers", "jinja2")
     asyncio.run(_run(config))

@@ -132,7 +132,7 @@ def _limit_options(of: str = "", least: int = 1) -> _Decorator:
 
 
 def _describing(*, is_new: bool) -> _Decorator:
-    """Add the options that describe a key; of one that there is already, they say what changes."""
+    """Add the options that describe a new key, or the changes of an existing one."""
     return _all_of(
         _key_option(
             "--allow-model",
@@ -203,7 +203,7 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
 @_describing(is_new=False)
 @click.pass_obj
 def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: float | None, **given: Any) -> None:
-    """Change what a key may do, named by its id or name. Gateways know it within seconds."""
+    """Change the rights of a key, given by id or name. Gateways know it within seconds."""
     from gateway.admission.api_keys import update_key
 
     changes: dict[str, Any] = {
@@ -212,7 +212,7 @@ def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: fl
     changes |= {"models": models} if models else {}
     changes |= {} if expires is None else {"expires": _ending(expires)}
     if not changes:
-        raise click.UsageError("Say what is to change: --requests-per-minute, --expires, ...")
+        raise click.UsageError("Name the settings to change: --requests-per-minute, --expires, ...")
     with audited(config.audit_log, "keys.update", keys_file=config.file, key=key, **changes) as what:
         record = update_key(config.file, key, changes)
         what |= {"key": record.id, "tenant": record.tenant}
@@ -249,7 +249,7 @@ def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
 @_limit_options(" of all its keys together")
 @click.pass_obj
 def limit(config: KeysConfig, /, tenant: str, **limits: Any) -> None:
-    """Limit all keys of a tenant together, in place of the limits it had; without options it has none."""
+    """Limit all keys of a tenant together, replacing its old limits; without options it has none."""
     from gateway.admission.api_keys import limit_tenant, list_keys, tenants_file
 
     with audited(config.audit_log, "keys.limit", keys_file=config.file, tenant=tenant, **limits):
@@ -315,7 +315,7 @@ def _show(config: KeysConfig, made: KeyRecord, key: str) -> None:
 @_key_option("--json", "is_json", is_flag=True, help="One JSON object a line: the keys, then tenants with limits.")
 @click.pass_obj
 def list_(config: KeysConfig, is_json: bool) -> None:
-    """List the keys and the limits of tenants: what they may do, never the keys themselves."""
+    """List keys and tenant limits: their rights, never the keys themselves."""
     from gateway.admission.api_keys import list_keys, list_tenants
 
     records, tenants = list_keys(config.file), list_tenants(config.file)

@@ -114,7 +114,7 @@ def load(find: FindOperator, /, name: str, path: str, no_wait: bool, **described
 def replace(find: FindOperator, /, name: str, path: str, no_wait: bool, **described: Any) -> None:
     """Let a name mean another model: the old one serves until the new one does, and no request is lost.
 
-    Its mode, idle time, workers, memory and options stay what they are unless they are given.
+    Its mode, idle time, workers, memory and options stay unchanged unless they are given.
     """
     if described["idle_s"] is not None and described["on_demand"] is False:
         raise click.UsageError("--idle-s: a model that always runs does not sleep; leave out --idle-s or --always")
@@ -196,7 +196,7 @@ def _wait(operator: Endpoint, action: str, host: str, name: str) -> None:
 
 
 def _check_not_failed(model: dict[str, Any], action: str) -> None:
-    """Raise if the order has failed; an error of a model that is still loading is that of a start before."""
+    """Raise if the order has failed; an error of a model that is still loading is from an earlier start."""
     name, error = model["name"], model["error"]
     if action == "replace" and (undone := model.get("replace_error")):
         raise DependencyError(f"{name} cannot be replaced and stays what it was: {undone}")
@@ -210,7 +210,7 @@ def _check_not_failed(model: dict[str, Any], action: str) -> None:
         # The old workers are there again, or it sleeps again and nothing starts it.
         raise DependencyError(f"{name} cannot be started: {error}")
     if sleeps:
-        raise DependencyError(f"{name} sleeps again: it was told to, or nothing asked for it")
+        raise DependencyError(f"{name} sleeps again: it was ordered to, or no request came for it")
 
 
 _HEADS = ("MODEL", "HOST", "STATE", "WORKERS", "MODE", "READY IN", "MEMORY", "ERROR")

@@ -89,7 +89,7 @@ def variable_of(parameter: click.Parameter) -> str | None:
 
 
 def variables_of(parameter: click.Parameter) -> list[str]:
-    """Return the environment variables that say what an option says: its own, and that of a secret's file."""
+    """Return an option's environment variables: its own, and that of a secret's file."""
     found = (variable_of(parameter), parameter.file_variable if isinstance(parameter, SettingOption) else None)
     return [variable for variable in found if variable is not None]
 
@@ -118,7 +118,7 @@ class SettingsCommand(click.Command):
         return ["-h", "--help"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options; who gives another server's, or a model without its option, is told what stands for it."""
+        """Read the options; the error for another server's option, or a model without `--model`, names our form."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -135,7 +135,7 @@ class SettingsCommand(click.Command):
             raise
 
     def explain(self, option: str) -> str | None:
-        """Return what to say of an option that there is not, as it was typed; None for click's own words."""
+        """Return the error for an unknown option, given as typed; None for click's own message."""
         return explain(option, self.name or "", self._names())
 
     def _names(self) -> set[str]:
@@ -223,7 +223,7 @@ class SettingsGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for one that there is not the right one is told."""
+        """Find the command; the error for an unknown one names the right one."""
         word = args[0].lower()
         if word not in self.commands:
             alike = (name for names in _SYNONYMS if word in names for name in names if name in self.commands)

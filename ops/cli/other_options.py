@@ -141,7 +141,7 @@ def did_you_mean(names: list[str]) -> str:
 
 
 def _instead(advice: str, known: Collection[str]) -> str:
-    """Return the advice; one that only names an option says what to do with it, or which command has it."""
+    """Return the advice; if it only names an option, add how to use it, or which command has it."""
     name = advice.split()[0].rstrip(",;:")
     if not name.startswith("--") or "of `headrace" in advice:
         return advice

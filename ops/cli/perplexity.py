@@ -84,7 +84,7 @@ def run(config: PerplexityConfig) -> int:
 
 
 def _last(scores: Iterator[Score], num_tokens: int) -> Score:
-    """Return the score of all tokens, below a bar; who stops it is told that of those before."""
+    """Return the score of all tokens, with a progress bar; an interrupt prints the score so far."""
     result = None
     try:
         with click.progressbar(length=num_tokens, show_eta=True) as bar:

@@ -1,6 +1,6 @@
 """`headrace publish`: put batch requests straight onto the queue.
 
-A file with a bad line is refused whole, before anything is published, and all its bad lines are told at once.
+A file with a bad line is refused before anything is published, with an error that lists all bad lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.nats_files import NatsFiles
 if TYPE_CHECKING:
     from shared.messages import Request
 
-# Where a line stands, and its fields or why it has none.
+# Place of a line, and its fields or the reason for their absence.
 FoundLine = tuple[str, dict[str, Any] | BadRequestError]
 MAX_TOLD = 20
 
@@ -156,7 +156,7 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
 
 
 def _check_names(request: Request) -> None:
-    """Refuse what the worker would refuse or change, before anything is published."""
+    """Refuse requests that the worker would refuse or change, before anything is published."""
     from shared.bounds import MAX_JOB_PRIORITY
     from shared.errors import InvalidNameError
     from shared.subjects import encode_name, is_batch_reply, reply_prefix
@@ -174,7 +174,7 @@ def _check_names(request: Request) -> None:
 
 
 def wrong_file(file: Path | None, place: str, problem: str) -> ConfigError:
-    """Return what is wrong with a request, and where it stands."""
+    """Return the error for a request, with its place in the file."""
     shown = None if file is None else "standard input" if str(file) == "-" else str(file)
     return ConfigError("HEADRACE_FILE", f"{', '.join(filter(None, (shown, place)))}: {problem}")
 
@@ -208,7 +208,7 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     try:
         return asyncio.run(_publish(config, url, requests))
     except KeyboardInterrupt:
-        tell("stopped; what is published runs all the same: publish a file whose lines have ids again for its results")
+        tell("stopped; published requests still run: publish a file whose lines have ids again to get the results")
         return 130
 
 

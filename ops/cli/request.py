@@ -1,4 +1,4 @@
-"""`headrace request ID`: what happened to a request, when, and what it took."""
+"""`headrace request ID`: a request's timeline and its cost."""
 
 from __future__ import annotations
 

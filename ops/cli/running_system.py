@@ -1,4 +1,4 @@
-"""Where the system is that a command should talk to: what the settings say, else the one of the state directory.
+"""Finds the system that a command should talk to: by the settings, else by the state directory.
 
 An administrator's connection to its NATS lasts as long as a command runs.
 
@@ -37,9 +37,9 @@ _MAX_NAMES = 8
 
 
 class ServerRefusedError(HeadraceError):
-    """The server answered, but not with what was asked for; `status` is 0 when the answer broke off.
+    """The server's answer is an error or incomplete; `status` is 0 if it broke off.
 
-    `code` is the server's reason for machines, such as `model_not_found`; None where it gives none.
+    `code` is the server's machine-readable reason, such as `model_not_found`; None if it gives none.
     """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
@@ -56,12 +56,12 @@ class Endpoint:
     api_key: str | None
 
     def own_models(self) -> list[str]:
-        """Return the served models, with an alias only where the key may not use what it stands for."""
+        """Return the served models; an alias only if the key may not use its model."""
         roots = self.roots()
         return [name for name, root in roots.items() if root == name or root not in roots]
 
     def roots(self) -> dict[str, str]:
-        """Return what each served name stands for: an alias for its model, any other name for itself."""
+        """Return the model of each served name: an alias stands for its model, any other name for itself."""
         body = self._open("GET", "/v1/models").read()
         try:
             return {str(model["id"]): str(model.get("root") or model["id"]) for model in json.loads(body)["data"]}
@@ -289,7 +289,7 @@ class QueueAccess(AuditedAccess):
 async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: float) -> AsyncIterator[Client]:
     """Connect as `name`, waiting `timeout_s` for NATS to appear, and disconnect when the block ends.
 
-    Who waits longer than a moment is told what for.
+    If that takes longer than a moment, the user sees the reason.
 
     Raises:
         DependencyError: NATS does not appear, or refuses us.

@@ -85,7 +85,7 @@ def _add_accounts(config: SetupConfig, nats_pid: int) -> None:
     for name in new:
         add_account(config.state_dir, account_block(name, login(NatsUserConfig(), f"batch-{encode_name(name)}")))
     for _ in range(2 if new else 0):
-        # NATS connects what a new account imports only at the next reload.
+        # NATS connects a new account's imports only at the next reload.
         os.kill(nats_pid, signal.SIGHUP)
         time.sleep(_RELOAD_S)
     if new:

@@ -41,7 +41,7 @@ class PlacedModel:
     device: str = setting("h200", "Kind of device: a100, h100, h200, b200, l40s, rtx4090, rtx5090 or mi300x.")
     gpu_memory_utilization: float = setting(0.9, "Share of a device's memory to use.", minimum=0.1, maximum=1)
     price: float | None = setting(
-        None, "Of a device for an hour, in any currency; without it no cost is told.", minimum=0
+        None, "Of a device for an hour, in any currency; without it no cost is shown.", minimum=0
     )
 
 
@@ -85,7 +85,7 @@ class SimulateConfig(LoadConfig):
     interactive_ttft_slo_s: float = setting(
         10.0, "Requests whose predicted time to first token is longer get a 503.", minimum=0.01
     )
-    retries: int = setting(2, "How often a refused client comes back, when it was told to.", minimum=0, maximum=1000)
+    retries: int = setting(2, "Retries of a refused client, after each Retry-After.", minimum=0, maximum=1000)
     kill: str | None = setting(None, "Workers that die, and after how many seconds: 3@60, or 3@60,4@90.")
     affinity: bool = setting(False, "Requests wait for the worker that holds their prefix, as real workers let them.")
     seed: int = setting(0, "Of all that is drawn: the same seed gives the same bytes.", minimum=0)
@@ -152,7 +152,7 @@ def _check_read(config: SimulateConfig) -> None:
 
 
 def _scenario(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
-    """Return what is simulated, and the profile that its times are from, if they are.
+    """Return the scenario, and the profile from which its times come, if any.
 
     Raises:
         ConfigError: Settings contradict each other, or the model does not fit.
@@ -184,7 +184,7 @@ def _scenario(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
 def on_device(
     config: PlacedModel, names: tuple[str, str, int], limits: tuple[int, int, int | None]
 ) -> tuple[SchedulerConfig, StepTimes]:
-    """Return what a worker schedules and its steps take, of a model on devices; limits of None are the model's own.
+    """Return the scheduler settings and step times of a model on devices; limits of None are the model's own.
 
     Raises:
         ConfigError: The model is missing, unsupported, or does not fit.

@@ -1,4 +1,4 @@
-"""`headrace tenant` and `worker-login`: print what NATS is to be told of one more tenant, or of workers of a model."""
+"""`headrace tenant` and `worker-login`: print NATS configuration for one more tenant, or for workers of a model."""
 
 from __future__ import annotations
 

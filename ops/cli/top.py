@@ -1,4 +1,4 @@
-"""`headrace top` and `usage`: what goes on now, and what each tenant has had of each model."""
+"""`headrace top` and `usage`: the live state, and each tenant's usage of each model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TopConfig(OperatorAccess):
 
     interval_s: float = setting(2.0, "Seconds between two looks.", minimum=0.5, maximum=60)
     once: bool = setting(False, "Look twice, print once, and end.")
-    json: bool = setting(False, "Print what the operator's port tells as a line of JSON each time.")
+    json: bool = setting(False, "Print the operator port's data as a line of JSON each time.")
 
 
 def run(config: TopConfig) -> int:
@@ -117,7 +117,7 @@ command = settings_command(TopConfig, "top", run)
 
 
 _NAMES = ("tenant", "model", "lane")
-# By measure, its head and its unit as the table has it.
+# Table head and unit by measure.
 _COLUMNS = {
     "requests": ("REQUESTS", None),
     "prompt_tokens": ("PROMPT", None),
@@ -137,7 +137,7 @@ class UsageConfig(OperatorAccess):
 
 
 def usage(config: UsageConfig) -> int:
-    """Show what each tenant has used of each model, by lane.
+    """Show each tenant's usage of each model, by lane.
 
     Requests, tokens, device time and energy since the system was set up. NATS keeps the totals, which outlive gateways
     and workers. Days and hours are read with a key of the tenant, at `/v1/usage`. Needs the operator's key.

@@ -36,10 +36,10 @@ def run(**values: Any) -> int:
 
 
 class UpCommand(SettingsCommand):
-    """`headrace up`, which chooses some settings of its parts itself: who gives one is told who takes it."""
+    """`headrace up`; it sets some options of its parts itself, and refuses them with the command that accepts them."""
 
     def explain(self, option: str) -> str | None:
-        """Return what to say of an option that there is not."""
+        """Return the error for an unknown option."""
         name = option.removeprefix("--").replace("-", "_")
         if name not in CHOSEN_SETTINGS:
             return super().explain(option)

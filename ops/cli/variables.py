@@ -12,7 +12,7 @@ import click
 from shared.config import PREFIX
 from shared.errors import ConfigError
 
-# Read by what is not a command: the kernels' build, compose.yaml, `make chaos` and `make clients`. AUDIT_FILE is an
+# Variables of non-commands: the kernels' build, compose.yaml, `make chaos` and `make clients`. AUDIT_FILE is an
 # option of many commands, and set for all: to find it among the others' options would import each of them.
 _OTHERS = frozenset(
     PREFIX + name

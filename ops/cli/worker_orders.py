@@ -1,7 +1,7 @@
 """`headrace cordon`, `uncordon`, `role` and `drain`: orders to one worker over NATS.
 
-The worker is heard first, so that a wrong name or an earlier version is told as such. Where it is not heard, lacks the
-feature or does not answer, `DependencyError` says so.
+The command listens for the worker's heartbeat first, to recognize a wrong name or an earlier version. If the worker is
+not heard, lacks the feature or does not answer, `DependencyError` says so.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ class DrainConfig(OrderConfig):
 
 
 def drain(config: DrainConfig, worker: str) -> int:
-    """Drain a worker: it hands over what it has, and ends.
+    """Drain a worker: it hands over its requests, and ends.
 
-    It takes no more requests, finishes what it can, and hands the rest to others. WORKER is the name that `headrace
+    It takes no more requests, finishes some, and hands the rest to others. WORKER is the name that `headrace
     doctor` and the metrics show. What it cannot finish within its --drain-timeout-s goes on at other workers, with
     the same text. Whatever supervises the worker may start it anew: `headrace up` and Kubernetes do, systemd does
     not. Needs an administrator's credentials.

@@ -1,4 +1,4 @@
-"""The objectives: how much of what was promised is kept, and how fast the budget for errors is used up.
+"""The objectives: the share of promises kept, and how fast the error budget is used up.
 
 Ratios come from the recording rules in `ops/alerts/headrace.rules.yml`, which also set the objectives.
 """
@@ -49,7 +49,7 @@ SLO = Dashboard(
         _kept("Next token within 0.1 s", "itl_good", "Share of gaps between tokens."),
         graph(
             "Promises kept",
-            "Of the clients that were told when to come back, and came: how many were admitted then. Over six hours.",
+            "Share of clients admitted when they retried at the promised time. Over six hours.",
             Query(
                 'sum(increase(headrace_promises_total{reason="kept"}[6h])) / '
                 '(sum(increase(headrace_promises_total{reason=~"kept|broken"}[6h])) > 0)'

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LOCKED = Path(__file__).parent / "locked"
 OLDEST_PYTHON = "3.11"
-# What is installed where, by the name of its file. Our own code is built with setuptools, which has to be there then.
+# Extras by the name of the lock file. Our own code is built with setuptools, which must be installed by then.
 BUILD = "setuptools>=77"
 EXTRAS = {
     "gateway": ("gateway", "s3", "nkeys"),

@@ -16,14 +16,14 @@ _HEAD = """\
 # Configuration
 
 Every setting is an option of its command and an environment variable; an option wins over its variable. A `HEADRACE_*`
-variable that nothing reads is refused, with the nearest name. Options without a variable say what to do this time.
-Settings are resolved once, at start, and a bad one stops the process with one line that says what is allowed.
+variable that nothing reads is refused, with the nearest name. Options without a variable apply to one call.
+Settings are resolved once, at start, and a bad one stops the process with one line that names the allowed values.
 `headrace COMMAND --help` prints the same. Whole numbers may have a unit: 4k is 4000, 4K and 4KiB are 4096, 8GB is
 8000000000.
 
 `headrace up` takes all settings of the gateway and the worker besides its own, except their addresses.
 """
-# What is read by no command.
+# Variables that no command reads.
 _OTHERS = """
 ## Other variables
 

@@ -1,1 +1,1 @@
-"""Looks at an installation and says what is wrong with it, and what to do."""
+"""Checks an installation, and reports problems with their remedies."""

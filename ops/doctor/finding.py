@@ -20,7 +20,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the page: what was looked at, what was found, without secrets, and what to do, if anything."""
+    """One line of the page: topic, finding, without secrets, and the remedy, if any."""
 
     topic: str
     text: str
@@ -28,7 +28,7 @@ class Finding:
     level: Level = Level.FINE
 
 
-# What keeps Headrace from working; what makes it slower or less safe; what was not there to look at.
+# Headrace cannot work; it is slower or less safe; the topic could not be checked.
 problem = partial(Finding, level=Level.PROBLEM)
 warning = partial(Finding, level=Level.WARNING)
 unseen = partial(Finding, level=Level.UNSEEN)
@@ -52,13 +52,13 @@ def _printable(text: str) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Return what all findings come to, and what it does not cover."""
+    """Return a summary of the findings, and the topics it does not cover."""
     missing = ", ".join(dict.fromkeys(finding.topic for finding in findings if finding.level is Level.UNSEEN))
     counts = Counter(finding.level for finding in findings)
     nouns = ((counts[Level.PROBLEM], "problem"), (counts[Level.WARNING], "warning"))
     told = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in nouns if number)
-    told = told or f"Nothing is wrong{' in what was looked at' if missing else ''}"
-    return f"{told}." + (f" Not found, so not looked at: {missing}." if missing else "")
+    told = told or f"Nothing is wrong{' in the parts checked' if missing else ''}"
+    return f"{told}." + (f" Not found, so not checked: {missing}." if missing else "")
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -1,4 +1,4 @@
-"""The machine and what is installed on it: versions, processor, GPU, compiler, memory, disk."""
+"""The machine and its installed software: versions, processor, GPU, compiler, memory, disk."""
 
 from __future__ import annotations
 

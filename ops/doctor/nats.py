@@ -1,4 +1,4 @@
-"""NATS: what a login may do there, its streams and its clock, and which workers and hosts are heard there."""
+"""NATS: a login's rights, the streams and the clock, and the workers and hosts heard there."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def nats_findings(login: NatsLogin, workers: Sequence[int] = ()) -> list[F
             return [*findings, problem("nats", "JetStream is off", remedy)]
         rights = await _rights(client, login, refused)
         findings += rights
-        # A login without the rights is refused this too: one cause is told once.
+        # A login without the rights fails here too: report one cause once.
         has_rights = all(one.level is not Level.PROBLEM for one in rights)
         findings += [one for one in await _queue_and_clock(client) if has_rights or one.level is not Level.PROBLEM]
         if login.role in _HEARS_HOSTS:
@@ -132,7 +132,7 @@ _RIGHTS_REMEDY = "log in as the user `{role}` of ops/nats/headrace.conf, or give
 
 
 def _subjects(role: Role, unused: str, model: str) -> tuple[list[str], list[str]]:
-    """Return what a role publishes to and subscribes to, for a worker or gateway of this name, and a model."""
+    """Return a role's publish and subscribe subjects, for a worker or gateway of this name, and a model."""
     beats, cancels, probes = worker_subject(model, unused), cancel_subject(model), probe_subject(unused)
     match role:
         case "worker":
@@ -268,5 +268,5 @@ def _host_finding(beat: HostBeat) -> Finding:
 
 
 def _waits_for_room(model: HostedModel) -> bool:
-    """Whether it has none although it is to run always; one that is loaded on demand takes turns."""
+    """Whether an always-on model has no room; on-demand models take turns."""
     return model.state == "no_room" and not model.on_demand

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def preflight(config: WorkerConfig, as_given: Callable[[str], str]) -> int:
-    """Print what was found, and return the exit status: 1 where this worker could not serve."""
+    """Print the findings, and return the exit status: 1 where this worker could not serve."""
     findings = list(_findings(config))
     print(page(findings, as_given))
     return exit_code(findings)
@@ -42,7 +42,7 @@ def _findings(config: WorkerConfig) -> Iterator[Finding]:
     found = asyncio.run(nats_findings(login))
     # The first worker of a fleet hears no other, and finds no queue that it would not make itself.
     yield from (Finding(one.topic, one.text) if one.level is Level.WARNING else one for one in found)
-    # A model that cannot be read has no revision: one cause is told once.
+    # An unreadable model has no revision: report one cause once.
     is_readable = not any(one.topic == "model" and one.level is Level.PROBLEM for one in of_model)
     if is_readable and not any(one.level is Level.PROBLEM for one in found):
         yield _revision(config)

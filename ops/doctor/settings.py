@@ -45,7 +45,7 @@ def shown_value(name: str, value: str) -> str:
 
 
 def shown_url(text: str) -> str:
-    """Return URLs, or hosts, without what may be secret in them, however badly they are written."""
+    """Return URLs, or hosts, without possible secrets, even if malformed."""
     return ",".join(_shown(part) for part in _BETWEEN.split(text))
 
 

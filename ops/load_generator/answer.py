@@ -82,7 +82,7 @@ class Reading:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Return the times between pieces of text; what was read at once is one piece."""
+        """Return the times between pieces of text; text read at once is one piece."""
         return [later - earlier for (earlier, _), (later, _) in pairwise(self.texts) if later > earlier]
 
     @property

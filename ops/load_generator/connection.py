@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
             self._read_head(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End what is under way: where neither a length nor chunks were told, the end of the connection ends it."""
+        """End the running answer: without a length or chunks, the end of the connection completes it."""
         self.is_open = False
         if self._answer is not None and exc is not None:
             self._answer.problem = str(exc) or type(exc).__name__

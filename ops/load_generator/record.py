@@ -95,10 +95,10 @@ class Report(msgspec.Struct):
     """A run.
 
     Attributes:
-        load: What was asked for, by option.
-        summary: The figures that are printed.
-        num_unfinished: Requests that were under way, or not yet sent, when the run was ended.
-        is_closed_loop: Requests had no time of their own: each was sent when a place was free.
+        load: The requested load, by option.
+        summary: The printed figures.
+        num_unfinished: Requests running, or not yet sent, when the run was stopped.
+        is_closed_loop: Requests had no due times: each was sent when a slot was free.
     """
 
     version: int

@@ -34,7 +34,7 @@ class ProbeError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent, as the options of `headrace bench serve` have it; without `requests` all of a trace."""
+    """The load, by the options of `headrace bench serve`; without `requests`, the whole trace."""
 
     dataset_name: str
     dataset_path: Path | None
@@ -54,7 +54,7 @@ class Load:
     seed: int
 
     def sessions(self, scale: TokenScale) -> list[Session]:
-        """Return what is sent when.
+        """Return the sessions with their times.
 
         Raises:
             TraceError: The file cannot be used.

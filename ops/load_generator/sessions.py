@@ -1,4 +1,4 @@
-"""What is sent when: sessions of one request or of many turns, drawn by a seed, or read from a file.
+"""Sessions of one request or of many turns with their times, drawn by a seed, or read from a file.
 
 Prompts are English words, because an unknown server has an unknown tokenizer; how many tokens a word has is measured on
 the server (`TokenScale`).

@@ -46,7 +46,7 @@ def semantic_edits(file: SourceFile, node: ast.AST) -> Iterator[Edit]:
 
 
 def _protection_edits(file: SourceFile, node: ast.With | ast.AsyncWith | ast.Try) -> Iterator[Edit]:
-    """Leave out a context without a name, an exception handler or what is done at the end."""
+    """Remove an unnamed context manager, an exception handler or a `finally` block."""
     if isinstance(node, ast.Try):
         for body in (*(handler.body for handler in node.handlers), *([node.finalbody] if node.finalbody else [])):
             new = b"pass" if body is node.finalbody else b"raise"

@@ -87,8 +87,8 @@ _WEIGHT = ".weight"
 class StoredNames:
     """The tensors of one checkpoint, by the engine's names for them: which are rounded, and which stay as they are.
 
-    Families and tools name tensors differently; the engine's names (`TensorNames.own_name`) are the same for all. What
-    is written has the checkpoint's names, so that whoever reads the model reads its quantized form.
+    Families and tools name tensors differently; the engine's names (`TensorNames.own_name`) are the same for all. The
+    output keeps the checkpoint's names, so every reader of the model can read its quantized form.
     """
 
     def __init__(self, stored: Iterable[str], config: ModelConfig) -> None:

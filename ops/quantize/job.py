@@ -89,8 +89,8 @@ class _LayerRounding:
     """One layer on its way: `weights` has the rounded matrices in place of those that were rounded.
 
     Attributes:
-        matrices: All that are rounded, by name.
-        tensors: What is stored of the rounded matrices, for each module by its name within the layer.
+        matrices: All matrices to round, by name.
+        tensors: Stored tensors of the rounded matrices, for each module by its name within the layer.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a job of quantizing is asked to do, and what is refused before anything is written."""
+"""Settings of a quantization job, and the checks before anything is written."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class QuantizeJob:
 
 
 def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
-    """Refuse what cannot work before anything is written.
+    """Refuse jobs that cannot work before anything is written.
 
     Raises:
-        ConfigError: Says which setting is wrong and what is allowed.
+        ConfigError: Names the wrong setting and the allowed values.
     """
     if config.quantization is not None:
         remedy = "serve it as it is, or name the model that it was made from"

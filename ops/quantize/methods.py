@@ -50,8 +50,8 @@ class Method:
 
     Attributes:
         round: Rounds a matrix, `[out_features, in_features]` float32, by the inputs that it was given.
-        tensors: Returns what the checkpoint stores of a rounded matrix, by names behind its module's and a dot.
-        head_tensors: Rounds the head to eight bits, and returns what is stored of it.
+        tensors: Returns the stored tensors of a rounded matrix, by their names after the module's and a dot.
+        head_tensors: Rounds the head to eight bits, and returns its stored tensors.
         config: Returns the `quantization_config` of a checkpoint whose head is rounded, or left alone. Modules that
             are ignored are not quantized: names, or patterns behind `re:`.
         group_size: Input features that share a scale; None where a row does.

@@ -1,6 +1,6 @@
 """A trace of agents, drawn by a seed: turns with tools and pauses, subagents, contexts that are compacted, ends.
 
-An agent's prompt is its kind's system prompt, then what was said so far. Each turn adds the answer and the result of a
+An agent's prompt is its kind's system prompt, then the conversation. Each turn adds the answer and the result of a
 tool, and comes after a pause: short for most tools, minutes for builds and people. A turn may start a subagent, whose
 conversation is another one, and waits for its end. A context that has grown too long is replaced by a summary. Agents
 say what they know in hints, or say nothing.

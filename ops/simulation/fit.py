@@ -21,7 +21,7 @@ _SMALL = 0.01
 
 
 class MeasuredStep(NamedTuple):
-    """What a step computed, the seconds of the device, and those of the host until the next step could begin."""
+    """A step's work, its seconds on the device, and the host's seconds until the next step could begin."""
 
     work: StepWork
     device_s: float
@@ -29,7 +29,7 @@ class MeasuredStep(NamedTuple):
 
 
 def fit(steps: Sequence[MeasuredStep]) -> StepTimes:
-    """Fit the device's and the host's parts, and how steps lie around them."""
+    """Fit the device's and the host's parts, and the spread of steps."""
     rows = [_row(step.work) for step in steps]
     device = LinearTimes(*_parts(rows, [step.device_s for step in steps]))
     times = StepTimes(device, fit_host([(step.work.num_sequences, step.host_s) for step in steps]))
@@ -37,14 +37,14 @@ def fit(steps: Sequence[MeasuredStep]) -> StepTimes:
 
 
 def spread_of(steps: Sequence[MeasuredStep], times: StepTimes) -> Spread:
-    """Return how steps lie around what is predicted."""
+    """Return the spread of measured over predicted step times."""
     decodes = [step for step in steps if not step.work.chunks]
     prompts = [step for step in steps if step.work.chunks]
     return Spread(_quantiles(decodes, times), _quantiles(prompts, times))
 
 
 def fit_host(measured: Sequence[tuple[int, float]]) -> HostTimes:
-    """Fit what the host takes between steps, from numbers of sequences and seconds."""
+    """Fit the host's time between steps, from numbers of sequences and seconds."""
     return HostTimes(*_parts([[1.0, float(count)] for count, _ in measured], [seconds for _, seconds in measured]))
 
 
@@ -55,7 +55,7 @@ def _row(work: StepWork) -> list[float]:
 
 
 def _parts(rows: list[list[float]], seconds: list[float]) -> list[float]:
-    """Return the parts that make up the seconds with the least sum of relative errors; 0 for what is in no row."""
+    """Return the coefficients with the least sum of relative errors of the seconds; 0 for a column that no row uses."""
     table, measured = np.array(rows), np.maximum(np.array(seconds), 1e-9)
     weights = 1 / measured
     parts = np.zeros(table.shape[1])

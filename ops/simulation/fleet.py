@@ -1,7 +1,7 @@
 """Workers and their queue in virtual time. Every run of one load and seed is the same.
 
-The queue hands out messages as NATS does: in order, what was given back first, to the workers whose pulls wait, in
-turn. What workers say to one another takes `LATENCY_S`, and may be lost.
+The queue delivers messages as NATS does: in order, returned ones first, to the workers with waiting pulls, in
+turn. Messages between workers take `LATENCY_S`, and may be lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ops.simulation.worker import VirtualWorker
 
 LATENCY_S = 0.0003
 DEATH_S = 1.0
-"""Until a gateway has noticed a death, and publishes again what was lost with it."""
+"""Time until a gateway notices a death and republishes the lost requests."""
 
 
 class VirtualFleet:
@@ -31,8 +31,8 @@ class VirtualFleet:
 
     Attributes:
         clock: The time.
-        is_affine: Workers wait for the holders of prefixes; else they pull alone.
-        is_lost: Says of what is sent, an announcement or the name of a message's type, whether it is lost.
+        is_affine: Workers wait for the holders of prefixes; else each pulls by itself.
+        is_lost: Returns whether a message, given as an announcement or the name of its type, is lost.
         jobs: Requests that have not ended, by their number in the queue.
         gaps: Times between tokens.
     """

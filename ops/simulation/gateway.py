@@ -47,7 +47,7 @@ class ServedJob(Job):
         self.flight = flight
 
     def note_claim(self, worker: str) -> None:
-        """Tell the gateway who has it."""
+        """Tell the gateway which worker has it."""
         self._gateway.flights.claim(self.flight, worker)
 
     def note_loss(self) -> None:
@@ -92,7 +92,7 @@ class Progress(NamedTuple):
 
 
 class VirtualGateway:
-    """Owns the clients, what it knows of requests, and what is counted of them.
+    """Owns the clients, the gateway's state of requests, and their counts.
 
     Attributes:
         outcome: What clients saw, and the fleet at each heartbeat.
@@ -217,7 +217,7 @@ class VirtualGateway:
 
     @property
     def present_load(self) -> FleetLoad:
-        """Return the load of the last heartbeats, with what they do not show yet."""
+        """Return the load of the last heartbeats, plus changes that they do not show yet."""
         load = self._load
         assert load is not None
         requests, tokens = self.flights.unshown(MODEL)

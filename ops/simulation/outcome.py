@@ -1,4 +1,4 @@
-"""A request in a virtual fleet, and what a simulation counts of all: times by the million, in little memory."""
+"""A request in a virtual fleet, and a simulation's counts of all: times by the million, in little memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Moment:
 
 
 class Outcome(msgspec.Struct, kw_only=True, dict=True):
-    """What clients saw, and what a fleet has shown. Times are seconds, from a client's first attempt on.
+    """Results as clients saw them, and the fleet's states. Times are seconds, from a client's first attempt on.
 
     Attributes:
         num_workers: Workers that there were.

@@ -1,4 +1,4 @@
-"""A profile: what a running system was measured to take for its steps, as a file."""
+"""A profile: the measured step times of a running system, as a file."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class WorkerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured.
+    """Measured times.
 
     Attributes:
         measured_on: The system and its machine, in words.
-        device: Of steps.
-        host: Between steps.
-        spread: How steps lie around what is predicted.
-        latency_s: What a request takes besides queue and steps.
-        errors: By how much predictions erred on loads that nothing was fitted to, as shares, by what was predicted.
+        device: Device times of steps.
+        host: Host times between steps.
+        spread: Spread of measured over predicted step times.
+        latency_s: Time of a request besides queue and steps.
+        errors: Relative errors of predictions on loads that the fit did not use, by measure.
     """
 
     measured_on: str

@@ -1,4 +1,4 @@
-"""What a simulation has shown, as a table, as JSON, and as a page with plots."""
+"""Results of a simulation, as a table, as JSON, and as a page with plots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_POINTS = 240
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a fleet of so many devices costs; `per_hour` is the price of one."""
+    """Cost of a fleet of `devices`; `per_hour` is the price of one."""
 
     devices: int
     per_hour: float
@@ -27,7 +27,7 @@ class Cost:
 
 
 def figures(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[str, float]) -> dict[str, Any]:
-    """Return what is printed as JSON."""
+    """Return the figures to print as JSON."""
     result: dict[str, Any] = {
         "workers": scenario.workers,
         "requests": outcome.num_requests,

@@ -1,4 +1,4 @@
-"""What is simulated, and its run."""
+"""A scenario to simulate, and its run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scenario:
 
     Attributes:
         ttft_slo_s: Requests whose predicted time to first token is longer are refused.
-        latency_s: What a request takes besides queue and steps.
+        latency_s: Time of a request besides queue and steps.
         max_retries: How often a refused client comes back.
         kills: Workers that die, by number, and when.
         is_affine: Requests wait for the worker that holds their prefix.
@@ -82,7 +82,7 @@ def simulate(
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Let the collector of cycles look at what is made, and seldom at what is kept: millions of small objects."""
+    """Have the garbage collector scan new objects, and rarely the millions of small old ones."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 50, 1000)
     gc.freeze()

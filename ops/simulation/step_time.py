@@ -15,12 +15,12 @@ Chunk = tuple[int, int]
 
 
 class StepWork(NamedTuple):
-    """What a step computes.
+    """The work of a step.
 
     Attributes:
         num_decodes: Sequences that compute one token each.
-        num_context: Tokens that these attend to, over all of them.
-        chunks: Parts of prompts.
+        num_context: Sum of the tokens that they attend to.
+        chunks: Prompt chunks.
     """
 
     num_decodes: int
@@ -96,13 +96,13 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How real steps lie around what is predicted: quantiles of measured over predicted time.
+    """Spread of real steps: quantiles of measured over predicted time.
 
-    They are evenly spaced from the least to the greatest, two at least. Empty: steps take exactly what is predicted.
+    They are evenly spaced from the least to the greatest, two at least. Empty: steps take exactly the predicted time.
 
     Attributes:
-        decodes: Of steps without parts of prompts. They are short, so a delay is a larger share of them.
-        prompts: Of steps with some.
+        decodes: For steps without prompt chunks. They are short, so a delay is a larger share of them.
+        prompts: For steps with prompt chunks.
     """
 
     decodes: tuple[float, ...] = ()

@@ -1,7 +1,7 @@
 """Tiers below the device's memory in virtual time: the host's, and files that all workers share.
 
-Contents are digests alone. They are evicted by the classes that evict real ones. A load takes the time that its tokens
-take at the tier's rate; what is stored is there at once.
+Contents are digests alone. They are evicted by the classes that evict real ones. A load takes the time of its tokens
+at the tier's rate; stores are instantaneous.
 """
 
 from __future__ import annotations

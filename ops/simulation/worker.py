@@ -125,7 +125,7 @@ class VirtualWorker:
         return self._clock.call_later(delay, lambda: callback() if self.is_alive else None)
 
     def beat(self) -> None:
-        """Announce what is held, now and from now on."""
+        """Announce the held prefixes, now and then periodically."""
         if not self.is_alive:
             return
         self._num_beats += 1

@@ -24,7 +24,7 @@ _SUPPORTED = (("bf16", "bf16"), ("fp8", "bf16"), ("fp8", "fp8"), ("int4", "bf16"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is to be served, and how soon.
+    """The load to serve, and its latency limits.
 
     Attributes:
         rate: Requests a second, each with `prompt` tokens and an answer of `output`.

@@ -60,7 +60,7 @@ LONGEST_PAUSE_S = 10.0
 HEALTHY_AFTER_S = 10.0
 _LAST_LINES = 5
 _PIPE_GRACE_S = 0.5
-# Roles whose processes end with code 0 only once they have finished what they had.
+# Roles whose processes end with code 0 only once they have finished their requests.
 _DRAINED = frozenset({"gateway", "worker"})
 
 MAX_LOG_BYTES = 16 << 20
@@ -161,7 +161,7 @@ class Child:
         ended: Callable[[Child, Exit], bool],
         logged: Callable[[bytes], None] | None = None,
     ) -> None:
-        """Prepare. `ended` is called after each unexpected end, and says whether the process is to be started again."""
+        """Prepare. `ended` is called after each unexpected end, and returns whether to restart the process."""
         self.spec = spec
         self.pid: int | None = None
         self.exits = 0

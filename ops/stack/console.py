@@ -78,7 +78,7 @@ def told_of_nats(url: str, timeout_s: float, tell: Callable[[str], None]) -> Ite
 async def told_while(
     work: Coroutine[Any, Any, T], waited_for: Callable[[], str], say: Callable[[str], None], every_s: float = EVERY_S
 ) -> T:
-    """Do some work, and say every `every_s` seconds how long that has taken and what is waited for just now."""
+    """Do some work; every `every_s` seconds, say how long it has taken and what it is waiting for."""
     clock = asyncio.get_running_loop().time
     began = clock()
     working = asyncio.create_task(work)

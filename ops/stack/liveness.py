@@ -148,7 +148,7 @@ _COMPLAINT = b"no space left on device"
 
 
 class StorageWatch:
-    """Listens to what a NATS server logs."""
+    """Listens to a NATS server's log."""
 
     def __init__(self, directory: Path, replace: Callable[[], None]) -> None:
         self._directory = directory

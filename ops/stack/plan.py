@@ -207,7 +207,7 @@ def _plan_redis(
 
 
 def _redis_text(path: Path) -> str:
-    """Return a path as Redis's configuration has it, whatever characters it is made of."""
+    """Return a path quoted for Redis's configuration, whatever its characters."""
     plain = set(range(0x20, 0x7F)) - set(b'"\\')
     return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(path)) + '"'
 

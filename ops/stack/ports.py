@@ -66,7 +66,7 @@ def port_holder(port: int) -> str | None:
             if any(str(link.readlink()) in inodes for link in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
         except OSError:
-            # It ended meanwhile, or belongs to somebody else.
+            # It ended meanwhile, or belongs to another user.
             continue
     return None
 

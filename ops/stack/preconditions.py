@@ -22,7 +22,7 @@ from ops.stack.plan import Plan
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 
-# Many times what it takes: a draft model that is named by its id at the hub may be downloaded meanwhile.
+# Many times the usual duration: a draft model given by its hub id may be downloaded meanwhile.
 _CHECK_TIMEOUT_S = 300.0
 # Settings of a worker that fit any model and machine, or are looked at here, and those that are ours.
 ALWAYS_FIT = frozenset(
@@ -37,9 +37,9 @@ ALWAYS_FIT = frozenset(
 
 
 def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
-    """Refuse settings with which the gateway or a worker could not start; our demo model with the defaults has none.
+    """Refuse settings with which the gateway or a worker could not start; the demo model with defaults needs no check.
 
-    A check that itself fails is told on the console, and the parts are started all the same.
+    If a check itself fails, the console says so, and the parts are started anyway.
 
     Raises:
         HeadraceError: They could not; the message names the setting.
@@ -56,7 +56,7 @@ def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
 
 
 def _check_gateway(plan: Plan) -> None:
-    """Ask the gateway's own checks; what they import takes a moment, so only where something was chosen."""
+    """Run the gateway's own checks; their imports take a moment, so only if a setting was chosen."""
     settings = resolve(GatewayConfig, {}, plan.gateway.environ)
     if plan.redis is not None:
         settings = dataclasses.replace(settings, redis_url=None)
@@ -66,7 +66,7 @@ def _check_gateway(plan: Plan) -> None:
 
 
 def _check_worker(environ: Mapping[str, str], console: Console) -> None:
-    """Ask in a process of its own, which ends: what it imports would stay in this one while the system runs."""
+    """Check in a process of its own: its imports would stay in this one while the system runs."""
     done = _run_told([sys.executable, "-P", "-m", "gpu_worker.start.settings_check"], environ, console)
     if done is None:
         console.say("headrace", f"the worker's settings could not be checked within {_CHECK_TIMEOUT_S:g} s")
@@ -82,7 +82,7 @@ def _check_worker(environ: Mapping[str, str], console: Console) -> None:
 def _run_told(
     command: list[str], environ: Mapping[str, str], console: Console
 ) -> subprocess.CompletedProcess[bytes] | None:
-    """Run the check to its end, or None if it takes too long, and say so while it takes long."""
+    """Return the finished check, or None after a timeout; report on the console while it takes long."""
     began, pipe = time.monotonic(), subprocess.PIPE
     with subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
         try:
@@ -94,6 +94,6 @@ def _run_told(
                     what = f"reading {environ['HEADRACE_MODEL']} and the settings"
                     console.say("headrace", f"{what} ({time.monotonic() - began:.0f} s)")
         finally:
-            # Also whoever is interrupted leaves nothing behind.
+            # Also after an interrupt, no process is left behind.
             process.kill()
     return None

@@ -14,7 +14,7 @@ ANSWER_TIMEOUT_S = 60.0
 NO_WORKER = "no worker has joined yet"
 READY = "ready"
 _PROMPT = "def "
-# A token, or what a model that generates none can do.
+# A token, or the output of a model that generates none.
 _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": _PROMPT, "max_tokens": 1}),
     ("/v1/embeddings", {"input": _PROMPT}),
@@ -25,13 +25,13 @@ _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 async def first_generation(
     url: str, api_key: str, tell: Callable[[str], None], answered: set[str]
 ) -> tuple[str | None, str]:
-    """Try to get one answer of every model that is served: a token, or else a vector or a score.
+    """Try to get one answer from every served model: a token, or else a vector or a score.
 
-    Models that answer are added to `answered` and asked no more, since each question would count as a request. Returns
-    the name of the first once all have answered, else None, and what is still missing.
+    Models that answer are added to `answered` and not asked again, since each question would count as a request.
+    Returns the name of the first once all have answered, else None, and a description of the missing answers.
 
     Raises:
-        DependencyError: The model refuses the question, which waiting does not change.
+        DependencyError: The model refuses the question; retrying would not help.
     """
     try:
         status, answer = await _call(url, "GET", "/v1/models", api_key)

@@ -98,7 +98,7 @@ class RollCall:
         return self._client is not None and self._client.is_connected
 
     def take_beats(self) -> dict[int, Beat]:
-        """Return what was heard since the last call, by process id."""
+        """Return the heartbeats since the last call, by process id."""
         beats, self._beats = self._beats, {}
         self._steps.update((pid, beat.step) for pid, beat in beats.items())
         return beats
@@ -156,7 +156,7 @@ class RollCall:
     async def _on_error(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():
             self.is_forbidden = True
-        elif not isinstance(error, OSError):  # a server that is still starting, or has gone, is told as that
+        elif not isinstance(error, OSError):  # a server that is starting or gone is reported as such
             _log.warning("NATS reports: %s", error)
 
     async def _on_heartbeat(self, message: Msg) -> None:

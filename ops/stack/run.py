@@ -61,7 +61,7 @@ def _check_names(models: Sequence[ModelChoice], environ: Mapping[str, str]) -> N
 
 
 def _tell_of_missing_keys(named: str | None, console: Console) -> None:
-    """Tell whoever has named a key file that there is none: a key that is made later opens, so it is not an error."""
+    """Say that the named key file is missing; this is no error, since a key made later works."""
     if named and not Path(named).exists():
         advice = f"until `headrace keys --keys-file {named} create` makes it, only the key of the state directory opens"
         console.say("headrace", f"{named} does not exist; {advice}")
@@ -125,7 +125,7 @@ headers = {{"Authorization": "Bearer {key}", "Content-Type": "application/json"}
 body = json.dumps({arguments}).encode()
 answer = json.load(urllib.request.urlopen(urllib.request.Request("{url}/v1/completions", body, headers)))
 print(answer["choices"][0]["text"])"""
-# The demo model is small and trails off soon: what it says here is whole within these tokens.
+# The demo model is small and trails off soon: this answer is complete within these tokens.
 _DEMO_PROMPT, _DEMO_TOKENS = "def __eq__(self, other):\n    if", 12
 _PROMPT, _TOKENS = "The three primary colours are", 64
 
@@ -152,6 +152,6 @@ def first_request(model: str, *, is_demo: bool) -> dict[str, str | int]:
 
 
 def snippet(url: str, key: str, arguments: dict[str, str | int], *, has_sdk: bool) -> str:
-    """Return lines of Python that make a first request, with OpenAI's SDK where the environment has it."""
+    """Return lines of Python that make a first request, with OpenAI's SDK if it is installed."""
     template = _SDK_SNIPPET if has_sdk else _PLAIN_SNIPPET
     return template.format(url=url, key=key, arguments=arguments)

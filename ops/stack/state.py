@@ -24,10 +24,10 @@ class ReadyFile:
     """The running system, as the ready file describes it to tests, benchmarks and other commands.
 
     Attributes:
-        nats_url: With the credentials of a batch publisher; the configured URL when NATS is not ours.
-        admin_nats_url: The same with those of an administrator; `worker_nats_url` with those of a worker.
+        nats_url: With a batch publisher's credentials; the configured URL when NATS is not ours.
+        admin_nats_url: With an administrator's credentials; `worker_nats_url` with a worker's.
         redis_url: None when there is no Redis.
-        metrics_url: Prometheus metrics of all gateway processes, for whoever shows `operator_key` as a bearer token.
+        metrics_url: Prometheus metrics of all gateway processes, readable with `operator_key` as a bearer token.
         pids: Process ids by role: `gateway`, `worker`, `nats`, `redis`.
     """
 

@@ -86,7 +86,7 @@ class Supervisor:
             for task in (starting, stopped):
                 task.cancel()
             await asyncio.gather(starting, stopped, return_exceptions=True)
-        # Models that sleep would answer the first question, too: they are told of once it is answered.
+        # Sleeping models could answer the probe too, so they are announced only after it.
         workers = [child for child in self._children if child.spec.role == "worker"]
         self._host.adopt(workers, loop.time() - began, self._roll_call.cordon)
         await self._host.start()

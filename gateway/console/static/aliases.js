@@ -14,7 +14,7 @@ export function show(root, _argument, tell) {
     try {
       const [{ aliases }, { canaries }] = await Promise.all([askPort("v1/aliases"), askPort("v1/canaries")]);
       const told = JSON.stringify([aliases, canaries]);
-      // Only what changed is drawn again, so that a button keeps the focus.
+      // Redrawn only after a change, so that a button keeps the focus.
       if (isOpen && told !== drawn) tables.replaceChildren(...sections(aliases, canaries, end));
       drawn = told;
     } catch (error) {

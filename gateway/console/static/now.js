@@ -1,4 +1,4 @@
-// What goes on now: counters of two looks give rates.
+// Live view: the counters of two polls give rates.
 
 import { ask } from "./api.js";
 import { card, el, number, seconds, spark, table } from "./dom.js";

@@ -52,7 +52,7 @@ export function show(root, _argument, tell) {
       return;
     }
     const text = message.value;
-    // A list of its own: that of the field is emptied with it.
+    // A copy: the field's own list is emptied with the field.
     const shown = copied(images.files);
     try {
       turns.push({ role: "user", content: await content(text, shown) });
@@ -213,7 +213,7 @@ function completionTokens(told) {
   }));
 }
 
-// Add a piece of a tool's call to those of the answer, and show the call.
+// Append a piece of a tool call to the answer's calls, and show the call.
 function add(calls, part, answer) {
   let call = calls[part.index];
   if (!call) {

@@ -1,4 +1,4 @@
-"""What is checked and timed: the contract between the ops' files under `cases/` and the run."""
+"""Checks and timed cases: the contract between the ops' files under `cases/` and the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS = "headrace"
 # An entry of a launch table: the configuration of a kernel, by its fields.
 Entry = Mapping[str, int]
 Candidate = Callable[..., object]
-# What a whole step does on the device alone, beside `OURS`, which has the host's part in it.
+# The device part of a whole step, beside `OURS`, which includes the host's part.
 OURS_ON_DEVICE = f"{OURS}/device"
 # Beside steps that verify drafts.
 PLAIN = "no drafts"
@@ -104,7 +104,7 @@ class OpSuite:
 
 
 Shapes = Mapping[str, tuple[Any, ...]]
-"""What the functions of an `Op` are given behind the device, by labels."""
+"""Arguments of the functions of an `Op` after the device, by label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ class Op:
     """An op at any shape: suites check and time it at theirs, the tuner at those that decide an entry.
 
     Attributes:
-        error: Of a device and a shape, what `Check.error` is. Where the kernel has a launch table, of an `entry` too.
-        case: Of a device and a shape, what is timed.
-        tolerance: Largest right error.
+        error: Computes `Check.error` for a device and a shape; if the kernel has a launch table, for an `entry` too.
+        case: Returns the timed case for a device and a shape.
+        tolerance: Largest accepted error.
     """
 
     error: Callable[..., float]

@@ -131,7 +131,7 @@ def check_lines(results: Sequence[CheckResult]) -> list[str]:
 
 
 def ceiling_line(ceilings: Ceilings) -> str:
-    """Return what the fractions are of."""
+    """Return the basis of the fractions."""
     memory = f"{ceilings.bandwidth / 1e12:.2f} TB/s copy, {ceilings.read_bandwidth / 1e12:.2f} TB/s read"
     return f"ceilings: {memory}, {ceilings.matmul_rate / 1e12:.0f} TFLOP/s bf16"
 
@@ -146,7 +146,7 @@ def failure_lines(results: Sequence[CaseResult]) -> list[str]:
 
 
 class RunRecord:
-    """Appends to the file as results come, so that a run that is cut short keeps what it has measured."""
+    """Appends to the file as results come, so that an interrupted run keeps its measurements."""
 
     def __init__(
         self, directory: Path, device: torch.device, ceilings: Ceilings | None, command: str, process: int

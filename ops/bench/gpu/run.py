@@ -40,7 +40,7 @@ from ops.stack.tether import tethered
 Json = dict[str, Any]
 # Exit code of a suite that came to its end and was wrong.
 WRONG = 3
-# A suite starts nothing after its limit; what it has started by then may take this long before its process is killed.
+# A suite starts nothing after its limit; a case started by then may take this long before its process is killed.
 GRACE_S = 30.0
 _MODULE = "ops.bench.gpu.run"
 
@@ -90,8 +90,8 @@ def run_apart(arguments: Sequence[str], limit_s: float, ends: Sequence[int] = (0
 def run_suites(suites: Sequence[str], told: Json, limit_s: float, suite_limit_s: float) -> Verdicts:
     """Run suite after suite, each in a process told `told`; none starts, or runs `GRACE_S` longer, after `limit_s`.
 
-    `told` has the module `bench` with `all_suites()`, `device()` and `timer()`, the `directory` of `gpu.jsonl`, what is
-    recorded as `command` and `process`, and whether nothing (`checks_only`) or all (`time_anyway`) is timed.
+    `told` has the module `bench` with `all_suites()`, `device()` and `timer()`, the `directory` of `gpu.jsonl`, the
+    `command` and `process` to record, and whether nothing (`checks_only`) or all (`time_anyway`) is timed.
     """
     verdicts = Verdicts()
     deadline = time.monotonic() + limit_s
@@ -159,7 +159,7 @@ def check_op(op: OpSuite, device: torch.device) -> list[CheckResult]:
         try:
             with poisoned_memory():
                 measured, failure = check.measure(), None
-        except Exception as error:  # what a kernel raises is the result
+        except Exception as error:  # a kernel's exception is the result
             measured, failure = None, reason_of(error)
         results.append(CheckResult(op.name, check.label, measured, check.tolerance, failure))
     return results
@@ -174,7 +174,7 @@ def time_op(
             yield CaseResult(op.name, spec.label, 0.0, {}, {OURS: "out of time"})
         else:
             yield _time_case(op.name, spec, device, timer, ceilings, deadline)
-        # What a failure's traceback or a cycle still holds would be missing to the next case.
+        # Memory held by a failure's traceback or a cycle would be missing in the next case.
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -210,7 +210,7 @@ def _time_candidate(case: Case, name: str, call: Callable[[int], object], timer:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says in its first line, and where it was raised."""
+    """Return the first line of an error, and where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     message = str(error).strip().splitlines()
     return f"{type(error).__name__}: {message[0] if message else ''} ({last.name}:{last.lineno})"
@@ -218,7 +218,7 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Let `torch.empty` give NaN, and the largest integers, so that what is not written shows."""
+    """Fill `torch.empty` with NaN or the largest integers, so that unwritten elements show."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

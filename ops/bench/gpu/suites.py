@@ -1,4 +1,4 @@
-"""All suites, in the order in which they run, and what they run on."""
+"""All suites, in the order in which they run, and their device."""
 
 from __future__ import annotations
 

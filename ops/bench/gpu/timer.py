@@ -37,7 +37,7 @@ class Timing:
         return f"{self.seconds * 1e6:.1f}{'' if self.is_graphed else '*'}"
 
     def row(self) -> dict[str, object]:
-        """Return what is recorded."""
+        """Return the fields to record."""
         return {"us": round(self.seconds * 1e6, 3), "spread": round(self.spread, 4), "is_graphed": self.is_graphed}
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What others made, measured beside ours: engines, servers and a loader, each installed and run as its users do."""
+"""Other projects, measured beside ours: engines, servers and a loader, each installed and run as its users do."""

@@ -29,7 +29,7 @@ from ops.stack.tether import tethered
 _INSTALL_TIMEOUT_S = 1800.0
 _RUN_TIMEOUT_S = 900.0
 _HERE = Path(__file__).parent
-# What the build of llama.cpp needs to be told besides its defaults: for this processor, and nothing from the network.
+# Build options of llama.cpp besides its defaults: for this processor, and nothing from the network.
 _CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",

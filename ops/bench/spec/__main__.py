@@ -1,9 +1,9 @@
-"""Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula predicts.
+"""Speculative decoding beside plain decoding, in the same run: acceptance, speed, and the formula's prediction.
 
 Run as `python -m ops.bench.spec [--model DIR]`. The demo model drafts in every way that it can: prompt
 lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for
 about half of them, the others on the beginnings of documents that no training saw. Answers that differ from those of
-plain decoding are told. The depth that adapts has served some batches before it is measured.
+plain decoding are reported. The depth that adapts has served some batches before it is measured.
 The table is printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
@@ -230,7 +230,7 @@ def compare(
 ) -> Comparison:
     """Serve the same batches of prompts, one after another, each plainly and with drafts.
 
-    Answers that differ are told: in low precision, a batch of another size may turn a tie of two tokens.
+    Answers that differ are reported: in low precision, a batch of another size may turn a tie of two tokens.
 
     Raises:
         RuntimeError: A step failed.

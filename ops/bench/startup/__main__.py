@@ -81,7 +81,7 @@ def measure(
 
 
 def run_child(module: str, directory: Path, *arguments: str) -> dict[str, float]:
-    """Run a module that prints, as one JSON line, what it took and when it was ready; that is told from the start.
+    """Run a module that prints its times as one JSON line; `ready` counts from the start of the process.
 
     Raises:
         PeerUnavailableError: It failed.

@@ -1,4 +1,4 @@
-"""Starts the engine once, in a process of its own; prints its times and memory, when it was ready, and what it served.
+"""Starts the engine once, in a process of its own; prints its times, memory, time of readiness, and first requests.
 
 Run by `ops.bench.startup`. Arguments: model directory, device, number of ranks. A runner that has just started serves
 its first requests; the record has their times, and which kernels were compiled for them.
@@ -33,7 +33,7 @@ _TIMEOUT_S = 120.0
 
 def main(directory: str, device: str, num_ranks: str) -> None:
     """Build a runner as a worker would with its default settings, or a group of ranks."""
-    # What is imported from here on belongs to the start.
+    # Imports from here on count as part of the start.
     start_up = StartUp()
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.ranks.group import RankGroup
@@ -68,7 +68,7 @@ def main(directory: str, device: str, num_ranks: str) -> None:
 
 
 def device_memory(runner: TorchModelRunner) -> dict[str, float]:
-    """Return what the driver says is used on the runner's GPU, and what of that this process knows of, in GB."""
+    """Return the GPU memory in use according to the driver, and the part that this process knows of, in GB."""
     import torch
 
     device = runner.model.device

@@ -104,7 +104,7 @@ _WARM_UP_S = 3.0
 class Goodput:
     """Tokens per second of right answers within a span, and those that the worker's own steps could have made.
 
-    The machine is shared, so a capacity measured a minute ago need not hold; the steps tell what was possible.
+    The machine is shared, so a capacity measured a minute ago need not hold; the steps show the possible rate.
     """
 
     tokens_per_s: float

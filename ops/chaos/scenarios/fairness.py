@@ -167,7 +167,7 @@ async def background(num_requests: int | None) -> Outcome:
 
 
 async def _compare(outcome: Outcome, where: str, port: int, key: str, number: int, text: str) -> None:
-    """Ask for `number` of both kinds, one after the other, and write down what is promised and not kept."""
+    """Ask for `number` of both kinds, one after the other, and record broken promises."""
     medians = {}
     for is_background in (False, True):
         answers = [await _ask(port, key, is_background) for _ in range(number)]

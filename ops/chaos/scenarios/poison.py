@@ -175,7 +175,7 @@ def judge(
 
 
 async def _ignore(error: Exception) -> None:
-    """NATS is killed on purpose; what was not acknowledged is published again."""
+    """NATS is killed on purpose; unacknowledged requests are published again."""
 
 
 async def poison(num_requests: int | None) -> Outcome:
@@ -242,7 +242,7 @@ async def batch_poison(num_requests: int | None) -> Outcome:
             judge(outcome, jobs, await publisher.results(jobs, RESULTS_TIMEOUT_S), expected)
         told = [result.get("error") or "" for result in given_up.values() if result["finish"] == "failed"]
         num_told = sum("given up" in error for error in told)
-        outcome.expect(num_told == len(poisons), f"the poisonous jobs are told {told}")
+        outcome.expect(num_told == len(poisons), f"the poisonous jobs end with the errors {told}")
         outcome.count(load.ledger, [(began, ended)])
         outcome.figures |= {"poisons": len(poisons), "worker deaths": sum(part.num_exits for part in system.workers)}
         await aftermath.check(system, load, outcome)

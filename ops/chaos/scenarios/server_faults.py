@@ -94,10 +94,10 @@ SERVER_FAULTS = (
 
 
 async def nats_partition(num_requests: int | None) -> Outcome:
-    """NATS cannot be reached for ten seconds: what runs goes on afterwards, what is new is refused.
+    """NATS cannot be reached for ten seconds: running requests continue afterwards, new ones are refused.
 
-    Requests that come before NATS can be suspected are refused when it is, all others at once. `num_requests` are the
-    streams that run when it begins, `MAX_PARTITIONED` at most.
+    Requests that come before the gateway suspects NATS are refused once it does, all later ones at once. `num_requests`
+    streams run when the fault begins, `MAX_PARTITIONED` at most.
     """
     bodies = plain_bodies(600, min(num_requests or 8, MAX_PARTITIONED))
     async with System(_WITH_LINKS) as system:
@@ -123,7 +123,7 @@ async def nats_partition(num_requests: int | None) -> Outcome:
 async def one_way_links(num_requests: int | None) -> Outcome:
     """The link between a gateway and NATS passes one way only, first one, then the other.
 
-    What runs there goes on when it is mended. What is new there is refused, and the other gateway does not notice.
+    Running requests continue once the link is restored, new ones are refused. The other gateway is unaffected.
     """
     promise = f"0 failed; refused in {max(SUSPECTED_S.values())} s; mended + {RECOVERY_S:g} s"
     outcome, beside = Outcome("one-way-links", promise), Outcome("", "")

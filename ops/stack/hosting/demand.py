@@ -1,7 +1,7 @@
-"""What waits for the models of a host: the messages in their queues, whoever published them.
+"""Requests waiting for the models of a host: the messages in their queues, from any publisher.
 
-Work queues keep a message until its request is claimed, so what NATS stores is the truth: no gateway has to tell, and
-jobs that other clients publish wake a model too.
+Work queues keep a message until its request is claimed, so the queue alone shows the demand: no gateway has to report
+it, and jobs that other clients publish wake a model too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH_INTERVAL_S = 2.0
 
 
 class Waiting(NamedTuple):
-    """How many requests wait for a model, and how many of them are batch jobs, for which no person waits."""
+    """How many requests wait for a model, and how many of them are batch jobs, which are not interactive."""
 
     num: int = 0
     num_batch: int = 0

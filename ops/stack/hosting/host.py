@@ -1,7 +1,7 @@
 """A host: keeps the workers of one machine in line with its list of models, reports them, and takes orders.
 
-Owns the processes and what is known of each model. Every round it looks at what waits, has `reconcile` decide, and
-carries that out. A model that fails to start is tried three times, with growing pauses, or once where its files or
+Owns the processes and the state of each model. Every round it counts waiting requests, calls `reconcile`, and carries
+out its decisions. A model that fails to start is tried three times, with growing pauses, or once where its files or
 settings are bad, and again a minute later if it is still wanted; a replaced one goes back to what it was.
 """
 
@@ -88,10 +88,10 @@ class Host:
         return [worker.pid for worker in self._own() if worker.pid is not None]
 
     def adopt(self, children: Sequence[Child], load_s: float, cordon: Callable[[str], Awaitable[None]]) -> None:
-        """Take orders about models that somebody else has started too; nothing of them is kept in the file.
+        """Take orders for models that the supervisor has started, too; they are not kept in the file.
 
-        Others start their workers again when they end. `cordon` has the worker of that name take no new requests, and
-        raises DependencyError where it cannot.
+        The supervisor restarts their workers. `cordon` stops new requests to the worker of that name, and raises
+        DependencyError if it cannot.
         """
         wishes: dict[str, Wish] = {}
         for child in children:
@@ -155,7 +155,7 @@ class Host:
             await asyncio.sleep(ROUND_S)
 
     async def stop(self, timeout_s: float) -> None:
-        """End all workers and the connection, and kill those that take longer; the file keeps what is to be served."""
+        """End all workers and the connection; kill slower ones. The file keeps the models to serve."""
         for each in self._workers.values():
             if isinstance(each, AdoptedWorker):
                 each.release()
@@ -222,7 +222,7 @@ class Host:
         worker.start()
 
     def _ended(self, worker: HostedWorker) -> None:
-        """Take note of the end of a process, which was told to stop or failed."""
+        """Record the end of a process that was stopped or failed."""
         self._workers.pop(worker.id, None)
         wish, model = self._wishes.get(worker.wish.name), self._models.get(worker.wish.name)
         if worker.failure is None or wish is None or model is None:
@@ -236,7 +236,7 @@ class Host:
         is_final = worker.has_bad_settings and wish.load_s is None
         has_failed = model.note_failure(worker.failure, now, was_well=was_well, is_final=is_final)
         if has_failed and self._wishes.restore(wish.name):
-            # Workers of what it was may still serve.
+            # Workers of the old model may still serve.
             self._console.say("host", f"{wish.name} cannot be replaced and stays what it was: {model.error}")
             model.replace_error, model.failures = model.error, 0
             model.activity.may_start_at = float("-inf")
@@ -257,7 +257,7 @@ class Host:
         model, wish = self._model(beat.model), self._wishes.get(beat.model)
         model.activity.active_at = self._clock()
         if wish is not None and worker.wish.generation == wish.generation:
-            # A worker of what the model was before says nothing of a replacement.
+            # A worker of the old model says nothing about a replacement.
             model.failures, model.error = 0, None
             model.activity.asked = False
 

@@ -60,7 +60,7 @@ def told_of(
     now: float,
     ahead: Sequence[Wish] = (),
 ) -> HostedModel:
-    """Return what gateways are told of a model; `ahead` are those that get room before it (`is_ahead`)."""
+    """Return the model's state as sent to gateways; `ahead` are the models that get room before it (`is_ahead`)."""
     own = [worker for worker in workers if worker.wish.name == wish.name]
     current = [worker for worker in own if worker.wish.generation == wish.generation]
     ready = [worker for worker in current if worker.phase == "ready"]
@@ -142,7 +142,7 @@ def _load_s(wish: Wish) -> float:
 
 
 def _room_s(turns: Sequence[tuple[float, int]], missing: int) -> float | None:
-    """Return when others, in the order in which they give way, have freed what is missing; None if they never do."""
+    """Return the seconds until others, in the order in which they give way, free `missing`; None if they never do."""
     after_s = 0.0
     for turn_s, freed in turns:
         if missing <= 0:
@@ -158,5 +158,5 @@ def _turn_s(other: SeenWorker, waited_s: float, min_awake_s: float, now: float) 
     left_s = max(0.0, min_awake_s - (now - other.ready_at))
     if other.serves_people:
         left_s = max(left_s, min_awake_s - waited_s)
-    # Of a busy one, the whole time that it may take to drain: what is told must come true.
+    # For a busy model, the whole drain timeout: the announced time must hold.
     return left_s + DRAIN_S if other.busy else left_s

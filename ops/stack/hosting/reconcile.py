@@ -1,4 +1,4 @@
-"""Which workers a host starts and stops now: a function of what it is to serve and what it sees.
+"""Decides which workers a host starts and stops now: a function of its model list and its observations.
 
 No clock, process or queue is touched here. Memory counts until a process has ended, so a host never has more workers
 than fit. A model that sleeps when idle gives way to another after `min_awake_s`: at once while nothing runs or waits
@@ -53,21 +53,21 @@ class SeenWorker:
 
     @property
     def serves_people(self) -> bool:
-        """Whether a person waits for some of what it has."""
+        """Whether it has interactive requests."""
         return self.busy and not self.only_batch
 
 
 @dataclass(slots=True)
 class Activity:
-    """What is known of a model besides its workers.
+    """State of a model besides its workers.
 
     Attributes:
         waiting: Requests in its queues.
-        batch: Those of them that are batch jobs, for which no person waits.
-        active_at: When it last had work, or became ready; -inf when it is told to sleep.
-        waits_since: Since when requests wait, or it is asked for, and no worker of it runs; inf while that is not so.
-        asked: It is to be awake once, although nothing waits.
-        may_start_at: After failures no worker is started before.
+        batch: How many of them are batch jobs, which are not interactive.
+        active_at: When it last had work, or became ready; -inf when it is ordered to sleep.
+        waits_since: Since when requests wait, or a wake is ordered, without a running worker; inf otherwise.
+        asked: A wake is ordered, although no request waits.
+        may_start_at: After failures, the earliest time for the next start.
     """
 
     waiting: int = 0
@@ -253,10 +253,10 @@ def decide(
     Args:
         wanted: The models by name.
         workers: All processes that have not ended, those that are stopping too.
-        activities: What is known of the models.
+        activities: States of the models.
         budget_bytes: Memory of all workers; None for no bound.
-        min_awake_s: A model that was loaded serves at least so long before it gives way to another.
-        now: The time, by the clock of all others.
+        min_awake_s: A loaded model serves at least this long before it gives way to another.
+        now: The time, by the same clock as all other times.
     """
     budget = math.inf if budget_bytes is None else budget_bytes
     return _Host(wanted, workers, activities, budget, min_awake_s, now).decide()

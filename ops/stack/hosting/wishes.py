@@ -1,8 +1,8 @@
-"""What a host is to serve: a list of models, changed by orders and kept in a file of the host.
+"""The models that a host should serve: a list changed by orders and kept in a file of the host.
 
-The host is the only writer, so an order is checked against what is there and takes effect at once, or is refused with
-the reason. Directories come from whoever may give orders over the network: they must lie under those that the host's
-owner allows, links followed, and options that name files or addresses are refused.
+The host is the only writer, so an order is checked against the current list and takes effect at once, or is refused
+with the reason. Directories come over the network from clients that may give orders: they must lie, links resolved,
+under those that the host's owner allows. Options that name files or addresses are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.messages import Heartbeat
 from shared.model_hub import check_is_model
 from shared.subjects import check_model_name
 
-# Of a model whose options do not say.
+# For a model whose options set none.
 DEFAULT_KV_BYTES = 512 << 20
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
 # Settings of a worker that an order may give: none names a file, an address or a login.
@@ -52,16 +52,16 @@ class OrderError(HeadraceError):
 
 
 class Wish(Struct, frozen=True, kw_only=True):
-    """A model to serve, as the file has it.
+    """A model to serve, as stored in the file.
 
     Attributes:
         generation: Raised with each load and replacement of its name.
-        loaded_generation: That of its load; higher ones are replacements.
+        loaded_generation: Generation of its load; higher ones are replacements.
         previous: What the model was before it was replaced, until a worker of the new content serves.
         load_s: How long its last start took, from the process to the first heartbeat; None before the first.
         last: The last heartbeat of one of its workers.
-        memory_bytes: What was ordered for one worker; `need_bytes` is estimated without.
-        kv_cache_bytes: What an estimate that must hold gives the KV cache of a worker; None where its options say it.
+        memory_bytes: Ordered memory of one worker; without it, `need_bytes` is estimated.
+        kv_cache_bytes: Size of a worker's KV cache if the estimate must hold; None if its options set it.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Wishes:
     """Owns the list and its file. Orders that cannot be carried out raise `OrderError`."""
 
     def __init__(self, settings: HostSettings, file: Path) -> None:
-        """Read what an earlier life of the host has kept.
+        """Read the list kept by an earlier process of the host.
 
         Raises:
             ConfigError: The file is damaged, or a directory that is allowed is none.
@@ -127,7 +127,7 @@ class Wishes:
         return {name: wish.wanted for name, wish in self._by_name.items()}
 
     def adopt(self, wishes: Iterable[Wish]) -> None:
-        """Add models that others have started, and start the next time: what is ordered about them is not kept."""
+        """Add models that others start, now and after a restart: orders about them are not kept."""
         wishes = tuple(wishes)
         self._adopted = frozenset(wish.name for wish in wishes)
         self._by_name |= {wish.name: wish for wish in wishes}
@@ -147,11 +147,11 @@ class Wishes:
         self._put(msgspec.structs.replace(new, loaded_generation=new.generation))
 
     def replace(self, order: ModelOrder) -> None:
-        """Change what a name means; what is not given stays, but for the path."""
+        """Replace the model of a name; settings that are not given stay, except the path."""
         old = self.known(order.name)
         newest = max(old.generation, self._newest.get(order.name, 0))
         new = self._checked(order, msgspec.structs.replace(old, generation=newest))
-        # Of several that never served, the first one has.
+        # Of several replacements that never served, the first one holds the served model.
         self._put(msgspec.structs.replace(new, previous=old.previous or old))
 
     def unload(self, name: str) -> None:
@@ -161,7 +161,7 @@ class Wishes:
         self._write()
 
     def restore(self, name: str) -> bool:
-        """Put back what a model was before it was replaced; return whether it has been, and has not served since."""
+        """Restore a model from before its replacement; return whether its replacement had not served yet."""
         wish = self._by_name.get(name)
         if wish is None or wish.previous is None:
             return False
@@ -169,7 +169,7 @@ class Wishes:
         return True
 
     def note_start(self, name: str, generation: int, load_s: float | None, last: Heartbeat) -> None:
-        """Keep how long a start took, and how the model's answers are to be read."""
+        """Record the duration of a start, and the heartbeat that describes the model."""
         wish = self._by_name.get(name)
         if wish is not None and wish.generation == generation:
             last = msgspec.structs.replace(last, metrics=None, prefixes=None, adapters=(), resident_adapters=b"")
@@ -201,7 +201,7 @@ class Wishes:
         if need is None:
             need = _weight_bytes(path) + (config.kv_cache_bytes or DEFAULT_KV_BYTES)
             if config.kv_cache_bytes is None and config.num_blocks is None and self._memory_bytes is not None:
-                # What is counted is what it gets.
+                # The worker gets exactly the KV memory that is counted.
                 kv_cache_bytes = DEFAULT_KV_BYTES
         wish = Wish(
             name=order.name,
@@ -221,7 +221,7 @@ class Wishes:
         return wish
 
     def _check_memory(self, new: Wish) -> None:
-        """Refuse what can never run: beside what always runs, and beside what it replaces."""
+        """Refuse a model that can never fit beside the always-on models and the one it replaces."""
         if self._memory_bytes is None:
             return
         others = [w for w in self._by_name.values() if w.name == new.name or not w.on_demand]
@@ -243,7 +243,7 @@ class Wishes:
             raise OrderError("path: must not contain a NUL character")
         path = (self._directories[0] / text).resolve()
         if not any(path != directory and path.is_relative_to(directory) for directory in self._directories):
-            # Nothing is told of what lies elsewhere, not even whether it exists.
+            # The error reveals nothing about other paths, not even whether they exist.
             allowed = ", ".join(map(str, self._directories))
             raise OrderError(f"path: {text[:200]!r} is not under a directory that this host allows: {allowed}")
         check_is_model(path, "path", "a directory in Hugging Face's format, or a GGUF file")

@@ -32,7 +32,7 @@ START_TIMEOUT_S = 1800.0
 
 
 class HostedWorker(ABC):
-    """What both kinds have: their phases, and what was heard of them last.
+    """Common base of both kinds of workers: phases, and the last heartbeat.
 
     Attributes:
         id: Its name among the processes of the host.
@@ -95,7 +95,7 @@ class HostedWorker(ABC):
         return self._ready_at - self.started_at
 
     def stop(self) -> None:
-        """Have it drain and end, in the background: what it has not finished goes to another worker."""
+        """Have it drain and end, in the background: unfinished requests go to another worker."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(), name=f"stop of {self.id}")
 
@@ -151,7 +151,7 @@ class WorkerProcess(HostedWorker):
             self._child.replace()
 
     async def wait(self) -> None:
-        """Wait until a process that was told to stop has ended."""
+        """Wait until a process that is stopping has ended."""
         if self._stopping is not None:
             await self._stopping
 
@@ -185,7 +185,7 @@ class AdoptedWorker(HostedWorker):
         self._drained = asyncio.Event()
 
     def watch(self, round_s: float, *, can_judge: bool) -> None:
-        """Take note of a new start; whoever starts it judges whether it stands still."""
+        """Notice a new start; its starter detects hangs."""
         if self._child.pid != self._pid:
             self._pid, self.beat, self._ready_at, self.started_at = self._child.pid, None, None, self._clock()
 
@@ -196,7 +196,7 @@ class AdoptedWorker(HostedWorker):
         return super().note_heartbeat(beat)
 
     def release(self) -> None:
-        """Leave its end to whoever has started it."""
+        """Leave its shutdown to its starter."""
         if self._stopping is not None:
             self._stopping.cancel()
 

@@ -210,7 +210,7 @@ def test_full_queue_of_one_tenant_keeps_no_other_from_a_retry(server: NatsServer
 def test_unknown_id_is_named_in_one_line_and_nothing_is_touched(server: NatsServer) -> None:
     done = _dead(server, "drop", "one", "nope")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "headrace: not in quarantine: nope; `headrace dead list` shows what is\n"
+    assert done.stderr == "headrace: not in quarantine: nope; `headrace dead list` shows its contents\n"
     assert len(_listed(server)) == 3
 
 

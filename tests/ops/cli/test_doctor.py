@@ -87,7 +87,7 @@ def test_wrong_directory_is_no_clean_bill_of_health(tmp_path: Path) -> None:
             topic
         )
     assert "-> give --state-dir of one that runs, or --nats-url\n" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith("Not found, so not looked at: nats, redis, gateway.")
+    assert done.stdout.splitlines()[-1].endswith("Not found, so not checked: nats, redis, gateway.")
 
 
 def test_system_that_was_killed_is_one_cause_and_told_at_once(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_system_that_was_killed_is_one_cause_and_told_at_once(tmp_path: Path) ->
 def test_gateway_that_is_named_is_looked_at_without_nats(tmp_path: Path) -> None:
     done = headrace("doctor", "--state-dir", str(tmp_path), "--url", "http://127.0.0.1:1")
     assert "FAIL  gateway" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith("Not found, so not looked at: nats, redis.")
+    assert done.stdout.splitlines()[-1].endswith("Not found, so not checked: nats, redis.")
 
 
 def test_worker_that_could_serve_passes_its_check_and_does_not_join(nats_url: str) -> None:

@@ -351,7 +351,7 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     command = [sys.executable, "-m", "ops.cli", "--version"]
     with Path("/dev/full").open("wb", buffering=0) as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    line = "headrace: what it prints cannot be written: No space left on device\n"
+    line = "headrace: the output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, line)
 
 

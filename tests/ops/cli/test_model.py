@@ -135,7 +135,7 @@ def test_interrupt_advises_no_unload_where_that_removes_what_was_there_before(
         # It is loaded on demand, and nothing starts it any more.
         ({"state": "asleep", "error": "no tokenizer"}, "m cannot be started: no tokenizer"),
         ({"state": "stopping", "error": "no tokenizer"}, "m cannot be started: no tokenizer"),
-        ({"state": "asleep"}, "m sleeps again: it was told to, or nothing asked for it"),
+        ({"state": "asleep"}, "m sleeps again: it was ordered to, or no request came for it"),
         ({}, "h does not have m any more"),
     ],
 )

@@ -160,7 +160,7 @@ def test_waiting_that_is_stopped_says_what_becomes_of_the_jobs(
     monkeypatch.setattr(publish, "_publish", stopped)
     config = PublishConfig(nats_url=cli_system.info["nats_url"], model_name=cli_system.model, wait=True)
     assert publish.run(config, "x") == 130
-    assert "stopped; what is published runs all the same" in capsys.readouterr().err
+    assert "stopped; published requests still run" in capsys.readouterr().err
 
 
 def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(state_dir: Path) -> None:

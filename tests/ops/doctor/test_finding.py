@@ -13,8 +13,8 @@ def test_text_of_others_forges_no_line_of_the_page() -> None:
 
 def test_verdict_says_what_it_does_not_cover() -> None:
     none = unseen("nats", "none is named")
-    assert verdict([none]) == "Nothing is wrong in what was looked at. Not found, so not looked at: nats."
-    assert verdict([none, problem("a", "is bad")]) == "1 problem. Not found, so not looked at: nats."
+    assert verdict([none]) == "Nothing is wrong in the parts checked. Not found, so not checked: nats."
+    assert verdict([none, problem("a", "is bad")]) == "1 problem. Not found, so not checked: nats."
     assert verdict([Finding("a", "is good")]) == "Nothing is wrong."
 
 
@@ -29,7 +29,7 @@ def test_verdict_counts() -> None:
         "          -> name it",
         "ok    d   is good",
         "",
-        "1 problem, 1 warning. Not found, so not looked at: c.",
+        "1 problem, 1 warning. Not found, so not checked: c.",
     ]
 
 

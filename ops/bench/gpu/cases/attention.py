@@ -39,14 +39,14 @@ def attention_error(
     cache_dtype: torch.dtype = torch.bfloat16,
     entry: Entry | None = None,
 ) -> float:
-    """Compare with the reference, which computes in float32 what it reads."""
+    """Compare with the reference, which computes in float32."""
     batch = make_batch(device, shape, lengths).with_cache_in(cache_dtype)
     expected = replace(batch, query=batch.query.float()).attend(paged_attention_reference)
     return relative_error(batch.attend(entry=entry), expected)
 
 
 def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
-    """Time plain attention beside peers; `_case_of` says what is read and multiplied."""
+    """Time plain attention beside peers; `_case_of` counts bytes read and multiplications."""
     case = _case_of(device, shape, lengths, {OURS: lambda batch: batch})
     query_len, context_len = lengths[0]
     candidates = dict(case.candidates)
@@ -57,7 +57,7 @@ def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths
 
 
 def variant_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
-    """Time a form of attention beside ours without what is special in it."""
+    """Time a variant of attention beside ours without its special feature."""
     if shape.latent_dim:
         forms = {
             OURS: lambda batch: batch,
@@ -85,7 +85,7 @@ def _case_of(
     forms: Mapping[str, Callable[[Batch], Batch]],
     bytes_per_token: int | None = None,
 ) -> Case:
-    """Read what each sequence sees once; two products over the pairs that see one another."""
+    """Read each sequence's visible tokens once; two products per pair of a query and a visible token."""
     tokens, pairs = (sum(counts) for counts in zip(*(shape.seen(*one) for one in lengths), strict=True))
     cache_bytes = tokens * (bytes_per_token or 2 * shape.numbers_per_token)
     num_sets = sets_for(cache_bytes)
@@ -254,7 +254,7 @@ CHUNK_ATTENTION = ATTENTION_OP.suite(
     {
         **_chunks((LLAMA_ATTENTION, 8192, 8192), (LLAMA_ATTENTION, 2048, 8192)),
         f"{LLAMA_ATTENTION.name} 512 at 2048 + 63 decodes": (LLAMA_ATTENTION, [(512, 2048)] + [(1, 2048)] * 63),
-        # What a hit in the prefix cache leaves to compute.
+        # The rest of a prompt after a prefix-cache hit.
         **_chunks((LLAMA_ATTENTION, 17, 32_768), (LLAMA_ATTENTION, 128, 32_768)),
         **_chunks((SMALL_ATTENTION, 8192, 8192), (LARGE_ATTENTION, 8192, 8192)),
     },

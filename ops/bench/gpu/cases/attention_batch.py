@@ -45,7 +45,7 @@ class AttentionShape:
 
     @property
     def numbers_per_token(self) -> int:
-        """Return what is kept of a token."""
+        """Return the numbers cached per token."""
         return self.num_kv_heads * (self.head_dim if self.latent_dim else 2 * self.head_dim)
 
     def seen(self, query: int, context: int) -> tuple[int, int]:

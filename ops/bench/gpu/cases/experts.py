@@ -34,7 +34,7 @@ class Stored(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MixtureSizes:
-    """A layer's experts, from the model's published configuration, and what they are stored in."""
+    """A layer's experts, from the model's published configuration, and their storage format."""
 
     name: str
     num_experts: int

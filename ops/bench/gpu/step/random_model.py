@@ -40,7 +40,7 @@ class WeightSize:
 
 
 class RandomWeights:
-    """A `WeightSource` that makes up what it is asked for.
+    """A `WeightSource` that makes up random weights on request.
 
     Matrices keep the variance of what they multiply; normalisations do nothing; biases are zero; states remember some
     ten tokens.
@@ -173,7 +173,7 @@ class RandomWeights:
 
 
 def model_config(shape: ModelShape, max_model_len: int) -> ModelConfig:
-    """Return the configuration as the family's reader has it, limited to the given sequence length."""
+    """Return the family reader's configuration, limited to the given sequence length."""
     fields = shape.config()
     config = FAMILIES[fields["architectures"][0]](JsonFile(Path(shape.name, "config.json"), fields))
     return dataclasses.replace(config, max_model_len=max_model_len)

@@ -38,7 +38,7 @@ On a bare machine with a GPU, which needs torch and triton only, from the root o
 
   PYTHONUNBUFFERED=1 python3 -m ops.bench.gpu.tune --limit-s 500
 
-Nothing is written: what is printed as chosen goes into the kernels' launch tables by hand. Run the bench before and
+Nothing is written: copy the printed choices into the kernels' launch tables by hand. Run the bench before and
 after. Each table has a process of its own; --only takes one at a time."""
 
 
