@@ -103,7 +103,7 @@ class Admission:
             if room is Room.YES and not self._live.try_restore(queue, sequence, now):
                 self.start(queue, sequence, now)
                 left.add(sequence)
-            # Whoever was preempted may be the first of a key now: the next step looks at the others afresh.
+            # A preempted sequence may be the first of a key now: the next step looks at the others afresh.
             if room is not Room.NO or self.num_preemptions > num_preemptions:
                 return room
             passed.append(sequence)
