@@ -152,7 +152,7 @@ class HeartbeatSource:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What is read of the worker's device and engine for metrics."""
+    """Sources of the metrics of the worker's device and engine."""
 
     gpu: GpuMonitor
     experts: ExpertLoads | None = None

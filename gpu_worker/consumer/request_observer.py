@@ -1,7 +1,7 @@
 """What a worker reports of each request when it leaves: a receipt, a log line, and spans `queue`, `prefill`, `decode`.
 
-An attempt that was handed over or cancelled is told of too; the next one, here or elsewhere, has lines and spans of its
-own with its own epoch. There is no text of prompts or answers in them.
+An attempt that was handed over or cancelled is reported too; the next one, here or elsewhere, has its own lines and
+spans with its own epoch. They contain no text of prompts or answers.
 """
 
 from __future__ import annotations
