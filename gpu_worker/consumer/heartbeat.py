@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.2
 
 
-# Heartbeats are more frequent than anybody looks at metrics.
+# Heartbeats are more frequent than metrics are read.
 REFRESH_S = 0.5
 
 

@@ -231,7 +231,7 @@ class InteractiveLane:
         self.end(held, Finish("failed", error=error, error_code=code))
 
     def hand_over(self, held: HeldRequest, ready: KvReady) -> None:
-        """Let a worker that decodes go on: the gateway dispatches it again, with the place of its KV."""
+        """Let a decode worker continue: the gateway dispatches the request again, with the place of its KV."""
         self.end(held, Finish("handoff", ready=ready))
 
     def end(self, held: HeldRequest, finish: Finish) -> None:
@@ -244,14 +244,14 @@ class InteractiveLane:
         return ending(held, msgspec.structs.replace(finish, receipt=receipt))
 
     def give_back_waiting(self) -> None:
-        """Give back what has not started to run."""
+        """Give back requests that have not started to run."""
         for held in self._held:
             sequence = held.sequence
             if held.request.lane == "interactive" and (sequence is None or sequence.status is SequenceStatus.WAITING):
                 self.give_back(held)
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:
-        """Send what a step did to a request."""
+        """Send the result of a step for a request."""
         if held is self._held.suspect:
             held.probation -= len(delta.token_ids)
             if held.probation <= 0:

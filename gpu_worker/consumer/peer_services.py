@@ -19,7 +19,7 @@ from shared.messages import UNDECODABLE, Lane
 from shared.services import ServicesOfModels, TenantService
 
 ADOPT_S = 5.0
-"""For so long after its start a worker takes over how far tenants are ahead: a gateway is heard each second."""
+"""Seconds after its start in which a worker adopts how far tenants are ahead: a gateway is heard each second."""
 _MAX_PEERS = 1024
 _MAX_TENANTS = 128
 

@@ -1,8 +1,8 @@
 """Pulls from a shared JetStream consumer so that a request in the queue is here as soon as there is room for it.
 
 While there is room, a pull for that many messages waits at the server. Pulls are short and made again: what the server
-sends for the pull of a frozen worker is held up until somebody notices. The library's `fetch` costs a task per message
-and gives up its place between calls; this speaks the protocol directly: one inbox, one callback, a count.
+sends for the pull of a frozen worker is held up until its freeze is noticed. The library's `fetch` costs a task per
+message and gives up its place between calls; this speaks the protocol directly: one inbox, one callback, a count.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from shared.tracing import AttributeValue, Tracing
 
 
 class RequestObserver:
-    """Tells of requests."""
+    """Reports requests."""
 
     def __init__(self, log: RequestLog, worker: str, tracing: Tracing | None = None) -> None:
         self._log = log
@@ -27,7 +27,7 @@ class RequestObserver:
         self._tracing = tracing
 
     def removed(self, held: HeldRequest) -> None:
-        """Tell of a request that is not held any more."""
+        """Report a request that is not held any more."""
         traceparent = held.request.traceparent
         self._log.write("request", partial(_fields, held), _kind(held))
         if self._tracing is not None and traceparent is not None:

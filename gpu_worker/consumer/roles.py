@@ -19,7 +19,7 @@ HEARD_S = 2.0
 MISSED_S = 0.3
 """A heartbeat is missed after so long. NATS is asked then whether the worker has ended; one that is slow has not."""
 READY_MEMORY_S = 600.0
-"""For so long after a prefill worker was heard there may be requests that it has handed over."""
+"""Seconds after a prefill worker's heartbeat in which there may be requests that it has handed over."""
 MAX_PEERS = 1024
 MOST_CLAIMED_BY_DECODER = 128
 """Tokens of a next turn that a worker that decodes computes itself: they take a step or two."""

@@ -32,7 +32,7 @@ class Room(Enum):
     YES = auto()
     NO = auto()
     AFTER_LANDING = auto()
-    """Somebody would have to be preempted, which waits until the steps in flight have landed."""
+    """A sequence would have to be preempted, which waits until the steps in flight have landed."""
 
 
 class _StepTokens:
@@ -78,7 +78,7 @@ class Admission:
     def admit_interactive(self, now: float) -> bool:
         """Start waiting interactive sequences in order, as long as this step has tokens and the pool has blocks.
 
-        False when somebody would have to be preempted while a step is in flight.
+        False when a sequence would have to be preempted while a step is in flight.
         """
         queue, running = self._live.waiting["interactive"], self._live.running
         self._live.settle("interactive")

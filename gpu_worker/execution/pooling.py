@@ -37,7 +37,7 @@ class PooledChunk:
 
 
 def pooled_chunks(shares: Values[Share], query_starts: Int32s) -> list[PooledChunk]:
-    """Return the hidden vectors of a step that count in somebody's answer."""
+    """Return the hidden vectors of a step that count in an answer."""
     chunks = []
     for place, item in enumerate(shares):
         plan = item.sequence.pooling

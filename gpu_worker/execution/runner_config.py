@@ -141,7 +141,7 @@ def choose_num_threads(requested: int | None, num_ranks: int = 1) -> int:
     """Return how many threads CPU operations of a rank use: as requested, else its part of all usable cores but one.
 
     One core is left to the gateway, the queue and our own NATS thread. A team of threads waits for its slowest member
-    many times in a step, so a step gets several times slower as soon as one of its cores is taken by somebody else.
+    many times in a step, so a step gets several times slower as soon as another process takes one of its cores.
     """
     return requested or max(1, (num_usable_cores() - (num_ranks == 1)) // num_ranks)
 

@@ -80,7 +80,7 @@ class SubmittedStep:
         self._download: Download = downloads.start(outputs.tensors())
 
     def result(self) -> StepResult:
-        """Wait for the step and return what it sampled, with an error where the logits were no distribution."""
+        """Wait for the step and return the sampled tokens, with an error where the logits were no distribution."""
         outputs, tensors = self._outputs, iter(self._download.wait())
         token_ids, entries = _unpack_drawn(outputs.drawn, tensors)
         if outputs.drafts is None:

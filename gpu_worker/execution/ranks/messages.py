@@ -153,7 +153,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stumbled(msgspec.Struct, frozen=True, tag=True):
-    """Why a rank could not compute a step; it waits to be told to leave."""
+    """Why a rank could not compute a step; it waits for the message to leave."""
 
     problem: str
 

@@ -153,7 +153,7 @@ class PromptChunk:
 
 
 def prompt_chunks(shares: Values[Share], query_starts: Int32s) -> list[PromptChunk]:
-    """Return the prompt tokens whose log probabilities the step makes known and somebody wants."""
+    """Return the prompt tokens whose requested log probabilities the step computes."""
     chunks = []
     for place, item in enumerate(shares):
         num_top = item.sequence.sampling.prompt_logprobs

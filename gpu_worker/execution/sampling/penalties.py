@@ -26,7 +26,7 @@ from shared.sampling import Sampling
 class Penalties:
     """Owns the counts. The tables are allocated at the start.
 
-    Memory that is not there when the first request with penalties comes would end everybody's step.
+    Memory that is not there when the first request with penalties comes would end the step of all requests.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:

@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 CONNECT_S = 1.0
 DISTRUST_S = 5.0
-"""For so long a worker is not asked that did not answer."""
+"""Seconds for which a worker that did not answer is not asked."""
 WITHOUT_NIXL_S = 60.0
-"""For so long KV comes over TCP from a worker whose memory NIXL could not read."""
+"""Seconds for which KV comes over TCP from a worker whose memory NIXL could not read."""
 MAX_SESSIONS = 64
 _MAX_TOLD = 256
 
