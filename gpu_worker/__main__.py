@@ -12,7 +12,7 @@ from shared.errors import HeadraceError
 
 
 def run() -> int:
-    """Resolve the settings and work; a setting, a model or a server that is missing is told in one line."""
+    """Resolve the settings and run the worker; report a missing setting, model or server in one line."""
     try:
         return main(resolve(WorkerConfig, {}, os.environ))
     except HeadraceError as error:

@@ -5,7 +5,7 @@ seconds, and one library serves every version of both. It is not linked against 
 bind to the runtime that torch has loaded already, so that torch and the kernels share one team of threads.
 
 Owns no state but the locks that it holds on folders. A lock ends with its process, so a build that is locked is alive.
-On a file system without locks nobody waits, each builds in a folder of its own, and nothing that others have left is
+On a file system without locks no process waits, each builds in a folder of its own, and leftovers of others are not
 removed.
 """
 
@@ -147,8 +147,8 @@ def kernels_allowed(environ: Mapping[str, str]) -> bool:
     return environ.get("HEADRACE_CPU_KERNELS", "").lower() not in ("off", "0", "false", "no")
 
 
-# What the folders in which libraries are compiled begin with. Nobody else's do: the cache folder may be one in which
-# others keep what they have built.
+# Prefix of the folders in which libraries are compiled; unique, because the cache folder may hold the builds of other
+# programs.
 _PREFIX = "cpu-kernels-build-"
 
 
@@ -201,10 +201,10 @@ def tidy(directory: Path) -> None:
 def remove_abandoned(directory: Path) -> None:
     """Remove the folders of builds of this user whose processes were killed.
 
-    Only for who has locked the cache folder: between making its folder and locking it, a build looks abandoned.
+    Lock the cache folder before: between making its folder and locking it, a build looks abandoned.
     """
     for left in directory.glob(f"{_PREFIX}*"):
-        # A folder and nothing that leads elsewhere: opening a pipe would wait for whoever writes into it.
+        # A folder, not a link or anything else: opening a pipe would wait for its writer.
         with suppress(OSError), _opened(left, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
             if os.fstat(handle).st_uid == os.geteuid() and _is_locked(handle):
                 shutil.rmtree(left, ignore_errors=True)

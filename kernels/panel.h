@@ -71,7 +71,7 @@ struct LineList {
   }
 };
 
-// Two lines of a list with each word, beside what another one asks for: so many at a time do not keep others waiting.
+// Two lines of a list with each word, beside the requests of another one: few enough not to keep others waiting.
 template <typename Ahead>
 struct ListAhead {
   Ahead others;

@@ -9,7 +9,7 @@
 namespace headrace {
 
 // An operation is over when its items are done, not when all threads have come: a thread that lost its core to another
-// process between two items delays nobody, since the others take its share. With a barrier, a step would wait for
+// process between two items delays no other, since the others take its share. With a barrier, a step would wait for
 // that thread after each of its operations.
 struct alignas(64) Operation {
   std::atomic<int64_t> next{0};
@@ -17,7 +17,7 @@ struct alignas(64) Operation {
   int64_t count{0};  // Items, where these are known by an earlier operation only, which writes it.
 };
 
-constexpr int kSpins = 4000;  // Some 50 µs, after which the core is offered to whoever else wants it.
+constexpr int kSpins = 4000;  // Some 50 µs, after which the core is offered to other threads.
 
 inline void relax(int& spins) {
   if (++spins > kSpins) {

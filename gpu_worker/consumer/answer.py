@@ -78,7 +78,7 @@ class AnswerWriter:
 
     @staticmethod
     def _evicted(held: HeldRequest) -> EvictedBlocks | None:
-        """Return what was evicted since tokens were told last: what the next ones have not seen is among it."""
+        """Return the evictions since the last delta with tokens; they include those that the next tokens missed."""
         sequence = held.sequence
         if sequence is None or sequence.scores is None or sequence.budget is None:
             return None
@@ -127,7 +127,7 @@ class AnswerWriter:
         return Finish(reason, usage, event.error, stop=_stop(held, event, reason), timing=_timing(held))
 
     def _prelude(self, held: HeldRequest, event: SequenceEvent, *, is_due: bool) -> Prelude:
-        """Return what is known of the prompt when it is due, with the first token or the end; else nothing."""
+        """Return the data about the prompt when due, with the first token or the end; else nothing."""
         prelude = held.prelude
         if prelude is None:
             return _NOTHING

@@ -72,7 +72,7 @@ def _queue_names(subject: str) -> tuple[str, str]:
 
 
 def _mismatch(request: Request, model: str, tenant: str) -> str | None:
-    """Return what a job claims that its subject does not allow, or None."""
+    """Return the error message for a claim that the job's subject does not allow, or None."""
     if request.tenant != tenant:
         return f"the job says tenant {request.tenant[:64]!r}, but was published for tenant {tenant[:64]!r}"
     if request.model != model:

@@ -206,11 +206,11 @@ class BatchLane:
             self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
 
     def unavailable(self, held: HeldRequest, error: str, code: str) -> None:
-        """Let another worker try: jobs wait, and people are told to try again."""
+        """Let another worker try: batch jobs wait, where interactive clients are asked to retry."""
         self.give_back(held)
 
     def abandon(self, held: HeldRequest) -> None:
-        """Leave a request to another worker as a worker does that dies: what is not recorded is computed again."""
+        """Leave a request to another worker as a dying worker does: unrecorded progress is computed again."""
         self._remove(held)
         send_ack(self._nats, held.message, REDELIVER)
 

@@ -75,7 +75,7 @@ class ProgressRecords:
         return self._paid_until.get(tenant, 0.0) <= time.monotonic() + _BURST_S
 
     async def save(self, held: HeldRequest) -> bool:
-        """Record what a request has; return whether that is stored."""
+        """Record a request's progress; return whether that is stored."""
         request, message = held.request, held.message
         token_ids = list(request.emitted)
         if held.sequence is not None:

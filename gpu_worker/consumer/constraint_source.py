@@ -45,7 +45,7 @@ class CompilerBusyError(HeadraceError):
 
 
 class ConstraintSource:
-    """Owns the process that checks, the thread that compiles, and what was compiled. Used from the event loop only."""
+    """Owns the checker process, the compiler thread and the compiled grammars. Used from the event loop only."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer

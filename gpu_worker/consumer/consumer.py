@@ -47,7 +47,7 @@ from shared.usage_ledger import FLUSH_S
 
 GATEWAY_CHECK_INTERVAL_S = 1.0
 SILENCE_S = 1.0
-"""Time for which a worker that withdraws is silent: less than it takes to be missed by whoever supervises it."""
+"""Time for which a withdrawing worker is silent: too short for its supervisor to notice."""
 _GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
 
 _log = logging.getLogger(__name__)
@@ -168,10 +168,10 @@ class Consumer:
             self._tasks.has_failed.set()
 
     async def withdraw(self, reason: str) -> None:
-        """Be to everybody else as if this process had died, because the engine has lost all that it had computed.
+        """Behave to others as if this process had died, because the engine has lost everything it had computed.
 
-        Gateways move what was held here as they do for a dead worker, and hold it against the same requests. Soon after
-        that the worker is there again, and drains until it rejoins.
+        Gateways move the requests held here as they do for a dead worker, and blame the same requests. Soon after, the
+        worker reappears, and drains until it rejoins.
         """
         is_new, self.withdrawn = self.withdrawn is None, reason
         self._num_withdrawals += 1
@@ -205,7 +205,7 @@ class Consumer:
             await self.send_heartbeat()
 
     def cordon(self) -> None:
-        """Take nothing more, and finish what is held; requests that wait for a prefix go back to the queue."""
+        """Take no more requests, and finish those held; requests that wait for a prefix go back to the queue."""
         self._is_cordoned = True
         self._note_takes_nothing()
         self._affinity.give_back_all()
@@ -270,7 +270,7 @@ class Consumer:
             await self._handover.drain(max(0.0, ends_at - time.monotonic()))
 
     async def close(self) -> None:
-        """Send what is left, and stop."""
+        """Send the remaining output, and stop."""
         self._is_closed = True
         await self._tasks.close()
         await self._batch.close()
@@ -291,9 +291,9 @@ class Consumer:
         return self._own_subject, encode(self._source.heartbeat(self._interactive_queues, self._metrics.metrics()))
 
     async def _greet_gateways(self, found: AsyncIterator[None]) -> None:
-        """Send what was kept for gateways that listen again, and a heartbeat, whenever some are found.
+        """Send the kept deltas to gateways that listen again, and a heartbeat, whenever some are found.
 
-        They tell from two heartbeats what was lost with a connection. The first one need not wait for its turn.
+        A gateway needs two heartbeats to find the losses of a connection. The first one need not wait for its turn.
         """
         async for _ in found:
             self._outbox.send_kept()

@@ -15,10 +15,10 @@ from shared.messages import UNDECODABLE, Features
 
 # With a heartbeat and a review each second, the work of a dead gateway stops within five.
 SILENCE_S = 3.5
-# After so long, what a gateway had asked for is of no use even if it comes back: its clients have given up.
+# After this time the requests of a lost gateway are useless even if it returns: its clients have given up.
 GIVE_UP_S = 60.0
 _FORGET_S = 600.0
-# Gateways that are told apart. Whoever makes names up cannot fill the memory of a worker.
+# Limit on gateways that are distinguished, so invented names cannot fill the memory of a worker.
 MAX_GATEWAYS = 4096
 _SUBJECT_PREFIX = "hr.gateway."
 _REPLY_PREFIX = "hr.tok."

@@ -74,7 +74,7 @@ class KvHandover:
         return self.roles.takes(time.monotonic())
 
     def set_role(self, name: str) -> str:
-        """Take on a role; return what is wrong with it, if anything is."""
+        """Take on a role; return the error message, or an empty string."""
         role = as_role(name)
         if role is None:
             return f"role: must be one of {', '.join(ROLES)}, not {name[:40]!r}"
@@ -143,13 +143,13 @@ class KvHandover:
             self._transfer.openers.submit(peers.close, held.request.id, is_done=is_done)
 
     def cancel(self, cancel: Cancel) -> None:
-        """Free what is leased for requests that were cancelled."""
+        """Free the leases of cancelled requests."""
         if cancel.tenant is None and len(self._transfer.leases):
             for request_id in cancel.ids:
                 self._transfer.leases.cancel(request_id, cancel.epoch)
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until what was leased is fetched, or a time is over."""
+        """Wait until all leased contents are fetched, or the timeout."""
         await asyncio.to_thread(self._transfer.leases.wait_for_end, timeout_s)
 
     def close(self) -> None:

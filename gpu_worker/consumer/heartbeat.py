@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.2
 
 
-# Heartbeats are more frequent than anybody looks at metrics.
+# Heartbeats are more frequent than metrics are read.
 REFRESH_S = 0.5
 
 
@@ -152,7 +152,7 @@ class HeartbeatSource:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What is read of the worker's device and engine for metrics."""
+    """Sources of the metrics of the worker's device and engine."""
 
     gpu: GpuMonitor
     experts: ExpertLoads | None = None

@@ -36,7 +36,7 @@ class HeldRequest:
     Attributes:
         message: Its latest delivery; acknowledged after the last delta has been published.
         sequence: Set when the prompt has been encoded and given to the engine.
-        prelude: What is still to be sent with the first token.
+        prelude: Data about the prompt still to be sent with the first token.
         adapter: Digest of the adapter that is kept in memory for it; None without, and before it was asked for.
         chain: Digests of the beginnings of its prompt, by which other workers know that they hold one.
         in_reasoning: Its prompt has opened the model's reasoning, and the answer begins inside of it.
@@ -55,7 +55,7 @@ class HeldRequest:
         taken_at: Monotonic seconds at which it came.
         queued_s: For how long it had been on its way by then, by the wall clocks of both ends; 0 where it does not say.
         admitted_at: Monotonic seconds at which the engine got it; None before.
-        outcome: How it ended here: a finish reason, or `dropped` where no end was told.
+        outcome: How it ended here: a finish reason, or `dropped` if no end was sent.
         first_output_at: Monotonic seconds of the first output that was written here; None before.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
         num_failed: Deliveries of a batch request since its last progress that ended with their worker.
@@ -110,7 +110,7 @@ class HeldRequest:
 
     @property
     def evicted(self) -> EvictedBlocks | None:
-        """What was evicted by attention, in earlier attempts too; None where that is nothing."""
+        """Blocks evicted by attention, in earlier attempts too; None if there are none."""
         scores = None if self.sequence is None else self.sequence.scores
         return self.request.evicted if scores is None else scores.told(0)
 

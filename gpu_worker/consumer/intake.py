@@ -214,9 +214,9 @@ class Intake:
         if spans and images:
             give(sequence, spans, images)
         if held.in_reasoning and (grammar := sequence.sampling.grammar) is not None:
-            # Whoever computes the plans may compile it for itself.
+            # The process that computes plans may compile it for itself.
             sequence.sampling = structs.replace(sequence.sampling, grammar=grammar.begun_in_reasoning())
-        # What needs all of its prompt in one step may find none beside people, and others would wait for it.
+        # A prompt that needs one step may find none beside interactive requests, and others would wait for it.
         if held.is_background and not held.probation:
             sequence.lane = "interactive"
         elif request.lane == "batch" and not sequence.needs_one_step:

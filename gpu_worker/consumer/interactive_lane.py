@@ -128,7 +128,7 @@ class InteractiveLane:
                 self.drop(held)
 
     def drop(self, held: HeldRequest) -> None:
-        """Stop working on a request that was cancelled or replaced; its gateway is told what that has cost."""
+        """Stop working on a cancelled or replaced request, and report its cost to its gateway."""
         if held.sequence is not None and held.sequence.scheduled_at is not None:
             self._put(held, self._ending(held, Finish("cancelled")))
         self._remove(held)
@@ -177,7 +177,7 @@ class InteractiveLane:
                 self.abandon(held)
 
     def report_too_large(self, delta: Delta) -> None:
-        """End a request whose delta no frame can hold; only what is told of a prompt can be as large."""
+        """End a request whose delta no frame can hold; only data about a prompt can be that large."""
         held = self._attempt_of(delta)
         if held is not None:
             held.num_output_tokens = delta.seq
@@ -210,7 +210,7 @@ class InteractiveLane:
         return True
 
     def admitted(self, held: HeldRequest) -> None:
-        """Claim a request that the engine has, and tell what is known of its prompt by now."""
+        """Claim a request that the engine has, and report its number of prompt tokens."""
         assert held.sequence is not None
         self._put(held, claim(held, held.sequence.num_prompt_tokens))
 
@@ -231,7 +231,7 @@ class InteractiveLane:
         self.end(held, Finish("failed", error=error, error_code=code))
 
     def hand_over(self, held: HeldRequest, ready: KvReady) -> None:
-        """Let a worker that decodes go on: the gateway dispatches it again, with the place of its KV."""
+        """Let a decode worker continue: the gateway dispatches the request again, with the place of its KV."""
         self.end(held, Finish("handoff", ready=ready))
 
     def end(self, held: HeldRequest, finish: Finish) -> None:
@@ -244,14 +244,14 @@ class InteractiveLane:
         return ending(held, msgspec.structs.replace(finish, receipt=receipt))
 
     def give_back_waiting(self) -> None:
-        """Give back what has not started to run."""
+        """Give back requests that have not started to run."""
         for held in self._held:
             sequence = held.sequence
             if held.request.lane == "interactive" and (sequence is None or sequence.status is SequenceStatus.WAITING):
                 self.give_back(held)
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:
-        """Send what a step did to a request."""
+        """Send the result of a step for a request."""
         if held is self._held.suspect:
             held.probation -= len(delta.token_ids)
             if held.probation <= 0:

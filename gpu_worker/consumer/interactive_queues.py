@@ -1,9 +1,9 @@
-"""The queues of people's requests, as one worker pulls from them.
+"""The queues of interactive requests, as one worker pulls from them.
 
-What is published again had its turn, and does not wait behind those who came later: it has a queue of its own, from
-which is pulled first. So have a tenant's requests that has less than its share of a busy fleet, and suspects: while one
-is here or about to come, nothing new is pulled. Pulls wait at the server while there is room. A worker with a role
-pulls from some of the queues alone; the third one has what prefill workers have handed over.
+A republished request had its turn, and does not wait behind later ones: it has a queue of its own, from which the
+worker pulls first. So have requests of a tenant below its share of a busy fleet, and suspects: while one is here or
+about to come, nothing new is pulled. Pulls wait at the server while there is room. A worker with a role pulls from some
+of the queues alone; the third one has the requests that prefill workers have handed over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Orders of operators to this worker: to drain, to be cordoned, to take on a role. It answers b"", or what is wrong."""
+"""Operators' orders to this worker: drain, cordon, take on a role. The reply is b"", or the error message."""
 
 from __future__ import annotations
 

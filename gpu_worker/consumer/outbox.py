@@ -51,7 +51,7 @@ class _Parcel:
 
 
 class Undelivered(Protocol):
-    """Is told which deltas an outbox did not send."""
+    """Receives the deltas that an outbox did not send."""
 
     def report_unsent(self, deltas: list[Delta]) -> None:
         """These could not be sent; their requests must not be acknowledged."""
@@ -109,7 +109,7 @@ class Outbox:
         return len(parcel.deltas) < len(deltas)
 
     def send_kept(self) -> None:
-        """Send soon what was kept for subjects that have subscribers by now."""
+        """Soon send the deltas kept for subjects that have subscribers by now."""
         if self._parcels:
             self._send_soon()
 
@@ -119,7 +119,7 @@ class Outbox:
         self._send_soon()
 
     async def close(self) -> None:
-        """Send what is left and stop."""
+        """Send the remaining deltas and stop."""
         self._loop = None
         if self._waiting is not None:
             await self._tasks.stop(self._waiting)
@@ -200,7 +200,7 @@ class Outbox:
             self._waiting = self._tasks.start(self._send_when_writable(), "outbox")
 
     async def _send_when_writable(self) -> None:
-        # If the connection is lost meanwhile, the client buffers what is sent until it is back.
+        # If the connection is lost meanwhile, the client buffers messages until it is back.
         with contextlib.suppress(*SEND_ERRORS):
             await self._nats.wait_writable()
         self._is_due = False

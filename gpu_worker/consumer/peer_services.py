@@ -1,7 +1,7 @@
-"""What other workers of the model, and gateways, tell of the service that tenants have had.
+"""The service of tenants that other workers of the model, and gateways, report.
 
-Heartbeats carry sums, so one that is lost is made up for by the next. What is heard first of a worker is where counting
-begins. How far tenants were ahead is taken over while this worker has just started, once from each that tells it.
+Heartbeats carry sums, so the next one makes up for a lost one. Counting begins with a worker's first heartbeat. A
+worker that has just started adopts how far tenants were ahead, once from each sender.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.messages import UNDECODABLE, Lane
 from shared.services import ServicesOfModels, TenantService
 
 ADOPT_S = 5.0
-"""For so long after its start a worker takes over how far tenants are ahead: a gateway is heard each second."""
+"""Seconds after its start in which a worker adopts how far tenants are ahead: a gateway is heard each second."""
 _MAX_PEERS = 1024
 _MAX_TENANTS = 128
 
@@ -79,7 +79,7 @@ class PeerServices:
             self._adopt(f"gateway {beat.gateway}", services)
 
     def take(self) -> dict[Lane, HeardServices]:
-        """Return what was heard since the last time."""
+        """Return the services heard since the last call."""
         served, self._served = self._served, {}
         ahead, self._ahead = self._ahead, {}
         return {lane: HeardServices(served.get(lane, {}), ahead.get(lane, {})) for lane in served.keys() | ahead.keys()}

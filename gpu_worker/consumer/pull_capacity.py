@@ -1,8 +1,8 @@
 """How many requests a worker should pull: what its free slots and blocks can hold, and a few ahead of need.
 
-What is left in the queue can go to any worker; what has been pulled can only run here. Blocks are estimated from the
-requests seen lately. Where tenants hold more than their share a full worker still pulls a few from the queue of what
-goes first: they begin at once, because others give way (`Admission`).
+Requests left in the queue can go to any worker; pulled ones can only run here. Blocks are estimated from recent
+requests. Where tenants hold more than their share, a full worker still pulls a few from the queue that goes first: they
+begin at once, because others give way (`Admission`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MEMORY = 0.1
 
 
 class PullCapacity:
-    """Owns the running estimate of blocks per request, and what is kept for requests that are about to be held."""
+    """Owns the running estimate of blocks per request, and the reservations for requests about to be held."""
 
     def __init__(self, held: HeldRequests, config: SchedulerConfig) -> None:
         self._held = held

@@ -1,8 +1,8 @@
 """Pulls from a shared JetStream consumer so that a request in the queue is here as soon as there is room for it.
 
 While there is room, a pull for that many messages waits at the server. Pulls are short and made again: what the server
-sends for the pull of a frozen worker is held up until somebody notices. The library's `fetch` costs a task per message
-and gives up its place between calls; this speaks the protocol directly: one inbox, one callback, a count.
+sends for the pull of a frozen worker is held up until its freeze is noticed. The library's `fetch` costs a task per
+message and gives up its place between calls; this speaks the protocol directly: one inbox, one callback, a count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
 from shared.task_supervisor import TaskSupervisor
 
-# Shorter than it takes until a frozen worker counts as dead, so that what is moved then does not go back to it.
+# Shorter than the time until a frozen worker counts as dead, so requests moved then do not go back to it.
 PULL_EXPIRES_S = 0.2
 # The server answers an expired pull; when its answer is this late, it has forgotten the pull.
 _ANSWER_GRACE_S = 1.0
@@ -39,7 +39,7 @@ class PullQueue:
     """One worker's end of one lane's queue. Owns the inbox and the count of messages pulled for and not here yet.
 
     `capacity` counts messages that were pulled for and are not here yet; `take` says whether it gave one back, and must
-    not raise. `ensure_consumer` makes what is missing.
+    not raise. `ensure_consumer` creates the consumer if it is missing.
 
     Attributes:
         outstanding: Messages that the server may still send for pulls made so far.
@@ -168,7 +168,7 @@ class PullQueue:
         self.outstanding = 0
         self._last_pending = 0
         self._is_answered = False
-        # A queue that was made anew may count from less, if the clock of whoever made the last one was ahead.
+        # A recreated queue may count from less, if the clock of the last one's creator was ahead.
         self.last_pulled = self.last_returned = 0
         return True
 

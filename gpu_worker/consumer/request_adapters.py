@@ -3,8 +3,8 @@
 A request keeps its adapter in memory for as long as it is held. Where all slots are in use a request waits for one:
 after `PATIENCE_S` an adapter is picked that gets no new requests until its slot is free, so busy adapters cannot keep
 others out for ever. Batch requests give way to people at once: those that run are given back, and those that wait
-load nothing while a person waits. Reading and packing are done in threads, at other ranks too, which are sent it
-meanwhile; the engine's own thread only places what is ready, between two steps.
+load nothing while a person waits. Threads read and pack adapters, at other ranks too, which receive them meanwhile; the
+engine's own thread only places finished ones, between two steps.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RequestAdapters:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _leaving: str | None = None
-    # Content never changes, so what is refused once always is.
+    # Content never changes, so a refusal is final.
     _refused: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class RequestAdapters:
         if task is None:
             task = self._loading[digest] = self._tasks.spawn(self._load_now(digest), f"adapter {digest[:12]}")
             task.add_done_callback(lambda _: self._loading.pop(digest, None))
-        # Whoever waits may be cancelled; the others still want it.
+        # A waiting request may be cancelled; the others still want the adapter.
         return await asyncio.shield(task)
 
     async def _load_now(self, digest: str) -> bool:
@@ -222,7 +222,7 @@ class RequestAdapters:
         asked_at = time.monotonic()
         try:
             while not self._gives_way(digest):
-                # Others that wait for what is resident are about to use it, unless it is leaving.
+                # Requests that wait for a resident adapter are about to use it, unless it is leaving.
                 waiting = set(self._wanted.values()) - {self._leaving}
                 used = waiting | {held.adapter for held in self._held if held.adapter is not None}
                 slot = self.slots.take(num_bytes, used)

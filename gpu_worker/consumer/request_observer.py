@@ -1,7 +1,7 @@
 """What a worker reports of each request when it leaves: a receipt, a log line, and spans `queue`, `prefill`, `decode`.
 
-An attempt that was handed over or cancelled is told of too; the next one, here or elsewhere, has lines and spans of its
-own with its own epoch. There is no text of prompts or answers in them.
+An attempt that was handed over or cancelled is reported too; the next one, here or elsewhere, has its own lines and
+spans with its own epoch. They contain no text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.tracing import AttributeValue, Tracing
 
 
 class RequestObserver:
-    """Tells of requests."""
+    """Reports requests."""
 
     def __init__(self, log: RequestLog, worker: str, tracing: Tracing | None = None) -> None:
         self._log = log
@@ -27,7 +27,7 @@ class RequestObserver:
         self._tracing = tracing
 
     def removed(self, held: HeldRequest) -> None:
-        """Tell of a request that is not held any more."""
+        """Report a request that is not held any more."""
         traceparent = held.request.traceparent
         self._log.write("request", partial(_fields, held), _kind(held))
         if self._tracing is not None and traceparent is not None:

@@ -144,14 +144,14 @@ class ResultStore:
         return True
 
     async def close(self) -> None:
-        """Wait for attempts under way; what NATS did not take is left to the queue, which delivers it again."""
+        """Wait for attempts under way; the queue redelivers requests whose results NATS did not take."""
         self._is_closing.set()
         await self._tasks.wait()
         await self.kept.shares.close()
         await self.usage.flush(self._js, is_last=True)
 
     async def flush_usage(self) -> None:
-        """Have NATS add up what was counted."""
+        """Have NATS add up the counted usage."""
         await self.usage.flush(self._js)
 
     def _encode(self, result: BatchResult) -> tuple[BatchResult, bytes]:

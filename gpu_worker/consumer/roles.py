@@ -19,7 +19,7 @@ HEARD_S = 2.0
 MISSED_S = 0.3
 """A heartbeat is missed after so long. NATS is asked then whether the worker has ended; one that is slow has not."""
 READY_MEMORY_S = 600.0
-"""For so long after a prefill worker was heard there may be requests that it has handed over."""
+"""Seconds after a prefill worker's heartbeat in which there may be requests that it has handed over."""
 MAX_PEERS = 1024
 MOST_CLAIMED_BY_DECODER = 128
 """Tokens of a next turn that a worker that decodes computes itself: they take a step or two."""
@@ -36,11 +36,11 @@ class _Peer(NamedTuple):
 
 
 class Roles:
-    """Owns the role of this worker and what is known of the others. Times are monotonic seconds.
+    """Owns the role of this worker and the news of the others. Times are monotonic seconds.
 
     Attributes:
         role: Of this worker; changed by orders.
-        maker: What computes here: KV of others is of no use (`RoleNews.maker`).
+        maker: Identifies the computation: KV of another maker is of no use here (`RoleNews.maker`).
     """
 
     def __init__(self, worker: str, role: Role) -> None:
@@ -103,11 +103,11 @@ class Roles:
             del self._peers[worker]
 
     def hands_over(self, now: float) -> bool:
-        """Return whether another worker goes on with what is begun here."""
+        """Return whether another worker continues requests begun here."""
         return self.role == "prefill" and any(map(self._needs, self._live(now, HEARD_S)))
 
     def address(self, worker: str, now: float) -> str | None:
-        """Return where the KV of another worker is fetched; None where it is not heard, or computes otherwise."""
+        """Return the address of another worker's KV; None if it is silent, or its maker differs."""
         peer = self._peers.get(worker)
         if peer is None or now - peer.heard_at > HEARD_S or peer.news.maker != self.maker:
             return None

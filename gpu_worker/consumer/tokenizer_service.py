@@ -141,7 +141,7 @@ class TokenizerService:
         try:
             return self._encoder.encode_now(prompt, add_special_tokens=add_special_tokens, max_tokens=limit).token_ids
         except PromptTooLongError as error:
-            message = f"The text has {error.num_prompt_tokens} tokens; at most {limit} are told at once. Send less."
+            message = f"The text has {error.num_prompt_tokens} tokens; at most {limit} are returned at once. Send less."
             raise BadRequestError(message, "prompt") from None
 
 

@@ -36,10 +36,10 @@ _LOST_SHARE = 0.01
 
 _FIRST_BUDGET_STEPS = 16
 _MOST_BUDGET_STEPS = 64
-"""The budget in steps without drafts: at the beginning, and what is saved at most beyond an exploration's price."""
+"""The budget, in steps without drafts: at the beginning, and the most saved beyond the price of an exploration."""
 
 _LEAST_RUN_STEPS = 8
-"""Drafts that were found to pay may lose as many plain steps beyond the budget, which an exploration may have spent."""
+"""Plain steps that drafts found to pay may lose beyond the budget, because an exploration may have spent that."""
 
 _FIRST_RUN_STEPS = 16
 _LONGEST_RUN_STEPS = 512
@@ -63,7 +63,7 @@ class _Run:
         self._plain_steps += plain_steps
 
     def budget_s(self, plain_s: float) -> float:
-        """Return what is left of the budget if a step without drafts takes `plain_s`."""
+        """Return the remaining budget if a step without drafts takes `plain_s`."""
         return self._budget_s + self._plain_steps * plain_s
 
 

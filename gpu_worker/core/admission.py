@@ -32,7 +32,7 @@ class Room(Enum):
     YES = auto()
     NO = auto()
     AFTER_LANDING = auto()
-    """Somebody would have to be preempted, which waits until the steps in flight have landed."""
+    """A sequence would have to be preempted, which waits until the steps in flight have landed."""
 
 
 class _StepTokens:
@@ -78,7 +78,7 @@ class Admission:
     def admit_interactive(self, now: float) -> bool:
         """Start waiting interactive sequences in order, as long as this step has tokens and the pool has blocks.
 
-        False when somebody would have to be preempted while a step is in flight.
+        False when a sequence would have to be preempted while a step is in flight.
         """
         queue, running = self._live.waiting["interactive"], self._live.running
         self._live.settle("interactive")
@@ -103,7 +103,7 @@ class Admission:
             if room is Room.YES and not self._live.try_restore(queue, sequence, now):
                 self.start(queue, sequence, now)
                 left.add(sequence)
-            # Whoever was preempted may be the first of a key now: the next step looks at the others afresh.
+            # A preempted sequence may be the first of a key now: the next step looks at the others afresh.
             if room is not Room.NO or self.num_preemptions > num_preemptions:
                 return room
             passed.append(sequence)

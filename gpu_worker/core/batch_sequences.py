@@ -1,4 +1,4 @@
-"""The sequences of the batch as whoever computes plans knows them: from the plans alone.
+"""The sequences of the batch as the process that computes plans knows them: from the plans alone.
 
 Owns a `BatchSequence` for each row. Plans are applied in the order of their steps, each before its step is computed.
 """

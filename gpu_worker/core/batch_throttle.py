@@ -129,10 +129,10 @@ _LEAST_GAP_S = 0.01
 """Shorter gaps are those between the steps of one answer."""
 
 _GAP_MEMORY = 0.97
-"""What is left of the longest gap with each further one."""
+"""Factor by which each further gap shrinks the longest one."""
 
 _LONGEST_PAUSE_S = 1.0
-"""A gateway takes a worker for dead that has work and ends no step for long, so no pause is longer."""
+"""Longest pause: a gateway considers a worker dead if it has work but ends no step for long."""
 
 _WAIT_SHARE = 0.2
 """Length of a batch step as a share of the time to a first token. On average a request waits for half of it."""

@@ -83,7 +83,7 @@ class BlockHints:
             self._retain()
 
     def expire(self, now: float) -> None:
-        """Retain no longer what was to be retained until now, and do what the last step left; for each step."""
+        """End retentions that are due, and do the work that the last step left. Call it in each step."""
         self._allowance = MAX_DIGESTS_A_STEP
         self._spend_outdated()
         self._retain()
@@ -93,7 +93,7 @@ class BlockHints:
             self._states.retention.expire(now)
 
     def _retain(self) -> None:
-        """Retain what is still to be, in prefix order, as far as this step's allowance goes."""
+        """Retain queued digests, in prefix order, within this step's allowance."""
         while self._retaining and self._allowance > 0:
             job = self._retaining[0]
             chunk = job.digests[job.num_done : job.num_done + CHUNK]
@@ -106,7 +106,7 @@ class BlockHints:
             self._retained.clear()
 
     def _retain_chunk(self, job: _Retaining, chunk: list[bytes]) -> int:
-        """Retain what is not spent of a chunk, unless an earlier choice had it retained; return how many digests."""
+        """Retain the unspent digests of a chunk unless already retained as long; return the number of digests."""
         digests = [digest for digest in chunk if self._spent.get(digest, 0) < job.number]
         if not digests:
             return 0

@@ -2,8 +2,8 @@
 
 Owns the reference count of every block, the stack of blank blocks, the order of eviction of freed blocks that keep
 their content, and the index from content digest to block. Knows nothing of sequences; digests are made by
-`prefix_cache`. Every block is in exactly one place: blank, cached (no holder, findable) or in use. Whoever keeps
-content elsewhere is told what is evicted, and brings it back by its digest.
+`prefix_cache`. Every block is in exactly one place: blank, cached (no holder, findable) or in use. Tiers that keep
+content elsewhere are notified of evictions, and restore content by its digest.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class OutputConstraint(Protocol):
 
 
 class ConstraintSource(Protocol):
-    """Where whoever computes plans has constraints from: a plan has a grammar, not what was made of it."""
+    """Supplies constraints to the process that computes plans: a plan has the grammar, not its compiled form."""
 
     def open(self, new: NewSequence) -> OutputConstraint:
         """Return the constraint of a sequence with a grammar, behind the output that it has."""

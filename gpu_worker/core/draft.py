@@ -38,7 +38,7 @@ class Draft(Struct, frozen=True, gc=False):
         return [self.token_ids[:count] for count in range(len(self.token_ids) + 1)]
 
     def num_accepted(self, sampled: Values[int]) -> int:
-        """Return how many draft tokens equal what was sampled at the row before them, up to the first that does not."""
+        """Return how many draft tokens equal the token sampled at the row before them, up to the first mismatch."""
         for number, token_id in enumerate(self.token_ids):
             if sampled[number] != token_id:
                 return number

@@ -91,7 +91,7 @@ class EncoderSchedule:
             budget: Tokens that are left of the step's.
             is_alone: Nothing else is computed, so nothing is delayed: the image is encoded at once, for nothing.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
-            saves: A pass that costs more than the budget waits until steps have saved what is missing, and no more.
+            saves: A pass that costs more than the budget waits only until steps have saved the missing tokens.
         """
         before = self._spent
         first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens

@@ -1,7 +1,7 @@
-"""The order in which contents of a cache are evicted: what is spent, the rest by last use, then what is retained.
+"""The order in which contents of a cache are evicted: spent ones, the rest by last use, then retained ones.
 
-A tier of any kind asks it what to evict next. Digests are in prefix order where several are given: of these, the ends
-go first, since what lies behind a gap in a prefix is of no use.
+A tier of any kind asks it for the next content to evict. Several digests are passed in prefix order and evicted from
+the end, since content behind a gap in a prefix is useless.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class EvictionOrder:
     """Digests of contents that may be evicted. Not thread safe.
 
     Attributes:
-        retention: What is evicted last; it may name contents that are not here at present.
+        retention: The contents that are evicted last; it may name contents that are not here at present.
     """
 
     def __init__(self, retention: Retention | None = None) -> None:
@@ -65,7 +65,7 @@ class EvictionOrder:
         self.remove(digest)
 
     def pop(self) -> bytes | None:
-        """Take out what is to be evicted next; None where there is nothing."""
+        """Remove and return the next content to evict; None if there is none."""
         order = self._ordinary or self._retained
         if not order:
             return None
@@ -92,7 +92,7 @@ class EvictionOrder:
                 self.add(digest, goes_first=True)
 
     def expire(self, now: float) -> None:
-        """Retain no longer what was to be retained until now; what is left after `MAX_EXPIRED`, the next time."""
+        """End retentions that are due, `MAX_EXPIRED` at most; the next call ends the rest."""
         if now >= self.retention.next_expiry:
             self._join(self.retention.expire(now, MAX_EXPIRED))
 

@@ -98,7 +98,7 @@ class Evictions:
             self._pool.release(self.told.popleft()[1].replaced)
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget what was not told of a sequence that leaves."""
+        """Forget the evictions of a leaving sequence that no plan has carried."""
         if (planned := self.untold.pop(sequence, None)) is not None:
             self._pool.release(planned.replaced)
 

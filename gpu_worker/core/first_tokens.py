@@ -9,7 +9,7 @@ under way ends, and while they fill up its own.
   fixed part of a step, which has to be taken once more. That may be `SHARE` of the time, so clients that ask all the
   time do not slow the others down by more.
 - A step under way is given up where a client that is not in it would wait for long for its first token, and the runner
-  can. The others lose what was computed, out of the same share.
+  can. The others lose the computed part, out of the same share.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ WAITING_SHARE = 0.05
 LONGER = 1.25
 """How many times as long others may make the step."""
 _MOST_STEPS = 4
-"""So many steps may be kept short one after another."""
+"""Savings pay for at most this many consecutive short steps."""
 _MEMORY_S = 10.0
-"""For so long after its last prompt another one of a client is expected."""
+"""Seconds after a client's last prompt during which another one is expected."""
 
 _Client = tuple[str, str]
 
@@ -71,7 +71,7 @@ class FirstTokenSteps:
         if not self._model.is_known or len(self._seen) == 1:
             return budget
         limit = self._of_first_tokens(num_of, num_decodes, budget, now) if len(num_of) > 1 else budget
-        # What is not computed in parts, or by layers, may never get on in short steps.
+        # Prompts that need one step or have images may never advance in short steps.
         if limit < budget or len(self._seen) == len(num_of) or any(s.needs_one_step or s.media for s in prompts):
             return limit
         return min(limit, self._while_others_may_come(num_decodes, budget))

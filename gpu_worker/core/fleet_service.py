@@ -49,7 +49,7 @@ class FleetService:
         self._ahead: dict[str, float] = {}
 
     def charge(self, tenant: str, cost: float) -> None:
-        """Note what was served here."""
+        """Add the cost of service by this worker."""
         self._served[tenant] = self._served.pop(tenant, 0.0) + cost
         if len(self._served) > _MAX_TENANTS_KEPT:
             del self._served[next(iter(self._served))]

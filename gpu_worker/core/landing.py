@@ -56,9 +56,9 @@ class Landing:
     def _try_continue(
         self, item: ScheduledSequence, num_known: int, token_id: int, written: list[tuple[Sequence, int]]
     ) -> bool:
-        """Let a decode go on with its next token, which stops nothing, and add what is then written for good.
+        """Continue a decode whose next token ends nothing, and add its count of known tokens to `written`.
 
-        False, with nothing done, where more is to be done than to append the token.
+        False, with nothing done, if appending the token is not enough.
         """
         sequence, constraint = item.sequence, item.sequence.constraint
         if (

@@ -15,7 +15,7 @@ class BrokenRunnerError(HeadraceError):
     """The runner can compute nothing any more.
 
     Attributes:
-        is_logged: Whether whoever raises this has logged the cause.
+        is_logged: Whether the code that raises this has logged the cause.
     """
 
     def __init__(self, cause: Exception, *, is_logged: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""A step's plan: all that whoever computes the step has to know, as values that can be sent to another process.
+"""A step's plan: everything needed to compute the step, as values that can be sent to another process.
 
-A plan names sequences by their row in the batch. It says in full what is new, and else only what has changed since the
-plan before: tokens that became known, blocks that were added. So plans have to be applied in order, from the first one
-on (`batch_sequences`). They hold no clocks and no priorities: those stay with the scheduler.
+A plan names sequences by their row in the batch. It describes new sequences in full, and otherwise only the changes
+since the previous plan: tokens that became known, blocks that were added. So plans have to be applied in order, from
+the first one on (`batch_sequences`). They hold no clocks and no priorities: those stay with the scheduler.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class StateWork(Struct, frozen=True, gc=False, array_like=True):
 
 
 class EncodeWork(Struct, frozen=True, gc=False, array_like=True):
-    """What is encoded of an image in a step, before the model computes the step's tokens.
+    """The passes that encode an image in a step, before the model computes the step's tokens.
 
     Its tiles pass the first stage of the vision tower one by one, then the second one.
 
     Attributes:
-        first: Such passes before; 0 begins anew.
-        end: Passes then.
+        first: Number of passes done before; 0 begins anew.
+        end: Number of passes done after it.
     """
 
     digest: bytes
@@ -54,7 +54,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
     """A sequence that enters the batch, for the first time or again.
 
     Attributes:
-        row: Its place in the batch, which it keeps until it departs. Whoever was there has departed.
+        row: Its place in the batch, which it keeps until it departs. The previous sequence there has departed.
         num_windows: Groups of layers that keep the last tokens.
         num_evicted: Tokens that are not in its blocks any more.
         scored_from: From which place in the cache on the result tells how its tokens attend; None for none of them.
@@ -126,7 +126,7 @@ class StepPlan(Struct, frozen=True, gc=False, omit_defaults=True):
         states: Of a model with recurrent layers: the places where the state does more than go on.
         departed: Rows that have left the batch; they are applied first. Some the runner may never have seen.
         tokens: Tokens that became known, and are not in `token_ids`.
-        blocks: What was added to block tables.
+        blocks: Blocks added to block tables.
         forgotten: Images whose embeddings are not kept any more; they are dropped first.
         evictions: Of sequences with a budget, also of some that the plan does not schedule.
     """

@@ -1,6 +1,6 @@
-"""Writes plans: gives sequences their rows, and tells only what has changed since the plan before.
+"""Writes plans: gives sequences their rows, and sends only the changes since the previous plan.
 
-Owns `Sequence.row`, and the counts of tokens and blocks that were told (`num_told_tokens`, `num_told_blocks`). Whoever
+Owns `Sequence.row`, and the counts of tokens and blocks already sent (`num_told_tokens`, `num_told_blocks`). Code that
 shortens a sequence or replaces the end of its block table lowers these counts. `batch_sequences` is the other side.
 """
 
@@ -119,8 +119,8 @@ class PlanWriter:
 
     @staticmethod
     def rewind(sequence: Sequence, num_tokens: int) -> None:
-        """Tell a sequence's tokens again that lie behind the first `num_tokens`: others were told."""
-        # Two tokens more, or all: a single one would be taken for the next of those told.
+        """Resend a sequence's tokens after the first `num_tokens`, because earlier plans sent different ones."""
+        # Two tokens more, or all: a single one would be taken for the next of those sent.
         sequence.num_told_tokens = min(sequence.num_told_tokens, max(0, num_tokens - 2))
 
     def _release(self, departed: Values[Sequence]) -> list[int]:

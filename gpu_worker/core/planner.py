@@ -2,12 +2,12 @@
 
 - Interactive decodes go first, one token each, then interactive prompts, those of the tenant first that was served
   least. So a long prompt delays a stream, or another tenant's prompt, by a step at most.
-- Batch sequences get what is left and `BatchThrottle` allows. Those that get nothing are paused: they keep their blocks
-  and their slot until others need these.
+- Batch sequences get the rest, as far as `BatchThrottle` allows. Those that get nothing are paused: they keep their
+  blocks and their slot until others need these.
 - When running sequences outgrow the pool, the last in order is preempted, and computed again later. While a step is in
-  flight nobody is: planning stops until it has landed.
+  flight no sequence is preempted: planning stops until the step has landed.
 - A sequence that needs its last token on the host is left out of steps behind one that samples for it.
-- Drafts get what is then left of the budget and of the blocks, for one step.
+- Drafts get the remaining budget and blocks, for one step.
 
 A decode is looked at only when it fills a block or reaches its last token (`Sequence.next_boundary`).
 """

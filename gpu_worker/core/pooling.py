@@ -15,7 +15,7 @@ Readout = Literal["hidden", "classes"] | tuple[int, ...]
 
 
 class PoolingPlan(Struct, frozen=True, gc=False):
-    """Which hidden vectors count, and what is computed from them.
+    """Which hidden vectors are pooled, and the result computed from them.
 
     Attributes:
         rows: Those of the first, of the last, or of all tokens; of all, their sum, or their mean where a head reads it.

@@ -50,7 +50,7 @@ class _Restore:
 
 @dataclass(slots=True)
 class _Extent:
-    """A prefix that can be gone on behind once all of it is on the device: what is there, and what is missing."""
+    """A prefix that a sequence can continue once all of it is on the device: blocks found there, blocks missing."""
 
     num_blocks: int
     found: dict[int, list[int]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _Extent:
 
     @property
     def names(self) -> list[tuple[int, bytes]]:
-        """Name what is missing."""
+        """Groups and digests of the missing blocks."""
         return [(group, digest) for group, items in self.missing.items() for _, digest in items]
 
 

@@ -1,8 +1,8 @@
 """Which contents of a cache are evicted last, until when, and how tenants share that.
 
 A tenant's quota is its share of the capacity, by the weights of the tenants that retain something or ask to. It may
-hold more while nobody asks for the rest, and gives that back to whoever is below its own quota. What does not fit is
-not retained, and stays cached like anything else. Within a tenant the deadlines that end last are kept.
+hold more while no tenant asks for the rest, and gives that back to tenants below their own quota. Content that does not
+fit is not retained, and stays cached like any other. Within a tenant the latest deadlines are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Room:
     """Room that is made for one tenant.
 
     Attributes:
-        let_go: What is no longer retained, in order.
+        let_go: Digests that are no longer retained, in order.
     """
 
     def __init__(self, owner: _Tenant, competing: list[_Tenant], capacity: float) -> None:

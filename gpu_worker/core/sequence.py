@@ -58,7 +58,7 @@ class SequenceRecord:
     is_closed: bool = False
 
     def preempt(self, num_computed_tokens: int, now: float) -> None:
-        """Note that what was computed is lost."""
+        """Note that the computed tokens are lost."""
         self.num_lost_tokens = max(self.num_lost_tokens, num_computed_tokens)
         if len(self.preempted_at) < MAX_PARTS:
             self.preempted_at.append(now)
@@ -111,8 +111,8 @@ class Sequence:
         max_num_tokens: Length at which the sequence ends, from `max_tokens` and the model's context.
         num_input_tokens: Tokens that were known when it came: its prompt, and what earlier attempts have emitted.
         num_charged_tokens: Computed tokens that its tenant and key were charged with; see `VirtualCounters`.
-        order: Who goes first, smaller before larger: lane (what is on trial between them), then arrival, which each
-            level of priority sets back. Unique.
+        order: Smaller goes first: by lane (sequences on trial between the lanes), then by arrival, which each level of
+            priority sets back. Unique.
         expected_blocks: Blocks that admission counted for it; those beyond `block_table` are promised, not held.
         block_digests: Chained digests of its full blocks, as far as they were needed yet.
         num_findable_blocks: Blocks of `block_table` that are in the prefix cache or were considered for it.

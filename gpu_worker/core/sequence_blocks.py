@@ -131,7 +131,7 @@ class SequenceBlocks:
     def evict(self, sequences: Values[Sequence], *, is_landed: bool = True) -> bool:
         """Evict blocks of running sequences whose budgets are full.
 
-        False where the pool has too few for copies, or steps in flight are to tell what is evicted.
+        False if the pool has too few for copies, or if the choice needs scores from steps in flight.
         """
         for sequence in filter(self.evictions.is_due, sequences):
             if not (is_landed or sequence.scores is None) or not self.evictions.can_evict(sequence):
@@ -274,7 +274,7 @@ class SequenceBlocks:
             self._hints.end(sequence, num_published, now)
 
     def expire(self, now: float) -> None:
-        """Retain no longer what was to be retained until now."""
+        """End retentions that are due."""
         if self._hints is not None and self._hints.is_used:
             self._hints.expire(now)
 

@@ -1,11 +1,11 @@
-"""Which blocks are of one conversation alone: those that it may say are of no more use.
+"""Which blocks belong to one conversation alone: those that it may declare useless.
 
 A conversation owns the blocks that its sequences were the first to compute, until a sequence of another one, or of
 none, starts behind them or computes them too. A sequence that is dropped and names no conversation is one of its own.
-What was shared once is not owned again, so that a system prompt outlives the first agent that had it. What a
-conversation owned before this process started is not known. The number of digests is bounded, and a tenant has half of
-them at most: beyond that, the tenant with most of them loses digests of its conversation that was not heard of for
-longest, whose blocks are then evicted like all others.
+A block once shared is never owned again, so a system prompt outlives the first agent that used it. Ownership from
+before this process started is unknown. The number of digests is bounded, and a tenant has half of them at most: beyond
+that, the tenant with most of them loses digests of its least recently used conversation, whose blocks are then evicted
+like all others.
 
 A conversation may own so much that walking it would stop the engine. So no call walks more than its caller names or
 allows, and a digest is spent again only after it was used in between.
@@ -32,7 +32,7 @@ class _Session:
     """A conversation with the digests that it owns, one or more, the beginning of a prefix before its end.
 
     Attributes:
-        unspent: Those that were computed or used since the device was told to evict them first.
+        unspent: Those computed or used since the device was asked to evict them first.
         spent: The others.
         is_over: It is no longer a conversation: its digests are to be spent everywhere, and are then of none.
     """
@@ -152,9 +152,9 @@ class Sessions:
         self.computed(sequence, kept)
 
     def pop_outdated(self, limit: int) -> list[bytes]:
-        """Return what is of no use any more, each digest once: it is of no conversation from now on.
+        """Return useless digests, each once: from now on no conversation owns them.
 
-        These are `limit` digests at most, each conversation's in prefix order but for those that were spent and used
+        These are `limit` digests at most, each conversation's in prefix order except those that were spent and used
         again.
         """
         outdated: list[bytes] = []

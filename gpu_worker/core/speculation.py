@@ -1,7 +1,7 @@
-"""How many drafts each decode may verify in a step, and what became of them.
+"""How many drafts each decode may verify in a step, and how many were accepted.
 
-A draft predicts a sequence's next tokens. The step computes it behind the known tokens, and what is sampled before each
-draft token says whether that is accepted, so drafts change how many tokens a step makes and never which.
+A draft predicts a sequence's next tokens. The step computes it after the known tokens, and the token sampled before
+each draft token decides whether that is accepted, so drafts change how many tokens a step makes and never which.
 A policy chooses depths; `DraftPlanner` shrinks them to the tokens and blocks that are left. Drafts take their
 blocks for one step: they delay and preempt no sequence. Tokens that a sequence's constraint forces are verified as
 drafts that are right for certain, some at once.

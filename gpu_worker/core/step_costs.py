@@ -89,8 +89,8 @@ class StepCosts:
     def all(self, *, is_exploration: bool = False) -> list[float]:
         """Return costs by depth: measured ones, straight lines between them, and behind them the last slope.
 
-        They reach twice as deep as what was measured. An exploration looks at least to depth 1, and is optimistic about
-        what was never measured: that it costs no more than what is less deep.
+        They reach twice the deepest measured depth. An exploration looks at least to depth 1, and is optimistic about
+        depths beyond the measured ones: that they cost no more.
         """
         known = [(depth, cost) for depth, cost in enumerate(self._costs) if cost is not None]
         costs, slope = [known[0][1]], 0.0

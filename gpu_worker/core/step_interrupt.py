@@ -21,7 +21,7 @@ class StepGivenUpError(HeadraceError):
 class StepInterrupt:
     """The number of the step that was asked to end, and of the running one, which ends when the two are equal.
 
-    So whoever asks too late asks for nothing. Compiled code reads them, too.
+    So a request that comes too late does nothing. Compiled code reads the numbers, too.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class StepInterrupt:
         self._was_asked.set()
 
     def clear(self) -> None:
-        """Forget what was asked: steps are numbered anew."""
+        """Forget the request: steps are numbered anew."""
         self._steps[0] = -1
 
     def begin(self, step: int) -> None:

@@ -57,7 +57,7 @@ class KvTiers(Protocol):
         """Keep the content of a block of group 0, which is about to be overwritten, if it is not kept any more."""
 
     def flush(self) -> None:
-        """Copy what is to be kept, in the order of the device's work. Call it before steps write to blocks."""
+        """Copy the contents to keep, in the order of the device's work. Call it before steps write to blocks."""
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Drop contents that may be wrong, in all groups and tiers."""

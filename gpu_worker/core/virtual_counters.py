@@ -49,7 +49,7 @@ class VirtualCounters:
         self._add_pending(sequence)
 
     def charge(self, sequence: Sequence) -> None:
-        """Move what was computed for a sequence, and never before, to the counters of its tenant and its key."""
+        """Move tokens that a sequence has computed for the first time to the counters of its tenant and its key."""
         if sequence.num_computed_tokens > sequence.num_charged_tokens:
             self._charge(sequence, self._accounts(sequence))
 

@@ -54,9 +54,9 @@ def build_runner(
 
     Args:
         config: The settings.
-        start_up: Learns what takes how long.
-        memory: Measures the device; None measures a GPU, and on a CPU takes a share of what is free.
-        constraints: Where sequences with a grammar have their constraints from.
+        start_up: Records how long each stage takes.
+        memory: Measures the device; None measures a GPU, and on a CPU takes a share of the free memory.
+        constraints: Supplies the constraints of sequences with a grammar.
         ranks: Among which the model is divided; each builds its runner at the same time.
         images: Pixels of the images that plans name, where `config.takes_images`.
 

@@ -1,4 +1,4 @@
-"""What is known of a runner before anything is loaded: types, layout of the cache, memory that it needs."""
+"""Properties of a runner that are known before anything is loaded: types, cache layout, memory needed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class BuildPlan:
 
     @property
     def media_bytes(self) -> int:
-        """Memory of what is encoded: the embeddings of images that are kept, and the largest image in its tower."""
+        """Memory for encoding images: the embeddings that are kept, and the largest image in its tower."""
         vision = self.vision
         if vision is None:
             return 0

@@ -1,7 +1,7 @@
 """Encodes the images that plans name, keeps their embeddings, and says which of them a step's tokens are.
 
-Owns what the vision tower has made, by digest. Which images are kept, and for how long, is the scheduler's decision:
-plans say what is encoded and what is forgotten.
+Owns the vision tower's results, by digest. The scheduler decides which images are kept, and for how long: plans name
+the images to encode and to forget.
 """
 
 from __future__ import annotations

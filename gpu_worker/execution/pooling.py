@@ -37,7 +37,7 @@ class PooledChunk:
 
 
 def pooled_chunks(shares: Values[Share], query_starts: Int32s) -> list[PooledChunk]:
-    """Return the hidden vectors of a step that count in somebody's answer."""
+    """Return the hidden vectors of a step that count in an answer."""
     chunks = []
     for place, item in enumerate(shares):
         plan = item.sequence.pooling
@@ -108,7 +108,7 @@ def _on_grid(rows: torch.Tensor) -> torch.Tensor:
     """Return float64 numbers that are multiples of 2^-34, whose sums are exact as long as they stay below 2^18.
 
     So a sum does not depend on the order of its numbers, nor on which of them are summed first. Float32 is no finer
-    from 2^-10 on; what is not a number stays none.
+    from 2^-10 on. NaN stays NaN.
     """
     return rows.double().add_(_GRID).sub_(_GRID)
 

@@ -169,7 +169,7 @@ class TorchModelRunner:
         )
 
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
-        """Ask `proposer` for what plans allow to be drafted, None nobody.
+        """Ask `proposer` for the drafts that plans allow; None turns drafting off.
 
         Call it while no sequence is in the batch.
         """
@@ -317,7 +317,7 @@ class TorchModelRunner:
         return step
 
     def _depart(self, departed: list[BatchSequence]) -> None:
-        """Forget what is kept for sequences that have left the batch."""
+        """Forget the state of sequences that have left the batch."""
         for unlanded in self._unlanded:
             unlanded.departed.update(departed)
         if self._drafting is not None and departed:

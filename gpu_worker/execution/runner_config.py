@@ -23,7 +23,7 @@ class RunnerConfig:
     Attributes:
         model: Hugging Face directory.
         num_blocks: KV blocks; None sizes the cache by memory.
-        kv_cache_bytes: Memory for the KV cache; None takes a share of what is free.
+        kv_cache_bytes: Memory for the KV cache; None takes a share of the free memory.
         gpu_memory_utilization: Share of a GPU's memory that this process may use in all.
         max_num_seqs: Sequences in a step at most.
         max_num_batched_tokens: Tokens in a step at most; no fewer than `max_num_seqs`.
@@ -36,7 +36,7 @@ class RunnerConfig:
         keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
         tensor_parallel_size: Ranks that each layer is divided among.
-        decode_context_parallel_size: Of these, so many in a row have the same KV heads, each of some tokens.
+        decode_context_parallel_size: Number of consecutive ranks that have the same KV heads, each of some tokens.
         takes_images: A model that sees is served with its vision tower; only by one rank.
         nnodes: Hosts that all ranks are on, as many on each.
         max_loras: Adapters that may be beside the model at once.
@@ -141,7 +141,7 @@ def choose_num_threads(requested: int | None, num_ranks: int = 1) -> int:
     """Return how many threads CPU operations of a rank use: as requested, else its part of all usable cores but one.
 
     One core is left to the gateway, the queue and our own NATS thread. A team of threads waits for its slowest member
-    many times in a step, so a step gets several times slower as soon as one of its cores is taken by somebody else.
+    many times in a step, so a step gets several times slower as soon as another process takes one of its cores.
     """
     return requested or max(1, (num_usable_cores() - (num_ranks == 1)) // num_ranks)
 

@@ -37,7 +37,7 @@ class StartUp:
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[Progress]:
-        """Time a part; its progress goes to what is yielded."""
+        """Time a stage; report its progress to the yielded function."""
         began = self._clock()
 
         def progress(done: int, total: int) -> None:

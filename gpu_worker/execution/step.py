@@ -80,7 +80,7 @@ class SubmittedStep:
         self._download: Download = downloads.start(outputs.tensors())
 
     def result(self) -> StepResult:
-        """Wait for the step and return what it sampled, with an error where the logits were no distribution."""
+        """Wait for the step and return the sampled tokens, with an error where the logits were no distribution."""
         outputs, tensors = self._outputs, iter(self._download.wait())
         token_ids, entries = _unpack_drawn(outputs.drawn, tensors)
         if outputs.drafts is None:
@@ -138,14 +138,14 @@ def _next(tensors: Iterator[torch.Tensor]) -> TokenScores:
 
 
 def _with_prompt(tokens: SampledTokens, entries: tuple[LogprobEntry, ...]) -> SampledTokens:
-    """Add what is reported of the prompt; where that is not a number, the sequence ends."""
+    """Add the prompt's log probabilities; if one is NaN, the sequence ends."""
     if any(entry.logprob != entry.logprob for entry in entries):
         return SampledTokens(error=_INVALID_LOGITS)
     return msgspec.structs.replace(tokens, prompt_logprobs=entries)
 
 
 def _with_pooled(tokens: SampledTokens, values: npt.NDArray[np.float64]) -> SampledTokens:
-    """Add what is contributed to an answer; where that is not a number, the sequence ends."""
+    """Add the step's contribution to a pooled answer; if it is not finite, the sequence ends."""
     if not np.isfinite(values).all():
         return SampledTokens(error=_INVALID_LOGITS)
     return msgspec.structs.replace(tokens, pooled=values.tobytes())
@@ -159,7 +159,7 @@ class _Tile(Struct, frozen=True, gc=False):
 
 
 class StagedHead(Struct, frozen=True, gc=False):
-    """What is computed from a step's hidden vectors, on its way to the device."""
+    """Inputs for the work on a step's hidden vectors, on their way to the device."""
 
     tiles: list[_Tile]
     chunks: list[tuple[PromptChunk, StagedArray]]
@@ -170,7 +170,7 @@ class StepHead:
     """Computes on the model's device.
 
     Attributes:
-        last_tokens: `[num_rows]` int64, what was drawn last for each row where the device keeps it.
+        last_tokens: `[num_rows]` int64, the token drawn last for each row, where the device keeps it.
     """
 
     def __init__(self, model: CausalLM, sampler: Sampler, rows: BatchRows, *, keeps_last_tokens: bool) -> None:
@@ -205,7 +205,7 @@ class StepHead:
                 ranks.tell_last(mask.fill())
 
     def outputs(self, step: AssembledStep, staged: StagedHead, computed: ComputedRows) -> StepOutputs:
-        """Compute what the step gives from what was launched; the upload was sent. Logits are overwritten."""
+        """Compute the step's outputs from its launched rows, after the upload. Logits are overwritten."""
         hidden, vocabulary, drawn = computed.hidden, self._sampler.vocabulary, []
         for tile in staged.tiles:
             logits = computed.logits

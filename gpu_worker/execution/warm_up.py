@@ -2,9 +2,8 @@
 
 On a CPU, where nothing is compiled for a shape, two steps do.
 
-A kernel that is compiled while requests wait delays all of them by seconds. Which variants there are depends on the
-number of sequences, on the largest number of query tokens of one, on what is asked of the sampler, and on whether
-drafts are verified.
+A kernel that is compiled while requests wait delays all of them by seconds. Its variants depend on the number of
+sequences, on the largest number of query tokens of one, on the requested sampling, and on whether drafts are verified.
 """
 
 from __future__ import annotations

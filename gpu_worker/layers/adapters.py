@@ -1,7 +1,7 @@
 """Which matrices of a model an adapter may be beside, and what the adapters that are here add to each.
 
 Blocks know nothing of it: a linear layer gets its table when it is made (`LayerParts.linear`), and adds the products of
-the step's rows when it is called. Slots are numbers that whoever loads adapters gives out.
+the step's rows when it is called. The code that loads adapters assigns the numbers of slots.
 """
 
 from __future__ import annotations

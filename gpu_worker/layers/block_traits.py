@@ -36,7 +36,7 @@ class PositionTable:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTraits:
-    """What is done to the tokens' embeddings before the first layer: they are normalised.
+    """Traits of the tokens' embeddings, which are normalised before the first layer.
 
     Attributes:
         num_segments: Rows of a table whose first one is added before; 0 where there is none.
@@ -112,11 +112,11 @@ class BlockTraits:
         is_post_norm: The normalisations behind blocks are of the stream, with what the blocks add to it.
         first_is_bare: The first layer has no normalisation of what its mixer reads.
         has_final_norm: The stream is normalised behind the last layer.
-        embeddings: What is done to the tokens' embeddings; None is nothing.
+        embeddings: Traits of the tokens' embeddings; None leaves them as they are.
         is_parallel: Both blocks of a layer read the stream before it, by one normalisation or by one each.
         residual_scale: What blocks add to the stream is multiplied by this.
         embedding_scale: What the tokens' embeddings are multiplied by.
-        positions: What is added to them, in models whose positions are learned.
+        positions: The vectors added to them, in models whose positions are learned.
         logit_scale: What the scores of the vocabulary are multiplied by.
         logit_soft_cap: What then bounds them, smoothly.
         layer_inputs: The vectors that layers are given of each token, in models that have such.
@@ -139,7 +139,7 @@ class BlockTraits:
 
     @property
     def is_fusable(self) -> bool:
-        """Whether the fused kernels of a CPU put layers together so: what is outside of layers does not count."""
+        """Whether the fused kernels of a CPU arrange layers this way; parts outside of layers do not count."""
         names = self.names
         return (
             not (self.norm.is_centered or self.norm.has_bias or self.is_parallel)

@@ -199,7 +199,7 @@ class LayerState:
     def keep_drafts(self, rows: StateRows, inputs: torch.Tensor) -> None:
         """Keep what the layer computed of tokens that the state is not to remember yet.
 
-        The shapes of what is done do not depend on how many drafts there are, so that it can be captured.
+        The shapes of the operations do not depend on the number of drafts, so they can be captured.
 
         Shapes:
             inputs: `[num_tokens, num_inputs]`
@@ -214,7 +214,7 @@ class LayerState:
         self.drafts.index_copy_(0, rows.slots, kept.view(len(rows.slots), *self.drafts.shape[1:]))
 
     def kept_drafts(self, places: torch.Tensor) -> torch.Tensor:
-        """Return what was kept of some drafts.
+        """Return the values kept of some drafts.
 
         Shapes:
             places: `[num_tokens]` int64, `slot * max_draft_tokens + number`

@@ -61,7 +61,7 @@ class DenseAndMixtureWeights:
 class DenseAndMixture:
     """Adds the results of both blocks, which read the same stream by normalisations of their own.
 
-    Source: Gemma 4 26B-A4B; what is computed is what `transformers` computes.
+    Source: Gemma 4 26B-A4B; the computation is that of `transformers`.
     """
 
     def __init__(self, weights: DenseAndMixtureWeights, dense: GatedMLP, mixture: Mixture) -> None:

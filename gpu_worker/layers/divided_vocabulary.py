@@ -186,7 +186,7 @@ class Vocabulary:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank knows what the others are told: grammars."""
+        """Whether this rank knows the grammars, and informs the others."""
         return self._ranks.rank == 0 and self._ranks.stage == 0
 
     def _padded(self, own: torch.Tensor) -> torch.Tensor:

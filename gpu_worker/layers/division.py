@@ -1,7 +1,7 @@
 """A rank's part of a model: shapes with fewer heads, and weights, by what linear layers declare of themselves.
 
-What a kind of layer has besides linear layers is divided here, so that the kinds know nothing of ranks. Whoever adds a
-kind adds it here, or it is refused where a model is to be divided.
+The parts of a layer besides linear layers are divided here, so that kinds of layers know nothing of ranks. A new kind
+must be added here, or it is refused where a model is to be divided.
 """
 
 from __future__ import annotations

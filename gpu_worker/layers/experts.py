@@ -1,8 +1,8 @@
 """Takes the matrices of all experts of a layer, however the checkpoint stores them.
 
 Either each expert has tensors of its own, stored like those of any other linear layer, or a tensor holds a matrix of
-all experts. What is dense and in order is read straight into one tensor; everything else expert by expert, so that
-of one expert at a time there is both what the checkpoint stores and what is made of it.
+all experts. Dense matrices in order are read straight into one tensor; all others expert by expert, so that memory
+holds both the stored and the converted form of one expert at a time.
 """
 
 from __future__ import annotations

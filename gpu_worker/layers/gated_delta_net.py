@@ -137,7 +137,7 @@ class GatedDeltaWeights:
         inputs: Yields queries, keys, values, then the gates of the output.
         gates: Yields the strengths of the value heads, then their steps.
         conv: `[conv_width, num_features]`, of queries, keys and values.
-        norm: `[value_dim]`, of what is read.
+        norm: `[value_dim]`, of the vectors read.
     """
 
     shape: GatedDeltaShape

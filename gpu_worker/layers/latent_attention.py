@@ -1,9 +1,9 @@
 """Attention by latent vectors (MLA) over a paged cache that holds one short row for each token.
 
-Keys and values are not made: what makes a key of a latent vector is applied to the query instead, and what makes a
-value, to the sum of latent vectors. So the query heads of a token are the heads of one KV head, whose keys are what is
-kept and whose values are their first numbers. On a CPU prompts are computed in this form too: a token's result does not
-depend on how its prompt was cut. Elsewhere steps of long prompts make keys and values, which is less to multiply.
+Keys and values are not made: the key matrix is applied to the query instead, and the value matrix to the sum of latent
+vectors. So the query heads of a token are the heads of one KV head, whose keys are the cached rows and whose values are
+their first numbers. On a CPU prompts are computed in this form too: a token's result does not depend on how its prompt
+was cut. Elsewhere steps of long prompts make keys and values, which takes fewer multiplications.
 Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C.
 """
 
@@ -272,7 +272,7 @@ class LatentAttention:
     def _keep(
         self, heads: torch.Tensor, latent: torch.Tensor, positions: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
-        """Put what is kept of each token behind its heads, write that into the cache, and return the heads turned."""
+        """Put each token's cached row behind its heads, write it into the cache, and return the heads rotated."""
         shape, cache = self._shape, context.caches[self._index]
         heads[:, -1, : shape.latent_dim] = rms_norm(latent[:, : shape.latent_dim], self._latent_norm, self._eps)
         heads[:, -1, shape.latent_dim :] = latent[:, shape.latent_dim :]

@@ -26,10 +26,10 @@ from kernels.state_rows import StateRows
 
 
 class MixerBlock(Protocol):
-    """What mixes the tokens of a sequence: attention, or a recurrence."""
+    """Mixes the tokens of a sequence: attention, or a recurrence."""
 
     def __call__(self, x: Any, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Read `x: [num_tokens, hidden_size]`, keep what later tokens need, and return what is to be added.
+        """Read `x: [num_tokens, hidden_size]`, keep what later tokens need, and return the result to add.
 
         A block that `TakesRounded` may be given rounded rows.
         """

@@ -1,9 +1,9 @@
 """Per-layer inputs: a small vector of each token for each layer, beside the stream.
 
 A vector is made of two: a row of a table by the token, and a projection of the token's embedding. Each layer multiplies
-its vector by a gate that the stream yields, and adds what a projection makes of it.
+its vector by a gate that the stream yields, and adds a projection of the product.
 
-Source: Gemma 3n's and 4's per-layer embeddings; what is computed is what `transformers` computes.
+Source: Gemma 3n's and 4's per-layer embeddings; the computation is that of `transformers`.
 """
 
 from __future__ import annotations
@@ -135,6 +135,6 @@ class LayerInputBlock:
     activation: Activation
 
     def __call__(self, stream: torch.Tensor, vectors: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Return what is to be added to the stream."""
+        """Return the result to add to the stream."""
         gates = activate(self.gate(stream, context), self.activation)
         return self.norm(self.projection(gates * vectors, context))

@@ -144,7 +144,7 @@ class Projections:
         order: torch.Tensor | None,
         factors: torch.Tensor | None,
     ) -> WeightForm:
-        """Leave matrices where they are; whoever divides them, or makes layers of them, reads them."""
+        """Leave matrices where they are; the code that divides them, or makes layers of them, reads them."""
         source, quantized = self.source, self.quantized
         assert isinstance(source, PartSource)
 

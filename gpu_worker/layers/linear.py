@@ -79,7 +79,7 @@ class LinearShape:
 def to_stream(
     module: str, size: int, columns: int, *, has_bias: bool = False, scale: float = 1.0, is_transposed: bool = False
 ) -> LinearShape:
-    """Declare the layer of a block that yields what is added to the stream, of `size` features."""
+    """Declare the layer of a block whose output, of `size` features, is added to the stream."""
     scales = ((size, scale),)
     return LinearShape((module,), (size,), columns, Partition.ROW, has_bias, None, scales, is_transposed)
 
@@ -188,7 +188,7 @@ class Linear:
         self.input_rounding = product.rounding if inputs is None and isinstance(product, RoundsInputs) else None
 
     def rounding(self, context: AttentionContext) -> InputRounding | None:
-        """Return how whoever computes the inputs may round them; None where they are wanted as they are."""
+        """Return how the producer of the inputs may round them; None if they are wanted unrounded."""
         return self.input_rounding if context.may_round else None
 
     def __call__(self, x: Rows, context: AttentionContext) -> torch.Tensor:

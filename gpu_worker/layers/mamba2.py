@@ -22,7 +22,7 @@ from kernels.state_rows import StateRows
 
 
 class OutputNorm(Enum):
-    """How what is read of a state is normalised, a group of heads at a time, before or after it meets its gate."""
+    """How vectors read from a state are normalised, a group of heads at a time, before or after their gate."""
 
     NONE = "none"
     BEFORE_GATE = "before"
@@ -106,8 +106,8 @@ class Mamba2Weights:
         conv: `[conv_width, num_features]`, of values, input vectors and output vectors.
         conv_bias: `[num_features]`, if it has one.
         ssd: Of decays, and of what passes the state by.
-        norm: `[inner_size]`, of what is read; None where it is not normalised.
-        is_norm_spread: What is normalised as one vector is not all here.
+        norm: `[inner_size]`, of the vectors read; None if they are not normalised.
+        is_norm_spread: A vector that is normalised as a whole is spread over ranks.
     """
 
     shape: Mamba2Shape

@@ -99,7 +99,7 @@ class PlacedExperts(SummedExperts):
         self._torn -= prepared.keys()
 
     def restore(self, places: Sequence[int]) -> None:
-        """Read what is new here, or was written in part, while nothing is computed; raise what reading does."""
+        """Read experts that are new here or partly written, while nothing is computed; raise errors of reading."""
         self._torn |= {place - self._own.start for place in self._own if places[place] != self.places[place]}
         with torch.inference_mode():
             for place in sorted(self._torn):

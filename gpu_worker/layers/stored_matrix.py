@@ -1,8 +1,8 @@
 """Matrices that are still in the checkpoint, of which a rank reads its rows or columns alone.
 
-What a quantized layer consists of is known by the shapes of its tensors: along the output or the input, so many
-features to an entry. A method is shown the part of each as if that were all. Where an entry's features would be taken
-apart, or inputs are not in order, the whole is read, and cut by `kernels.linear.forms`.
+The shapes of a quantized layer's tensors tell how many features, along the output or the input, an entry covers. A
+method gets the part of each tensor as if that were all. Where an entry's features would be split, or inputs are not in
+order, the whole is read, and cut by `kernels.linear.forms`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _ShownPart:
     def take(self, name: str, *shape: int) -> torch.Tensor:
         whole = self._piece.shape[::-1] if self._piece.is_transposed else self._piece.shape
         if self._source.shape(name) != whole:
-            # The whole says what is wrong with it.
+            # Reading the whole raises its error.
             raise _WholeNeededError
         return self._source.take_part(name, None, self._box(name, whole), is_raw=False)
 

@@ -17,7 +17,7 @@ from shared.errors import HeadraceError
 
 
 class CheckedFields(ABC):
-    """Fields by name; null counts as absent. What is missing or malformed raises what `error` makes."""
+    """Fields by name; null counts as absent. Missing or malformed fields raise the exception of `error`."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
@@ -115,11 +115,11 @@ def check_choice(field: str, value: Any, supported: tuple[Any, ...]) -> None:
 
 _MAX_LENGTH = 1000
 _MAX_PATHS = 1 << 20
-# What a name of some forty characters allows each of several repeats, on average.
+# Average number of choices of each of several repeats in a name of some forty characters.
 _PATHS_OF_A_REPEAT = 16
 # A repeated group, whose matching can take exponential time; and kinds of group that have no use here.
 _REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!])")
-# Whatever decides how many ways of matching there are; of what is escaped, or a class of characters, none is left.
+# Tokens that decide the number of ways of matching; escaped characters and character classes are skipped whole.
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\??|[)|?*+{]", re.DOTALL)
 
 

@@ -47,12 +47,12 @@ class MXFP4:
         blocks = _take_bytes(source, f"{name}{_BLOCKS}", index, shape[0], (rows, num_groups, GROUP_SIZE // 2))
         exponents = _take_bytes(source, f"{name}{_SCALES}", index, shape[0], (rows, num_groups))
         if (exponents == _NOT_A_NUMBER).any():
-            raise source.error(f"{name}{_SCALES}", "has exponents of what is not a number; the checkpoint is damaged")
+            raise source.error(f"{name}{_SCALES}", "has exponents that are NaN; the checkpoint is damaged")
         return GroupQuantizedWeight(blocks.flatten(1), FLOAT4, GROUP_SIZE, exponents.view(torch.float8_e8m0fnu))
 
 
 def read_mxfp4(fields: Mapping[str, Any]) -> MXFP4:
-    """Read a `quantization_config`. What is not converted needs no list: its tensors have other names."""
+    """Read a `quantization_config`. Unconverted layers need no list: their tensors have other names."""
     return MXFP4()
 
 

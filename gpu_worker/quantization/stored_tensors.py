@@ -60,7 +60,7 @@ def take_input_order(source: TensorSource, name: str, in_features: int, group_si
     return order
 
 
-# Bits of a float8_e4m3fn that are all set, the sign aside, in what is not a number.
+# Bits of a float8_e4m3fn, without the sign, that are all set in a NaN.
 _NAN_BITS = 0x7F
 
 

@@ -295,7 +295,7 @@ class DraftModelRecipe(Recipe):
 
 
 def _draft_model_dtype(draft: ModelConfig, config: RunnerConfig) -> tuple[torch.dtype, torch.device]:
-    """Return what the smaller model computes in: on a CPU what is fast there, whatever the model takes."""
+    """Return the smaller model's type and device: on a CPU the type that is fast there, whatever the model takes."""
     import torch
 
     from gpu_worker.execution.runner_config import choose_dtype

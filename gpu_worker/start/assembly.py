@@ -79,7 +79,7 @@ class Worker:
     """All parts of a running worker.
 
     Attributes:
-        consumer: Drains, and is told of lost and restored connections.
+        consumer: Drains, and is notified of lost and restored connections.
         has_failed: Set when the worker cannot go on: the engine broke down, NATS has closed the connection for good, or
             a task without which it would do only part of its work has died.
     """

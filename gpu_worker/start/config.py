@@ -144,19 +144,19 @@ class WorkerConfig(NatsFiles):
     enable_prefix_caching: bool = setting(True, "Keep blocks findable so that equal prompt beginnings share them.")
     kv_host_bytes: int | None = setting(
         None,
-        "Memory of the host, in bytes, that keeps the prefix cache besides the device's: what is overwritten there is "
-        "brought back from it where that is faster than computing it again. Pinned with a GPU. If not given, 256 MB "
+        "Bytes of host memory that extend the prefix cache: blocks evicted from the device's memory are loaded from "
+        "there where that is faster than computing them again. Pinned with a GPU. If not given, 256 MB "
         "with --kv-disk-path or --role, else off.",
         minimum=1,
     )
     kv_disk_path: str | None = setting(
         None,
         "Directory, or bucket (s3://BUCKET/PREFIX), that keeps the prefix cache too: a worker that starts again, and "
-        "workers of the same model that share it, find there what was computed. Off if not given.",
+        "workers of the same model that share it, reuse the blocks there. Off if not given.",
     )
     kv_disk_bytes: int = setting(
         16_000_000_000,
-        "Bytes that --kv-disk-path may have in all, of all workers; what costs least to compute again is deleted.",
+        "Bytes that --kv-disk-path may hold in all, of all workers; blocks that are cheapest to recompute are deleted.",
         minimum=1 << 20,
     )
     kv_retained_share: float = setting(
@@ -305,4 +305,4 @@ class WorkerConfig(NatsFiles):
     log_format: str = setting("text", LOG_FORMAT_HELP, choices=FORMATS)
     request_log_per_s: float = setting(DEFAULT_PER_S, REQUEST_LOG_HELP, minimum=0)
     otlp_endpoint: str | None = setting(None, ENDPOINT_HELP)
-    log_level: str = setting("info", "Least severity of what is logged.", choices=LEVELS)
+    log_level: str = setting("info", "Lowest severity that is logged.", choices=LEVELS)

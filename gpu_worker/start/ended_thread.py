@@ -24,7 +24,7 @@ def run_in_ended_thread(build: Callable[[], _Result]) -> _Result:
         except BaseException as error:
             outcome.set_exception(error)
 
-    # A worker that is told to stop while it loads ends at once.
+    # A worker that is stopped while it loads ends at once.
     thread = Thread(target=run, name="build", daemon=True)
     thread.start()
     thread.join()

@@ -77,7 +77,7 @@ class EngineSetup:
         experts: Reads how tokens fall on the model's experts; None where it has none.
         adapting: Where adapters may be; None where none can.
         group: Runs a model that is divided among ranks; None where one process has it all.
-        tiers: What is kept below the device's memory; None where nothing is.
+        tiers: The tiers below the device's memory; None if there are none.
         media: Prepares images; None where none are taken.
         eviction_problem: Why tokens of a sequence cannot leave the KV cache; None where they can.
     """

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProgressBar:
-    """Shows one stage at a time; call it with a stage, what is done of it, and how much there is."""
+    """Shows one stage at a time; call it with a stage, the amount done, and the total."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

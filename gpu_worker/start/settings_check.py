@@ -1,7 +1,7 @@
 """Whether a worker with these settings could start, as far as that is known without NATS and before a model is loaded.
 
 `headrace up` asks before it starts anything, in a process of its own: `python -m gpu_worker.start.settings_check` reads
-the settings from its environment. It exits with 0, or with 2 and what is wrong on its standard output.
+the settings from its environment. It exits with 0, or with 2 and the problem on its standard output.
 """
 
 from __future__ import annotations

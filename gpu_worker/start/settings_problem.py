@@ -1,4 +1,4 @@
-"""How the process that checks a worker's settings tells what is wrong, without what the check itself imports."""
+"""The message in which the process that checks settings reports a problem, without the imports of the check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EXIT_BAD_SETTINGS = 2
 
 
 class SettingsProblem(msgspec.Struct):
-    """What is wrong, and the variable of the setting that is, where one is known."""
+    """The problem, and the variable of the wrong setting, where one is known."""
 
     problem: str
     variable: str | None = None

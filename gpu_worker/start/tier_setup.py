@@ -39,7 +39,7 @@ def check_tiers(config: WorkerConfig) -> None:
     if config.simulate is not None:
         problem = "a simulated engine keeps no keys and values"
     elif not config.enable_prefix_caching:
-        problem = "what is kept is found by the prefix cache, which HEADRACE_ENABLE_PREFIX_CACHING turns off"
+        problem = "tiers need the prefix cache, which HEADRACE_ENABLE_PREFIX_CACHING turns off"
     elif config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         problem = "a model that is divided among several ranks has no tiers below the device's memory yet"
     elif (needed := config.kv_host_bytes or STAGING_BYTES) > (free := free_host_bytes()):

@@ -68,7 +68,7 @@ _request_log = logging.getLogger("gpu_worker.requests")
 
 
 def main(config: WorkerConfig) -> int:
-    """Run a worker until it is told to stop; return the process's exit status.
+    """Run a worker until it is stopped; return the process's exit status.
 
     `HeadraceError` if a setting is wrong, the model cannot be loaded, or a server we need is missing.
     """
@@ -241,7 +241,7 @@ class _ConnectionEvents:
 
 
 async def _start(worker: Worker, stopping: asyncio.Event) -> bool:
-    """Start a worker; return False if it is told to stop, or fails, while it waits for its queue."""
+    """Start a worker; return False if it is stopped, or fails, while it waits for its queue."""
     starting = asyncio.create_task(worker.start())
     has_started = await _unless_stopping(starting, stopping, worker.has_failed)
     if has_started:
@@ -299,7 +299,7 @@ def _stop_signals() -> asyncio.Event:
 
 @contextlib.contextmanager
 def observing(config: WorkerConfig, worker: str) -> Iterator[RequestObserver]:
-    """Tell of requests until the block ends, and send what is left then; `ConfigError` if traces cannot be made."""
+    """Report requests until the block ends, then send the remaining reports; `ConfigError` if tracing cannot start."""
     # Whether a request is traced was decided where its trace began.
     tracing = make_tracing(config.otlp_endpoint, 1.0, "worker", worker)
     log = RequestLog(_request_log, config.request_log_per_s)

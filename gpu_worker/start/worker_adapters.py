@@ -131,7 +131,7 @@ class WorkerAdapters:
 
     Attributes:
         requests: None where there are no places for adapters.
-        slots: What is in which place.
+        slots: Which adapter is in which place.
         orders: Carries out those of gateways, or refuses them.
     """
 
@@ -157,7 +157,7 @@ class WorkerAdapters:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What heartbeats say of them: with a store of its own, a worker finds in it what was added there alone."""
+        """Features for heartbeats: a worker with a store of its own finds only the adapters added there."""
         return () if self.requests is None or not self._is_shared else (ADAPTER_STORE,)
 
     def make_way_by(self, give_back: Callable[[HeldRequest], None]) -> None:

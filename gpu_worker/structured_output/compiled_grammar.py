@@ -1,8 +1,8 @@
 """A grammar made ready for one model's tokens, from which each sequence gets a constraint of its own.
 
-Its first masks are worked out before anybody waits for them. The first mask of a state of the grammar takes up to
+Its first masks are computed before a request waits for them. The first mask of a state of the grammar takes up to
 hundreds of times as long as the next, because llguidance finds the states of its lexer as it meets them. All copies of
-a matcher share what was found. Walks through the grammar find most.
+a matcher share the lexer states found. Walks through the grammar find most of them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from kernels.cpu_structures import addresses_of
 from kernels.gpu_config import is_triton_installed
 from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
 
-# The numbers of `FunctionNumber` in cpu.cpp. What is not here rounds nothing: torch's own operators do as well.
+# The numbers of `FunctionNumber` in cpu.cpp. Functions not listed round nothing: torch's own operators do as well.
 FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
     {Activation.SILU: 0, Activation.GELU: 1, Activation.GELU_TANH: 2}
 )
@@ -71,7 +71,7 @@ class Xielu:
 
     @classmethod
     def learned(cls, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Xielu:
-        """Return the function of the numbers that checkpoints have: of the first two, softplus keeps what is meant."""
+        """Return the function of a checkpoint's numbers: the first two are stored as inputs of softplus."""
         above, below = (torch.nn.functional.softplus(torch.tensor(alpha)).item() for alpha in (alpha_p, alpha_n))
         return cls(above, beta + below, beta, eps)
 

@@ -83,7 +83,7 @@ def causal_conv_kernel(
         tl.store(result_ptr + places * CHANNELS + wide, total.to(result_ptr.dtype.element_ty), mask=mask)
     if first_place > 0:
         return
-    # Other threads may still read what is written now.
+    # Other threads may still read the places written now.
     tl.debug_barrier()
     mask = columns < CHANNELS
     if rows.save_starts is not None:

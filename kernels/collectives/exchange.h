@@ -46,7 +46,7 @@ inline void wake(int64_t* number) {
 }
 
 struct Exchange {
-  const int64_t* ended;  // Not zero: nobody waits any more.
+  const int64_t* ended;  // Not zero: no thread waits any more.
   int64_t* counters;
   char* slots;
   int64_t capacity;  // Bytes of a slot.

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """The gated delta rule on a GPU: some columns of a head's state stay in a program's registers.
 
-Token by token for decodes, a chunk of tokens at a time for prompts, as `chunked` does in torch. What solves the systems
-of all chunks does not depend on states, so it is found first, in parallel: row by row, since powers of the matrix would
-have terms that grow before they cancel. What is left from chunk to chunk is products.
+Token by token for decodes, a chunk of tokens at a time for prompts, as `chunked` does in torch. The inverses of all
+chunks' systems do not depend on states, so they are found first, in parallel: row by row, since powers of the matrix
+would have terms that grow before they cancel. Only products remain to be computed from chunk to chunk.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def invert_chunks_kernel(
 ):
     """Invert `1 + system` of CHUNK tokens of the step and a head, where a token's row knows of earlier ones alone.
 
-    What a part of a chunk needs is the part of the inverse on its diagonal. Tokens of other sequences are left out, and
-    what is not a number, which would reach neighbours: the states and results of its own sequence have it anyway.
+    A part of a chunk needs the part of the inverse on its diagonal. Tokens of other sequences are left out, and values
+    that are NaN, which would reach neighbours: the states and results of their own sequence have them anyway.
     """
     wait_for_inputs()
     inside, keys = tl.arange(0, CHUNK), tl.arange(0, BLOCK_KEY)

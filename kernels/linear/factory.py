@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CopyMemory:
-    """The memory for dequantized copies: half of what is free at the first product, after weights and KV cache."""
+    """The memory for dequantized copies: half of the free memory at the first product, after weights and KV cache."""
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self._free_bytes = free_bytes

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Bitmask of logits on a GPU. No logit is read: what is forbidden is overwritten, the rest is left alone."""
+"""Bitmask of logits on a GPU. No logit is read: forbidden ones are overwritten, the others left alone."""
 
 from __future__ import annotations
 

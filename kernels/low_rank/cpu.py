@@ -50,7 +50,7 @@ def join(packed: Iterable[object]) -> None:
     """
     parts = [part for part in packed if isinstance(part, CpuLowRank)]
     sizes = [len(part.memory) for part in parts]
-    # One page more: torch begins anywhere in one. What is not written takes no memory.
+    # One page more: torch begins anywhere in one. Unwritten pages take no memory.
     memory = torch.empty(whole_pages(sum(sizes)) + PAGE_BYTES, dtype=torch.uint8)
     places = memory[-memory.data_ptr() % PAGE_BYTES :][: sum(sizes)].split_with_sizes(sizes)
     for part, place in zip(parts, places, strict=True):

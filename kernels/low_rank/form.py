@@ -71,7 +71,7 @@ class LowRank:
         return LowRank(tuple(parts), self.shape, self.is_gated)
 
     def of_rows(self, rows: torch.Tensor, columns: torch.Tensor | None = None) -> LowRank | None:
-        """Return what is added to some features, which may be repeated, by all inputs or some; None where nothing is.
+        """Return the part for some features, which may be repeated, and all inputs or some; None if it adds nothing.
 
         Shapes:
             rows: `[num_rows]` int64

@@ -12,7 +12,7 @@
 namespace headrace {
 
 constexpr int kHalfPanel = kPanel / 2;
-constexpr int kDownRows = 4;   // Rows that share what is read of the first matrix.
+constexpr int kDownRows = 4;   // Rows that share each read of the first matrix.
 constexpr int kItemRanks = 16;
 constexpr int kBlock = 2 * kLanes;  // Inputs that are multiplied at a time.
 

@@ -15,7 +15,7 @@ from kernels.low_rank.adapter_rows import TILE_ROWS, AdapterRows, DeviceTiles
 from kernels.low_rank.form import LowRank
 
 BLOCK_FEATURES = 64
-"""Features whose ranks are told together."""
+"""Number of features that share one range of ranks."""
 _BLOCK_INPUTS = 128
 _BLOCK_RANKS = 16
 _NUM_WARPS = 4

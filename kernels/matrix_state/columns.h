@@ -65,8 +65,8 @@ void run_columns(const Rule& rule, const StateRow& row, int head, int column) {
   }
 }
 
-// Takes as many blocks of kVectors vectors as there are, then smaller ones: what is left is one block. Returns the first
-// column that is in none.
+// Takes as many blocks of kVectors vectors as fit, then smaller ones: the rest is one block. Returns the first column
+// that is in none.
 template <int kVectors, typename T, typename Rule>
 int run_blocks(const Rule& rule, const StateRow& row, int head, int column) {
   for (; column + kVectors * kLanes <= rule.value_dim; column += kVectors * kLanes)

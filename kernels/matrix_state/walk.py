@@ -49,7 +49,7 @@ def walk(
         if sequence.is_new:
             state = torch.zeros_like(state)
         behind = {0: state}
-        # What is kept or copied ends with a chunk.
+        # A chunk ends where a state is kept or copied.
         for before, count in pairwise((0, *sequence.ends)):
             for start in range(sequence.first + before, sequence.first + count, chunk):
                 tokens = slice(start, min(start + chunk, sequence.first + count))
@@ -85,7 +85,7 @@ def can_run(features: torch.Tensor, gates: torch.Tensor, states: torch.Tensor) -
 
 @dataclass(frozen=True, slots=True)
 class Fading:
-    """What is left of something from one token of a chunk to another, per head; between zero and one.
+    """The share of a value that remains from one token of a chunk to another, per head; between zero and one.
 
     Attributes:
         between: `[num_heads, num_tokens, num_tokens]`, from the token of a column to that of a row; zero where that is

@@ -24,7 +24,7 @@ struct MixtureMemory {
   }
 };
 
-// Adds vectors of a row to what is there.
+// Adds vectors of a row to `total`.
 inline void add_columns(float* total, int count, Floats sum) {
   if (count == kLanes) return store(total, load(total) + sum);
   for (int i = 0; i < count; ++i) total[i] += sum[i];

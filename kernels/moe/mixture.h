@@ -155,7 +155,7 @@ struct MixtureWalk {
     if (adapter) add_up(*adapter, products, panel, sums);
   }
 
-  // Rows are put into memory of their own before they are multiplied: of the inputs, and of what is between.
+  // Rows of inputs, and of intermediate values, are copied into memory of their own before they are multiplied.
   bool gathers() const { return mixture.gate_up->quantized || chosen.num_tokens != 1; }
   bool prepares_gated() const { return mixture.down->quantized; }
 

@@ -73,7 +73,7 @@ def store_tile(
         sums += tl.load(of_expert + features, mask=features < out_features, other=0.0).to(tl.float32)[:, None]
     if HAS_GATE:
         gate, up = tl.split(tl.permute(tl.reshape(sums, [BLOCK_N // 2, 2, BLOCK_M]), [0, 2, 1]))
-        # Comparisons leave what is not a number as it is.
+        # Comparisons leave NaN as it is.
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, up)
         up = tl.where(up < -limit, -limit, up)

@@ -19,7 +19,7 @@ namespace headrace {
 namespace {
 
 constexpr int kItemRows = 48;             // Rows of an item at most, unless more heads share one KV head.
-constexpr int kItemsPerThread = 2;        // Items of decoded sequences take as many KV heads as leave so many items.
+constexpr int kItemsPerThread = 2;        // Decodes: an item takes as many KV heads as leave this many items a thread.
 constexpr int64_t kSerialWork = 1 << 17;  // Multiply-adds below which waking other threads costs more than it saves.
 
 // Whether queries of bf16 are multiplied with keys of bf16, which those in eight bits become.

@@ -48,7 +48,7 @@ Span<Cache> of_head(Span<Cache> span, int head) {
 }
 
 // The same in the order of multiplication, in words of type Word: a panel of keys, to multiply queries with, and panels
-// of values, to multiply the keys' weights with. Keys that a tile lacks are zeros: what is there may never have been
+// of values, to multiply the keys' weights with. Keys that a tile lacks are zeros: their places may never have been
 // written.
 template <typename Word>
 struct PackedSpan {
@@ -138,8 +138,8 @@ inline Ints load_words(const Cache* source, int count) {
   }
 }
 
-// The same word of kLanes keys that lie transposed, `stride` between their elements. What no token was written to is
-// read too: it changes no score but its own, which nobody sees.
+// The same word of kLanes keys that lie transposed, `stride` between their elements. Places without a token are read
+// too: they change only their own scores, which are never used.
 template <typename Word, typename Cache>
 inline Ints words_of_keys(const Cache* keys, int64_t stride) {
 #ifdef __AVX512BF16__

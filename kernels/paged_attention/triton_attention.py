@@ -29,7 +29,7 @@ from kernels.paged_attention.triton_tiles import AttentionShape
 
 MAX_HEAD_DIM = 576
 MAX_VALUE_DIM = 512
-# The largest power of two that keys are padded to: what is behind it is multiplied apart.
+# The largest power of two that keys are padded to: elements behind it are multiplied apart.
 _MAX_BLOCK_D = 512
 # Query heads of a KV head that are taken at once, and as many of large values as leave registers for other things.
 _MAX_GROUP, _MAX_GROUP_OF_LARGE = 128, 16

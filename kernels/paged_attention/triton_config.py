@@ -109,8 +109,8 @@ def chunk_config(generation: GpuGeneration, padded_head_dim: int, dtype: torch.d
 def choose_num_shares(config: SplitConfig, num_kv_heads: int, num_multiprocessors: int) -> int:
     """Return how many splits of equal length all sequences of a batch come to, in each KV head.
 
-    What is left of each sequence is one more. All that it depends on is fixed in a CUDA graph: how long a share is, and
-    how many a sequence gets, is decided on the device.
+    The rest of each sequence is one more. All inputs of this function are fixed in a CUDA graph: the device decides how
+    long a share is, and how many a sequence gets.
     """
     return -(-config.programs_per_multiprocessor * num_multiprocessors // num_kv_heads)
 

@@ -23,7 +23,7 @@ WEIGHT_UNITS = tl.constexpr(64.0)
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What is known of a call when its kernels are compiled; they take it as the constant SHAPE.
+    """Facts about a call that are known when its kernels are compiled; they take it as the constant SHAPE.
 
     Attributes:
         group: Query heads that share a KV head and are taken at once.

@@ -40,7 +40,7 @@ def rms_norm_cpu(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
     """Scale each row to a root mean square of one, then by a learned weight; first add the row to its residual.
 
-    The sum is rounded to the residual's type, and what is normalised is the rounded sum. Squares, mean and products
+    The sum is rounded to the residual's type, and the rounded sum is normalised. Squares, mean and products
     are fp32, rounded once. Source: Zhang and Sennrich, arXiv 1910.07467, equation 4.
 
     Args:

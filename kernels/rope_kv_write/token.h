@@ -13,7 +13,7 @@ struct HeadSizes {
   int32_t num_heads, num_kv_heads, head_dim, rotated_dim;
 };
 
-// Which dimensions of a head are paired: from the first on, either neighbours or those half of what is rotated apart.
+// Which dimensions of a head are paired: from the first on, either neighbours or those half the rotated ones apart.
 struct Pairing {
   int32_t first_rotated = 0, is_interleaved = 0;
 };

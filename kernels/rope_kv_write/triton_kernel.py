@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Rotation, head normalisation and KV write on a GPU: every head is read once and written once.
 
-`triton_cache` writes into the cache what is computed here.
+`triton_cache` writes the results into the cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the sampler is told about each sequence: one slot a sequence, kept on the device while it runs.
+"""The sampler's parameters for each sequence: one slot a sequence, kept on the device while it runs.
 
 The rows of a batch name their slots, so nothing is gathered or copied when sequences come and go, nor when a sequence
 has several rows because it verifies drafts.

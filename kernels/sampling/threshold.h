@@ -1,7 +1,7 @@
 // The smallest scaled logit that a row keeps under `min_p`, `top_k` and `top_p`, without sorting the vocabulary.
 //
 // The maxima of the tiles bound it from below, so that few tokens get onto a list. Pivots taken from the list narrow it down
-// until what is left is short enough to be sorted.
+// until the rest is short enough to be sorted.
 #pragma once
 
 #include <cfloat>

@@ -48,7 +48,7 @@ struct MarkedDraw {
 };
 
 // The first word that may win with a scaled logit of at most `highest`: the noise is below -log(1 - u), so 1 - u must be
-// below the exponential of what is missing to the best score.
+// below the exponential of the difference to the best score.
 inline uint32_t first_word(float highest, double best) {
   const double chance = std::exp(highest - best);
   return chance >= 1.0 ? 0 : static_cast<uint32_t>(std::max(0.0, (1.0 - chance) * 0x1p32 - 1.0));

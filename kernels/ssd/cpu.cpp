@@ -42,7 +42,7 @@ struct SsdRule {
     widen(inputs + num_groups * key_dim, result.output, key_dim, padded);
     const float wanted = to_float(static_cast<const T*>(steps)[token * steps_stride + head]) + step_bias[head];
     const float step = softplus(wanted);
-    result.step = step < min_step ? min_step : step > max_step ? max_step : step;  // What is no number stays so.
+    result.step = step < min_step ? min_step : step > max_step ? max_step : step;  // NaN stays NaN.
     result.decay = std::exp(-rate[head] * result.step);
     result.skip = skip[head];
   }

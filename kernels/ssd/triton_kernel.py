@@ -35,7 +35,7 @@ _OTHERS = LaunchConfig(32, 4, chunk=32, chunk_block_value=32, chunk_num_warps=8)
 def _step_of(steps_ptr, tokens, mask, steps_stride, head, step_bias, min_step, max_step):
     step = tl.load(steps_ptr + tokens * steps_stride + head, mask=mask, other=0.0).to(tl.float32) + step_bias
     step = softplus(step)
-    # Comparisons keep what is not a number.
+    # Comparisons keep NaN.
     step = tl.where(step < min_step, min_step, tl.where(step > max_step, max_step, step))
     return tl.where(mask, step, 0.0)
 

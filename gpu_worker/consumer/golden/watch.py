@@ -131,7 +131,7 @@ class GoldenWatch:
         prober = self._prober
         if not prober.in_a_row:
             self._is_overruled = False
-            # Whoever has withdrawn stays so until an operator has looked: a fault that comes and goes is one.
+            # A withdrawn worker stays so until an operator has looked: an intermittent fault is a fault.
             if not self.has_withdrawn:
                 self._problem = ""
             return

@@ -40,7 +40,7 @@ from shared.server_clock import ServerClock
 from shared.subjects import peer_subject
 
 WHOLE_EVERY = 5
-"""Heartbeats from one that announces everything to the next; those between have what is new."""
+"""Heartbeats from one that announces all links to the next; those between announce only new links."""
 
 
 class PeerConnection:
@@ -160,7 +160,7 @@ class PrefixAffinity:
         self._waiting.give_back_all()
 
     def news(self) -> PrefixNews | None:
-        """Return what the next heartbeat says: all links in some, what is new in those between."""
+        """Return the next heartbeat's news: all links in every `WHOLE_EVERY`th, new ones in those between."""
         if not self._is_open:
             return None
         self._num_beats += 1

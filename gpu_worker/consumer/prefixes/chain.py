@@ -45,9 +45,9 @@ def prefix_chain(request: Request, salt: bytes, chunk_bytes: int = CHUNK_BYTES) 
     """Return a request's chain; None if its answer takes computing all of the prompt, or the text is cut or rearranged.
 
     Args:
-        request: Whose prompt.
-        salt: What its blocks in the prefix cache are shared by.
-        chunk_bytes: Text for each link. Of what is longer than `MAX_LINKS` chunks, the beginning has links.
+        request: The request with the prompt.
+        salt: The salt under which its blocks in the prefix cache are shared.
+        chunk_bytes: Text for each link. Text beyond `MAX_LINKS` chunks has no links.
     """
     is_cut = request.truncate_prompt_tokens is not None or request.suffix is not None
     if is_cut or request.pooling is not None or request.sampling.prompt_logprobs is not None:

@@ -52,7 +52,7 @@ class PrefixClaims:
         self._begin = begin
 
     def stop(self) -> None:
-        """Claim nothing any more; what is granted now stays with whoever has offered it."""
+        """Claim nothing any more; requests granted from now on stay with the worker that offered them."""
         self._begin = None
         self._later.clear()
 
@@ -107,11 +107,11 @@ class PrefixClaims:
 
     @property
     def _backlog(self) -> int:
-        """Prompt tokens that are to be computed here before whatever is claimed now."""
+        """Prompt tokens to compute here before a request that is claimed now."""
         return self._engine.stats.waiting_tokens + sum(claim.num_tokens for claim in self._claimed.values())
 
     def _adapter_reply(self, offer: Offer) -> Reply:
-        """Claim a request whose adapter is here, where what is before it takes no longer than loading that there."""
+        """Claim a request whose adapter is here if the wait here is no longer than loading the adapter there."""
         if self._begin is None or self._num_new(offer) > self._most_new():
             return "decline"
         is_soon = self._backlog <= offer.backlog + offer.expires_s * self._engine.stats.expected_prefill_rate
@@ -140,7 +140,7 @@ class PrefixClaims:
 
     def _answer(self, offer: Offer, reply: Reply) -> None:
         if reply == "claim":
-            # A number that is offered again is one claim: what was kept for the first would be kept for ever.
+            # A number that is offered again is one claim: the first reservation would be kept for ever.
             self._forget(offer.worker, offer.number)
             num_blocks = self._capacity.num_blocks_for(offer.num_tokens)
             self._capacity.reserve(1, num_blocks)

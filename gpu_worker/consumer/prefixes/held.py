@@ -23,7 +23,7 @@ _FIRST_BYTES_PER_TOKEN = 4.0
 
 @dataclass(slots=True)
 class HeldPrefix:
-    """What was computed up to a link.
+    """The computed prefix up to a link.
 
     Attributes:
         block: Digest of the block in which it ends.
@@ -73,7 +73,7 @@ class HeldPrefixes:
         self._announce(links[-back] for back in reversed(_ANNOUNCED_FROM_END) if back <= len(links))
 
     def longest(self, links: Sequence[bytes]) -> HeldPrefix | None:
-        """Return what is cached of a chain, or of a part of one, up to the last link that is."""
+        """Return the longest cached prefix of a chain, or of a part of one; None if there is none."""
         for link in reversed(links):
             held = self._noted.get(link)
             if held is not None and self._is_cached(held.block):

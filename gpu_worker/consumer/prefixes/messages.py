@@ -24,13 +24,13 @@ WaitSeconds = Annotated[float, Meta(ge=0.0, le=MAX_WAIT_S)]
 
 
 class Offer(Struct, frozen=True, array_like=True, tag="offer"):
-    """A request waits here for whoever holds its prefix.
+    """A request waits here for a worker that holds its prefix.
 
     Attributes:
         number: The offering worker's name for it.
         links: Of its chain, from the last one that the addressee has announced. None where no prefix is asked for, but
             more memory that nothing is cached in.
-        num_tokens: About its length.
+        num_tokens: Its approximate length.
         num_held: Tokens of it that are cached here.
         backlog: Prompt tokens to be computed here before it.
         num_blank: Blocks here that nothing is cached in.
@@ -59,7 +59,7 @@ class Answer(Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Grant(Struct, frozen=True, array_like=True, tag="grant"):
-    """The request itself, as it was pulled: whoever gets it acknowledges it to the queue."""
+    """The request itself, as it was pulled: its receiver acknowledges it to the queue."""
 
     worker: PeerName
     number: Counter

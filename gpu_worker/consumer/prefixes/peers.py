@@ -22,7 +22,7 @@ from shared.services import Services
 from shared.subjects import decode_name
 
 HEARD_S = 2.0
-"""A worker that was not heard for so long is not asked."""
+"""Seconds of silence after which a worker is not asked."""
 DISTRUST_S = 5.0
 IN_VAIN_HALF_S = 10.0
 """After so long half as many askings in vain count: a worker that was busy for a while is asked again."""

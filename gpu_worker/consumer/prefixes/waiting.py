@@ -216,7 +216,7 @@ class WaitingRequests:
             self._give_back(self._remove(number).message)
 
     def _offer(self, links: tuple[bytes, ...], num_tokens: int, num_held: int) -> Offer:
-        """Return what is offered; `number` and `expires_s` are not known yet."""
+        """Return the offer; `number` and `expires_s` are not known yet."""
         return Offer(
             self._peers.worker,
             0,
@@ -237,7 +237,7 @@ class WaitingRequests:
         return self._left_s(message, request, min(saved / rate, self._max_wait_s), num_tokens / rate)
 
     def _left_s(self, message: QueuedMessage, request: Request, longest_s: float, computing_s: float) -> float:
-        """Return what is left of a wait, by the request's age and its deadline, before which it has to be computed."""
+        """Return the rest of a wait, by the request's age and its deadline, before which it has to be computed."""
         age_s = max(0.0, self._peers.age_s(message.stored_at))
         left_s = longest_s - age_s
         if request.deadline is not None:
@@ -250,7 +250,7 @@ class WaitingRequests:
         waiting.timer = self._peers.call_later(max(0.0, delay), lambda: self._time_out(number))
 
     def _time_out(self, number: int) -> None:
-        """Begin a request whose time is over; distrust whoever has not answered, or had no room in all that time."""
+        """Begin a request whose wait is over; distrust workers that did not answer, or had no room all that time."""
         waiting = self._waiting[number]
         now = self._peers.time()
         for worker in waiting.asked if waiting.granted is None else (waiting.granted,):

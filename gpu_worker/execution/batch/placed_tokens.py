@@ -48,7 +48,7 @@ def axis_positions(spans: Values[MediaSpan], start: int, count: int) -> Int64s:
 
 
 class Frame(Struct, frozen=True, gc=False):
-    """What is the same for all steps of a runner.
+    """Values that are the same for all steps of a runner.
 
     Attributes:
         tables: Block tables of the layers that keep all tokens.
@@ -76,7 +76,7 @@ class Placed:
         lengths: `[num_seqs]`, their tokens, drafts included.
         query_starts: `[num_seqs + 1]`, of these.
         token_rows, places: `[num_tokens]`, the row of each token, and its place in the cache: in its sequence, without
-            what was evicted.
+            evicted tokens.
         saves: Copies of states to make, with the places of their sequences.
     """
 
@@ -127,7 +127,7 @@ class Placed:
         plan = self.plan
         are_new = self.is_plain and self.frame.knows_tokens and len(plan.token_ids) == len(self.rows)
         if are_new and UNKNOWN_TOKEN not in plan.token_ids:
-            # What became known last is what is computed.
+            # The step computes the tokens that became known last.
             return plan.token_ids
         known = [sequence.token_ids for sequence in self.sequences]
         if self.is_plain:

@@ -1,7 +1,7 @@
-"""What is kept for each row of the batch: block tables, here and on the device, and what the sampler has for it.
+"""State of each row of the batch: block tables, here and on the device, and the sampler's state.
 
-The scheduler assigns rows. A sequence keeps its row while it is in the batch, so that what the device keeps for it need
-not move. One more row, the spare one, belongs to padding: its block table is never read.
+The scheduler assigns rows. A sequence keeps its row while it is in the batch, so that its state on the device need not
+move. One more row, the spare one, belongs to padding: its block table is never read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BlockTables:
         return self.device.index_select(0, rows)
 
     def write(self, written: Values[Written], upload: Upload) -> None:
-        """Bring rows up to date with what was added to the tables of their sequences."""
+        """Write the blocks added to the tables of sequences into their rows."""
         width = self.host.shape[1]
         places: list[int] = []
         blocks: list[int] = []

@@ -112,7 +112,7 @@ class KeptSteps:
             step.departed.update(departed)
 
     def take(self) -> list[Iterable[ComputedTokens]]:
-        """Return what is to be shown, in order, and keep it no longer."""
+        """Return the tokens to show to the proposer, in order, and keep them no longer."""
         runs: list[list[ComputedStep]] = []
         for step in self._steps:
             if runs and step.continues(runs[-1][-1]):

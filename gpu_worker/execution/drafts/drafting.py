@@ -104,7 +104,7 @@ def _allowed(draft: Draft, constraint: OutputConstraint | None) -> Draft:
 
 
 def forced_drafts(shares: Values[Share], most: int) -> list[Draft]:
-    """Return the tokens that are forced in each share, `most` at most; what is forced beyond waits for the next step.
+    """Return the forced tokens of each share, `most` at most; further forced tokens wait for the next step.
 
     Recurrent layers keep what they computed for a limited number of drafts only.
     """

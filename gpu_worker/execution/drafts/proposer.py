@@ -56,13 +56,13 @@ class Proposer(Protocol):
         """Return whether `observe` is to be called."""
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return a draft a request; an empty one where nothing can be said."""
+        """Return a draft for each request; an empty one if nothing can be predicted."""
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
-        """Learn what was computed of each sequence; a proposer may keep it until it is next asked for drafts.
+        """Receive the computed tokens of each sequence; a proposer may keep them until it is next asked for drafts.
 
         Called in the order of the steps, before `propose`, and now and then while nothing is drafted.
         """
 
     def forget(self, sequence: BatchSequence) -> None:
-        """Drop what is kept for a sequence that has left the batch; it may come back later."""
+        """Drop the state of a sequence that has left the batch; it may come back later."""

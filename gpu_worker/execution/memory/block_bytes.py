@@ -2,8 +2,8 @@
 
 A row has what all layers of a group keep in a block, one tensor after the other, as it lies in memory. On a CPU both
 sides are the same memory, and a copy is made where it is asked for, without the threads of torch: those belong to the
-engine. On a GPU copies go through streams of their own: what is read was gathered in the order of the steps, so
-that these need not wait for the copy; what is written is behind the steps that were launched before.
+engine. On a GPU copies go through streams of their own: rows to read were gathered in the order of the steps, so that
+these need not wait for the copy; rows are written after the steps that were launched before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where memory goes, and what remains for keys and values: arithmetic on measured numbers, and messages.
 
-Of a device all that is left is taken; of a CPU's memory a share of what is free, since others live there too.
+On a device the cache takes all remaining memory; on a CPU a share of the free memory, since others use it too.
 
-Nothing here touches a device; `probe` measures. A shortage is told with settings that would mend it.
+Nothing here touches a device; `probe` measures. An error about a shortage names settings that would fix it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class CacheDemand:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What was measured, in bytes.
+    """Measured memory, in bytes.
 
     Attributes:
         weights: Of the model, as the allocator holds them.
-        rows: What is kept for each sequence of the batch besides its KV.
+        rows: State of the sequences of the batch besides their KV.
         activations: Of the largest step, beyond the rows.
         other: Libraries, compiled kernels and whatever else grew while we measured.
         proposer: Kept free for the proposer of drafts, which comes later, besides its share of every block.
@@ -264,7 +264,7 @@ def check_host_cache_fits(variable: str, num_blocks: int, demand: CacheDemand, f
     raise ConfigError(
         variable,
         f"a KV cache of {num_blocks} blocks needs {shown_bytes(num_bytes)}, but {shown_bytes(free_bytes)} of memory "
-        f"are free beside the weights; allow {most} at most, or leave it out for a quarter of what is free",
+        f"are free beside the weights; allow {most} at most, or leave it out for a quarter of the free memory",
     )
 
 

@@ -112,7 +112,7 @@ class MemoryProbe:
 
 @contextmanager
 def reporting_out_of_memory(variable: str, when: str, memory: DeviceMemory, remedy: str) -> Iterator[None]:
-    """Turn the device's error into a `ConfigError` that says what is free, what it was for, and what would help."""
+    """Turn the device's error into a `ConfigError` that names the free memory, its purpose, and a remedy."""
     try:
         yield
     except torch.OutOfMemoryError:

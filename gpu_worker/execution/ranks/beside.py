@@ -29,7 +29,7 @@ class BesideSteps:
         self._model = model
         self._answer = answer
         self._thread = ThreadPoolExecutor(1, "beside-steps")
-        # By matrix, what has come of the adapter that is being sent, and what is wrong with it.
+        # By matrix, the received part of the adapter that is being sent, and its error.
         self._low_ranks: dict[str, LowRank] = {}
         self._error: Exception | None = None
         self._adapters: dict[int, tuple[Packed, int]] = {}
@@ -53,7 +53,7 @@ class BesideSteps:
             self._move(task.number)
 
     def restart(self, places: messages.Places) -> None:
-        """Forget what was begun, empty all slots, and have experts where they are at rank 0.
+        """Forget unfinished tasks, empty all slots, and place experts as rank 0 has them.
 
         Raises:
             Exception: An expert cannot be read.
@@ -85,7 +85,7 @@ class BesideSteps:
         self._answer(messages.Done(number, problem))
 
     def _receive(self, piece: messages.AdapterPiece) -> None:
-        """Store a piece of an adapter; `_pack` raises what is wrong with it, if anything."""
+        """Store a piece of an adapter; `_pack` raises its error, if any."""
         if self._error is None:
             try:
                 matrix, parts = self._targets.matrices[piece.matrix], []

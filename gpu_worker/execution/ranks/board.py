@@ -30,7 +30,7 @@ class Life(NamedTuple):
 
 
 class Board:
-    """Lines of numbers: the first is the group's, then comes one a rank. Behind them is what is summed."""
+    """Lines of numbers: the group's first, then one for each rank. The slots for sums follow."""
 
     def __init__(self, fd: int, size: int) -> None:
         """Take the memory behind a descriptor, which is as large as `make_board` made it."""
@@ -89,8 +89,8 @@ def make_board(size: int, slot_bytes: int = SLOT_BYTES) -> Board:
     """Make the memory, all zeros; it is gone with the last process that has it.
 
     Args:
-        size: How many ranks there are.
-        slot_bytes: What a rank can put down at a time, a multiple of 64. What is never written takes no memory.
+        size: Number of ranks.
+        slot_bytes: Bytes that a rank can write at a time, a multiple of 64. Unwritten bytes take no memory.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("headrace-ranks")

@@ -1,8 +1,8 @@
-"""The group as rank 0 has it: starts the other ranks, tells them plans, watches that they live, and replaces the dead.
+"""Rank 0's side of the group: starts the other ranks, sends them plans, watches that they live, and replaces dead ones.
 
-When a rank dies, stands still or fails within a step, the group is *lost*: whoever waits for another rank is told, and
-every step fails. `reform` then replaces the processes that are gone, while the others keep their weights, and all ranks
-meet anew.
+When a rank dies, freezes or fails within a step, the group is *lost*: threads that wait for another rank are released,
+and every step fails. `reform` then replaces the processes that are gone, while the others keep their weights, and all
+ranks meet anew.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GOODBYE_S = 5.0
 _REFUSAL_S = 1.0
 _WARM_UP_FREEZE_S = 10.0
 LEAVING_S = 5.0
-"""Time that a rank has to leave a step when another was lost. Whoever waits for a GPU may never be told."""
+"""Time that a rank has to leave a step when another was lost. A rank that waits for a GPU may never notice."""
 _MAX_ATTEMPTS = 3
 """Times in a row that a group which cannot meet again tries to."""
 
@@ -57,8 +57,8 @@ class RankGroup:
         board: That of this host.
         on_lost: Called on a thread of the group's own when a rank is gone.
         on_formed: Called when the group serves again after that, on the thread that calls `reform`.
-        tasks: What the other ranks are told to do beside steps and between them.
-        places: Returns where experts are at this rank, which is where they are at all of them when they meet.
+        tasks: Tasks for the other ranks beside steps and between them.
+        places: Returns the placement of experts at this rank, which all ranks adopt when they meet.
         epoch: How often ranks have met.
     """
 
@@ -116,7 +116,7 @@ class RankGroup:
         return {0: os.getpid()} | {rank: process.pid for rank, process in self._processes.items()}
 
     def readings(self) -> tuple[RankReading, ...]:
-        """Return what is known of each rank at present."""
+        """Return the current state of each rank."""
         readings = []
         for rank in range(self.size):
             life, process = self._life(rank), self._processes.get(rank)

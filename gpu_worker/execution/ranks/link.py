@@ -1,7 +1,7 @@
 """A connection between two hosts of a group, whose ends have shown each other that they know the group's token.
 
 The token is not sent. Each message carries a code under a key of this connection, so that no one on the way can add,
-change, repeat or reorder one; what is sent can be read there.
+change, repeat or reorder one; the content can be read there.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Link:
         return None
 
     def close(self) -> None:
-        """End the connection; whoever receives from it is told."""
+        """End the connection; a thread that receives from it wakes up."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

@@ -134,7 +134,7 @@ class ProcessGroupRanks(_ConfiguredRank):
         self._sockets = [] if is_on_gpu else sorted(_open_sockets() - before)
 
     def abort(self) -> None:
-        """Let whoever waits for another rank fail. Any thread may call it."""
+        """Make threads that wait for another rank fail. Any thread may call it."""
         sockets, self._sockets = self._sockets, []
         # Gloo's own `abort` does not release a rank that waits for a stopped process.
         for fd, _ in _open_sockets().intersection(sockets):
@@ -199,7 +199,7 @@ class ProcessGroupRanks(_ConfiguredRank):
         return int(least)
 
     def _group_of(self, count: int) -> dist.ProcessGroup | None:
-        """Return the group of so many processes in a row that this one is in; None is that of all."""
+        """Return this process's group of `count` consecutive processes; None is the group of all."""
         num_all = self.size * self.num_stages
         if count == num_all:
             return None
@@ -211,7 +211,7 @@ class ProcessGroupRanks(_ConfiguredRank):
         return groups[self.number // count]
 
     def _send(self, x: torch.Tensor, to: int, tag: int) -> None:
-        """Send without waiting; what is sent is kept until it has arrived."""
+        """Send without waiting; the tensor is kept until the send is complete."""
         work = dist.isend(x, dst=to, tag=tag)
         assert work is not None
         self._sent.append((work, x))

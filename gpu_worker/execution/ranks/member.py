@@ -1,6 +1,6 @@
 """The process of a rank above 0: `python -m gpu_worker.execution.ranks.member`.
 
-It is told its settings and then plans through its standard input, computes each with its part of the model, and ends
+It reads its settings and then plans from its standard input, computes each plan with its part of the model, and ends
 with its parent, whatever it is doing then. When another rank is lost it forgets all sequences, keeps its weights, and
 waits for the next meeting.
 """
@@ -133,7 +133,7 @@ class _Member:
 
     @property
     def _beside_steps(self) -> BesideSteps:
-        assert self._beside is not None, "ranks meet before they are told what to do beside steps"
+        assert self._beside is not None, "ranks meet before they get tasks beside steps"
         return self._beside
 
     def _attempt(self, work: Callable[[], None]) -> None:

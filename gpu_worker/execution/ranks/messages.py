@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The first thing that a rank is told.
+    """The first message to a rank.
 
     Attributes:
         board_fd: Descriptor of the board of its host.
         is_shared: Ranks sum through the board.
-        interface: Where ranks of other hosts are reached; empty where there are none.
+        interface: Network interface to the ranks of other hosts; empty if there are none.
     """
 
     rank: int
@@ -113,9 +113,9 @@ class PackAdapter(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class PlaceAdapter(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Place what is kept under a number in a slot that no step reads, and say `Done`; None clears the slot.
+    """Place the adapter kept under a number in a slot that no step reads, and reply `Done`; None clears the slot.
 
-    Without a slot, what is kept is forgotten.
+    Without a slot, the kept adapter is forgotten.
     """
 
     number: int | None
@@ -135,13 +135,13 @@ class PrepareExperts(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class MoveExperts(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Compute by the places of the `PrepareExperts` of this number from the next step on; all ranks were told so."""
+    """Use the places of the `PrepareExperts` of this number from the next step on; all ranks get this message."""
 
     number: int
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """What a rank is, in which all must agree: by the names that differences are told by."""
+    """The identity of a rank, on which all must agree, by the names that errors about differences use."""
 
     identity: dict[str, str]
 
@@ -153,7 +153,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stumbled(msgspec.Struct, frozen=True, tag=True):
-    """Why a rank could not compute a step; it waits to be told to leave."""
+    """Why a rank could not compute a step; it waits for the message to leave."""
 
     problem: str
 

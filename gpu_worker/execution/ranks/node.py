@@ -1,4 +1,4 @@
-"""A host of a group on which rank 0 is not: it connects to rank 0's, and starts ranks when it is told to."""
+"""A host of a group without rank 0: it connects to rank 0's host, and starts ranks on its orders."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A thread looks at the counters after a number of steps. A layer after the other, few experts at a time, all ranks read
 from their files what they will need, beside steps; between two steps all of them then change to the new places. Few
-places change at a time: whoever reads weights has little to read, and what comes next may be another load.
+places change at a time: ranks then read few weights, and the load may change before the next move.
 """
 
 from __future__ import annotations

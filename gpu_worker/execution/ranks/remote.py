@@ -1,4 +1,4 @@
-"""The other hosts of a group, as rank 0 has them: each connects, and starts ranks when it is told to."""
+"""The other hosts of a group, as rank 0 sees them: each connects, and starts ranks on rank 0's orders."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class RemoteHost:
             link.close()
 
     def close(self) -> None:
-        """Let the host go, and whoever waits for it fail."""
+        """Disconnect the host, and make threads that wait for it fail."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -182,7 +182,7 @@ class RemoteHost:
                 self._pids[message.rank] = message.pid
                 self._changed.notify_all()
             return
-        # What a process says at once may come before whoever started it knows that it was.
+        # A process's first message may arrive before the thread that started it knows of it.
         with self._changed:
             self._changed.wait_for(lambda: self._process(message.rank, message.pid) is not None, _KILLING_S)
             process = self._process(message.rank, message.pid)

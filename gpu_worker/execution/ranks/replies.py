@@ -1,4 +1,4 @@
-"""What ranks answer, as whoever waits for it gets it, and what they do beside steps and between them."""
+"""Replies of ranks, delivered to the thread that waits, and tasks of ranks beside steps and between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RankLostError(HeadraceError):
 
 
 class RankProblemError(HeadraceError):
-    """A rank could not do what it was told to, which harms nothing else."""
+    """A rank could not do a task, which harms nothing else."""
 
 
 class Replies:
@@ -38,7 +38,7 @@ class Replies:
         self._queue.put((process, reply))
 
     def stop(self) -> None:
-        """Let whoever waits fail."""
+        """Make the waiting thread fail."""
         self._queue.put((None, None))
 
     def wait(
@@ -137,6 +137,6 @@ class RankTasks:
                 raise RankProblemError(f"rank {rank}: {problem}")
 
     def put(self, rank: int, answer: Done) -> None:
-        """Take what a rank answers; whoever waited may have given up."""
+        """Take a rank's answer; the waiting thread may have given up."""
         if (done := self._done.get(answer.number)) is not None:
             done.put((rank, answer.problem))

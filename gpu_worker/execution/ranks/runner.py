@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class GroupRunner:
     """Does what `ModelRunner` promises.
 
-    A step that fails before the others were told of it fails as it does alone. One that fails later leaves them in
+    A step that fails before its plan was sent to the others fails as it does alone. One that fails later leaves them in
     the middle of a step that this rank has left: then, as when a rank is gone, they forget all sequences and meet anew.
     """
 
@@ -171,7 +171,7 @@ class GroupRunner:
                 raise BrokenRunnerError(error, is_logged=True) from error
 
     def _restart(self) -> None:
-        """Begin anew, with the experts that the others were told of: a move may have failed half-way here.
+        """Begin anew, with the placement of experts sent to the others: a move may have failed half-way here.
 
         Raises:
             Exception: An expert cannot be read. Then the group is not formed, and the worker ends.

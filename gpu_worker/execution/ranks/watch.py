@@ -16,9 +16,9 @@ from gpu_worker.execution.ranks.member import TICK_S
 from gpu_worker.execution.ranks.process import RankProcess
 
 FREEZE_S = 0.8
-"""Time without a tick after which a rank counts as standing still. Eight are due in it."""
+"""Time without a tick after which a rank counts as frozen. Eight are due in it."""
 _STARVED_FACTOR = 12.5
-"""So many times longer may it be without one if it wants to run meanwhile: others have the cores then."""
+"""Factor on that time for a rank that wants to run meanwhile: others have the cores then."""
 _PAUSE_S = 0.4
 
 
@@ -42,7 +42,7 @@ def _exit() -> None:
 
 @dataclass(slots=True)
 class _Stillness:
-    """What is seen of a rank: its ticks, for how long there was no other, and how much of that it wanted no core."""
+    """Observations of a rank: its ticks, the time since the last one, and the part of it without wanting a core."""
 
     ticks: int = -1
     silent_s: float = 0.0

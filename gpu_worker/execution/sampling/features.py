@@ -50,7 +50,7 @@ class Feature(Protocol):
 
 
 class _Bias:
-    """Keeps, for each row that has a bias, tokens and what is added to them."""
+    """Keeps, for each row that has a bias, tokens and the values added to their logits."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

@@ -77,7 +77,7 @@ class StagedList:
     def put(
         self, scores: TokenScores, kept: torch.Tensor, token_ids: torch.Tensor, vocabulary: Vocabulary
     ) -> TokenScores:
-        """Put what is listed in the place of the most likely tokens, the most likely first.
+        """Put the listed tokens in the place of the most likely tokens, the most likely first.
 
         Shapes:
             kept: `[num_reporting, vocab_size]` float32, the logits
@@ -127,7 +127,7 @@ class StagedLogprobs:
         return logits.index_select(0, self._index.tensor)
 
     def score(self, kept: torch.Tensor, token_ids: torch.Tensor) -> TokenScores:
-        """Score what was drawn for all rows of logits; the scores of invalid tokens mean nothing."""
+        """Score the tokens drawn for all rows of logits; the scores of invalid tokens mean nothing."""
         chosen = token_ids.index_select(0, self._index.tensor).clamp_(min=0)
         scores = self._vocabulary.score(kept, chosen, max(self.num_top))
         return scores if self._listed is None else self._listed.put(scores, kept, chosen, self._vocabulary)
@@ -153,7 +153,7 @@ class PromptChunk:
 
 
 def prompt_chunks(shares: Values[Share], query_starts: Int32s) -> list[PromptChunk]:
-    """Return the prompt tokens whose log probabilities the step makes known and somebody wants."""
+    """Return the prompt tokens whose requested log probabilities the step computes."""
     chunks = []
     for place, item in enumerate(shares):
         num_top = item.sequence.sampling.prompt_logprobs

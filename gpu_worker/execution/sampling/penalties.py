@@ -26,7 +26,7 @@ from shared.sampling import Sampling
 class Penalties:
     """Owns the counts. The tables are allocated at the start.
 
-    Memory that is not there when the first request with penalties comes would end everybody's step.
+    Memory that is not there when the first request with penalties comes would end the step of all requests.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class Penalties:
         return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
-        """See `Feature`. The output so far is counted with the first step, as what was learned is."""
+        """See `Feature`. The output so far is counted with the first step, like learned tokens."""
         sampling = sequence.sampling
         self._repetition.write([row], [sampling.repetition_penalty], upload)
         self._frequency.write([row], [sampling.frequency_penalty], upload)

@@ -63,7 +63,7 @@ class _SamplingRequests(Struct, frozen=True, gc=False):
 
 
 class Sampler:
-    """Owns what is kept of sampling for each row of the batch."""
+    """Owns the sampling state of each row of the batch."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.vocabulary = Vocabulary(ranks, vocab_size)

@@ -1,8 +1,8 @@
 """The tier of files: writes contents from the host's memory, reads and verifies them, and keeps within its bytes.
 
-Nothing here is waited for by the engine. Writers have a queue that is bounded, and drop what is too much. A disk that
-is full, fails or hangs costs hits: after an error of a write nothing is written for a while, and after a read that
-hangs, or an error that is not of one file alone, the tier has nothing for a while.
+The engine waits for nothing here. Writers have a bounded queue, and drop contents when it is full. A disk that is full,
+fails or hangs costs hits: after a write error nothing is written for a while, and after a read that hangs, or an error
+that is not of one file alone, the tier has nothing for a while.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 128
 _BACKLOG = 1024
 """More that are not accepted yet would be dropped, and be tried again only after a second."""
 OPEN_S = 2.0
-"""A connection that has not opened a lease after so long is closed."""
+"""Seconds after which a connection without an open lease is closed."""
 FILL_S = 0.5
 """Contents of a GPU may still be on their way to the host when they are asked for; the client waits for a second."""
 _FILL_POLL_S = 0.002

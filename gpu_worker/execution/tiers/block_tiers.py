@@ -32,7 +32,7 @@ _CLOSE_S = 1.0
 
 
 class _LoadMeter:
-    """Bytes per second of one tier, averaged over what was loaded last; 0 while unknown."""
+    """Bytes per second of one tier, averaged over recent loads; 0 while unknown."""
 
     def __init__(self) -> None:
         self._num_bytes = 0.0
@@ -94,7 +94,7 @@ class BlockLoad:
             self.num_ended += 1
 
     def leave(self) -> list[Wanted] | None:
-        """Return what was wanted, once: to who ends last, when nothing is under way or begun any more."""
+        """Return the wanted contents, once: to the thread that ends last, when nothing is under way any more."""
         with self._lock:
             has_more = not self._has_ended and self._num_taken < len(self._wanted)
             if has_more or self.num_ended < self._num_taken or self._was_left:
@@ -190,7 +190,7 @@ class BlockTiers:
         return self._num_not_paying % _PROBE_INTERVAL == 0
 
     def load(self, salt: bytes, wanted: list[Wanted]) -> BlockLoad:
-        """Begin to bring contents to the device, behind the copies of what is overwritten."""
+        """Begin to load contents onto the device, after the copies of the contents that they overwrite."""
         self.flush()
         self._salts |= {item.digest: salt for item in wanted if item.group == FULL}
         if self._peers is not None:
@@ -214,7 +214,7 @@ class BlockTiers:
             self._pending[FULL][digest] = (block, salt)
 
     def flush(self) -> None:
-        """Copy what is to be kept."""
+        """Copy the contents to keep."""
         for group, pending in enumerate(self._pending):
             if not pending:
                 continue
@@ -238,7 +238,7 @@ class BlockTiers:
     def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float) -> None:
         """Evict contents last, in all groups and tiers."""
         digests = list(digests)
-        # So that the host's memory knows what was published last.
+        # So that the host's memory knows the contents published last.
         self.flush()
         for tier in self._kept:
             tier.retain(tenant, weight, digests, until)

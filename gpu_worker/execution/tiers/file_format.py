@@ -103,7 +103,7 @@ def read_facts(header: bytes) -> FileFacts | None:
 
 
 def is_whole(data: bytes, key: str) -> bool:
-    """Return whether a file is whole, and the one that its name says; whoever made it."""
+    """Return whether a file is whole and matches its name, whatever its maker."""
     facts, found = read_facts(data), KEY.fullmatch(key)
     if facts is None or found is None or len(data) != HEADER_BYTES + facts.num_bytes:
         return False

@@ -1,8 +1,8 @@
-"""What is in a store of files, and what to delete when it is too much.
+"""Index of a store of files, and the choice of files to delete when they are too many.
 
-Of several contents the one is deleted that costs least to compute again, in tokens a byte, plus the priority of the
-last one that was deleted before it was used: so those that are not used grow old. All files of one kind cost the same,
-so each kind has an order of its own, and the oldest of each are compared. What is retained is passed over.
+The content is deleted that costs least to recompute, in tokens a byte, plus the priority of the last one deleted before
+it was used: so unused ones age. All files of one kind cost the same, so each kind has an order of its own, and the
+oldest of each are compared. Retained contents are passed over.
 Source: Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997 (GreedyDual-Size).
 """
 

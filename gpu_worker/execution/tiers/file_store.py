@@ -1,8 +1,8 @@
-"""Where files of blocks are: a directory, which workers of several machines may mount, or a bucket.
+"""Stores of block files: a directory, which workers of several machines may mount, or a bucket.
 
-In a directory a file is written beside its place under another name, synced and renamed: whoever sees it sees all of
-it, also after a loss of power. What a process that was killed leaves behind is swept by the next one that looks. In a
-bucket an object appears with its last byte.
+In a directory a file is written beside its place under another name, synced and renamed: a visible file is complete,
+also after a loss of power. The next process that looks sweeps the leftovers of a killed one. In a bucket an object
+appears with its last byte.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class DirectoryStore:
                 file.abort()
 
     def read(self, key: str, most_bytes: int) -> bytes:
-        """Return a file, which is then the most recently used; `FileNotFoundError` where there is none.
+        """Return a file, which is then the most recently used; `FileNotFoundError` if there is none.
 
-        What is longer, or not a file, is neither read nor waited for: b"".
+        A longer file, or anything but a file, is neither read nor waited for: b"".
         """
         path = self._root / key
         try:
@@ -120,7 +120,7 @@ class DirectoryStore:
                         yield Folder(str(folder.relative_to(self._root)), folder.stat().st_mtime_ns)
 
     def files(self, folder: str) -> dict[str, StoredFile]:
-        """List a folder, and delete what was abandoned in it."""
+        """List a folder, and delete abandoned files in it."""
         found: dict[str, StoredFile] = {}
         abandoned = time.time() - ABANDONED_S
         with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
@@ -186,7 +186,7 @@ class BucketStore:
         return [Folder(name, None) for name in self._listed]
 
     def files(self, folder: str) -> dict[str, StoredFile]:
-        """Return what was listed of a folder."""
+        """Return the files listed in a folder."""
         return self._listed.pop(folder, {})
 
     def prune(self, folder: str) -> None:

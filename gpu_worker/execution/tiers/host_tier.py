@@ -1,7 +1,7 @@
 """Contents of blocks in the host's memory, a fixed number of rows for each group.
 
-Several threads read it. A row that is pinned is being read, and stays as it is: until then it is not in the order of
-evictions, so that whoever looks for a row does not walk past those of others' leases.
+Several threads read it. A pinned row is being read, and stays as it is: meanwhile it is not in the order of evictions,
+so that a search for a row does not walk past those of others' leases.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class HostTier:
         """Divide `num_bytes` among groups as the device's memory is.
 
         Args:
-            groups: What is kept.
+            groups: The groups of blocks that are kept.
             num_bytes: In all.
             retained_share: Of each group's rows, which may be retained.
             clock: Tells the time until which they are.

@@ -27,10 +27,10 @@ GIVE_WAY_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Contents that whoever knows the token may fetch, as the request's attempt `epoch`.
+    """Contents that any client with the token may fetch, as the request's attempt `epoch`.
 
     Attributes:
-        rows: What is held, by group and digest.
+        rows: The rows held, by group and digest.
         granted_at, ends_at: Monotonic seconds.
         reader: The connection on which it is read; only one ever reads it.
     """
@@ -96,7 +96,7 @@ class Leases:
         return None if num_missing > 0 else found
 
     def grant(self, request: str, epoch: int, salt: bytes, digests: Values[bytes]) -> Lease | None:
-        """Lease what is in the host's memory of these digests, in all groups; None where that is nothing, or too much.
+        """Lease the contents of these digests in the host's memory, in all groups; None if none, or too many.
 
         The reader is the attempt `epoch`.
         """

@@ -1,9 +1,9 @@
 """Reads contents out of another worker's host memory by NIXL, where it is installed: RDMA on networks that have it.
 
-The question and the answer are those of shared memory: the receiver asks over TCP, is told where contents are, with
-their headers, and reads them there. What a lease holds stays as it is until the receiver says that it has all, and the
-header is verified over the bytes that have arrived. NIXL's description of the memory goes to nobody before a lease was
-opened. It allows reading all of the host tier until the worker ends, as shared memory does.
+The protocol is that of shared memory: the receiver asks over TCP, gets the places of contents with their headers, and
+reads them there. Leased contents stay unchanged until the receiver says that it has all, and the header is verified
+over the bytes that have arrived. The sender sends NIXL's description of the memory only after a lease was opened. It
+allows reading all of the host tier until the worker ends, as shared memory does.
 
 Source: github.com/ai-dynamo/nixl, `src/api/python/_api.py`, with the backend UCX.
 """
@@ -93,7 +93,7 @@ class NixlAgent:
         return name
 
     def read(self, name: bytes, place: int, row: memoryview) -> None:
-        """Read what is at an address of another worker's memory; `NixlError` if it cannot be read in time."""
+        """Read the bytes at an address of another worker's memory; `NixlError` if not possible in time."""
         until = time.monotonic() + peer_wire.FRAME_S
         with self._lock:
             if not self._lock.wait_for(self._has_row, peer_wire.FRAME_S):
@@ -145,7 +145,7 @@ class NixlAgent:
         self._agent.get_new_notifs()
 
     def close(self) -> None:
-        """Let nobody read any more."""
+        """End all access by readers."""
         for each in self._registered:
             with suppress(Exception):
                 self._agent.deregister_memory(each)

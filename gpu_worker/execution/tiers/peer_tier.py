@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 CONNECT_S = 1.0
 DISTRUST_S = 5.0
-"""For so long a worker is not asked that did not answer."""
+"""Seconds for which a worker that did not answer is not asked."""
 WITHOUT_NIXL_S = 60.0
-"""For so long KV comes over TCP from a worker whose memory NIXL could not read."""
+"""Seconds for which KV comes over TCP from a worker whose memory NIXL could not read."""
 MAX_SESSIONS = 64
 _MAX_TOLD = 256
 
@@ -50,7 +50,7 @@ class PeerSession:
         self._receiver = receiver
         self.way = receiver.way
         self._lock = threading.Lock()
-        # What will be asked for, what was, in this order, and what has come.
+        # Names to request; names requested, in this order; and received contents.
         self._expected: deque[Name] = deque()
         self._asked: deque[Name] = deque()
         self._received: dict[Name, object | None] = {}
@@ -60,7 +60,7 @@ class PeerSession:
         self._expected.extend(names)
 
     def forget(self, names: Iterable[Name]) -> None:
-        """Let go of unwanted contents, and take what was asked for off the wire; `OSError` if that is broken."""
+        """Drop unwanted contents, and take requested ones off the wire; `OSError` if that is broken."""
         dropped = set(names)
         try:
             with self._lock:
@@ -106,7 +106,7 @@ class PeerSession:
             self._received[self._asked.popleft()] = each
 
     def close(self, *, is_done: bool = False) -> None:
-        """Close the connection; if it `is_done`, the other side is told that all was read."""
+        """Close the connection; if it `is_done`, tell the other side that all contents were read."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -114,7 +114,7 @@ class PeerSession:
             if is_done:
                 send_frame(self._connection, Kind.DONE)
             self._connection.shutdown(socket.SHUT_RDWR)
-        # Whoever receives ends now.
+        # A receiving thread ends now.
         has_lock = self._lock.acquire(timeout=peer_wire.FRAME_S)
         self._connection.close()
         self._receiver.close()
@@ -188,7 +188,7 @@ class PeerTier:
                 session.expect((name,))
 
     def forget(self, names: Iterable[Name]) -> None:
-        """Let go of contents of `expect` that were not read: whoever wanted them has ended."""
+        """Drop contents of `expect` that were not read: the load that wanted them has ended."""
         names = list(names)
         for session in list(self._sessions.values()):
             if not session.is_closed:
@@ -216,7 +216,7 @@ class PeerTier:
         payload = maker.payload(data, group, digest, salt, self._rows[group])
         if payload is None:
             self.num_refused += 1
-            text = "KV from %s is damaged, or not what was asked for; the prompt is computed"
+            text = "KV from %s is damaged, or does not match the request; the prompt is computed"
             self._log_limit.warning("refused", text, session.address)
             session.close()
             return None

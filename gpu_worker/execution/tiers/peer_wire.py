@@ -1,11 +1,11 @@
 """Frames between a worker that keeps KV under leases and one that fetches it.
 
-Length (4 bytes, little endian, of what follows), kind (1 byte), body. The client opens a lease and is told what there
-is; then it asks for contents, many at once, gets them in that order, and says in the end that it has all it wants. What
-a frame may be long is known before it is read, and who is slow amid a frame is given up.
+Length (4 bytes, little endian, of the rest), kind (1 byte), body. The client opens a lease and gets the names of its
+contents; then it asks for some, many at once, gets them in that order, and says in the end that it has all it wants.
+The longest valid length is known before a frame is read, and a peer that is slow amid a frame is given up.
 
 Between hosts a content's bytes follow its header (`Sender`, `Receiver`). On one host the receiver has the sender's
-memory (`shared_memory`), is told the place, and reads it there (`SharedSender`, `SharedReceiver`); where both
+memory (`shared_memory`), gets the place, and reads it there (`SharedSender`, `SharedReceiver`); where both
 sides have NIXL, between hosts, too (`nixl_transport`). Either way the same header is verified over the bytes that have
 arrived. A lease holds the rows until the receiver says that it has all.
 """
@@ -173,7 +173,7 @@ class Sender:
         """Do what the receiver needs while it sends nothing, until a time is over."""
 
     def send(self, found: Iterable[Found | None]) -> None:
-        """Answer a question with each content that it is about, None where there is none; what is given is not kept."""
+        """Answer a question with the contents it names, None for missing ones; the given objects are not kept."""
         for each in found:
             if each is None:
                 send_frame(self._connection, Kind.MISSING)

@@ -1,8 +1,8 @@
 """Host memory that other processes of this host and user read: a file of the kernel, which has no name.
 
 A reader gets it over a Unix socket, whose name is in the kernel alone and stands for the address at which a worker
-is found: whoever runs in the same network namespace of the same boot finds it, and nobody else. So a name cannot
-mean another host's memory, and of a process that was killed nothing is left to be swept.
+is found: only processes in the same network namespace of the same boot find it. So a name cannot mean another host's
+memory, and a killed process leaves nothing to be swept.
 """
 
 from __future__ import annotations

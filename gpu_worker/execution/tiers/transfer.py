@@ -58,7 +58,7 @@ class Transfer:
         return "" if maker is None else maker.folder
 
     def reading(self, hit_tokens: int, loaded_bytes: int) -> KvTierReading:
-        """Return the counts: what is leased is in use, what was sent is stored."""
+        """Return the counts: leased bytes as used, sent bytes as stored."""
         leases, peers = self.leases, self.peers
         return KvTierReading(
             "peer",

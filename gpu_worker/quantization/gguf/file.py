@@ -1,7 +1,7 @@
 """An open GGUF file: header, metadata, and the raw rows of its tensors.
 
-The file is untrusted. Opening it checks every count, size, type and offset against the file; what is wrong is a
-`GGUFError`, raised before anything is allocated for it. It is read, not mapped: a file that shrinks meanwhile is an
+The file is untrusted. Opening it checks every count, size, type and offset against the file; a wrong one raises a
+`GGUFError` before anything is allocated for it. The file is read, not mapped: one that shrinks meanwhile is an
 error and not the end of the process. Source: GGUF's specification, versions 2 and 3, little-endian.
 """
 

@@ -1,4 +1,4 @@
-"""What is needed of a model before it is loaded: its family, the size of its vocabulary, its context."""
+"""Facts about a model that are needed before it is loaded: its family, vocabulary size, and context."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ _NORMED_EMBEDDING: Mapping[str, str] = {
     **{f"token_embd_norm.{kind}": f"model.embedding_norm.{kind}" for kind in ("weight", "bias")},
     "token_types.weight": "model.segments.weight",
 }
-# What is outside of layers, where another family has the name for something else.
+# Names outside of layers that mean something else in another family.
 _FAMILIES_MODEL: Mapping[str, Mapping[str, str]] = dict.fromkeys(
     ("modern-bert", "nomic-bert", "jina-bert-v3"), _NORMED_EMBEDDING
 )

@@ -126,7 +126,7 @@ class HiddenVectorProposer:
 def propose_by(layer: DraftLayer, config: RunnerConfig, runner: TorchModelRunner) -> HiddenVectorProposer:
     """Make the proposer of a layer, whose entries lie in as many blocks as the model's keys and values."""
     cache = allocate_kv_cache(runner.num_blocks, runner.block_size, layer.config, layer.dtype, layer.device)
-    # What was never computed must be numbers.
+    # Entries that were never computed must be numbers.
     for tensor in cache.layers[0].tensors:
         tensor.zero_()
     return HiddenVectorProposer(

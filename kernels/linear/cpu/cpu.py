@@ -38,7 +38,7 @@ class Rounding(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offsets:
-    """What is added to `scale * q`, in the smallest type that holds it exactly.
+    """The offsets added to `scale * q`, in the smallest type that holds them exactly.
 
     Attributes:
         values: Zero points (uint8) or offsets (float32), `[num_outputs, num_groups]`; None with `ZERO`.

@@ -1,5 +1,5 @@
 // The numbers that quantized weights are stored as, with the indices of forms/numbers.py: how wide a code is, and how
-// codes become what is multiplied. Integers are multiplied as they are; other numbers become pairs of bfloat16, which
+// codes become operands. Integers are multiplied as they are; other numbers become pairs of bfloat16, which
 // hold them exactly.
 #pragma once
 

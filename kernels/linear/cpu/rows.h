@@ -57,7 +57,7 @@ inline void read_inputs(const QuantizedLinear& linear, const T* x, int first, fl
   for (int i = 0; i < kPadded; ++i) target[i] = i < count ? to_float(x[linear.input_order[first + i]]) : 0.0f;
 }
 
-// The largest magnitude of `count` inputs; what is not a number counts as larger than all numbers.
+// The largest magnitude of `count` inputs; NaN counts as larger than all numbers.
 inline Ints largest_bits(const float* values, int count, Ints largest = Ints{}) {
   for (int i = 0; i < count; i += kLanes) {
     const Ints bits = (Ints)load(values + i) & 0x7fffffff;

@@ -47,7 +47,7 @@ inline void put(Target* target, const Floats* sums, int count) {
   for (int i = 0; i < count; ++i) store_scalar(target + i, spilled[i]);
 }
 
-// Adds the first `count` features of a panel to what is there.
+// Adds the first `count` features of a panel to `total`.
 inline void add_to(float* total, Floats* sums, int count) {
   if (count == kPanel) {
     for (int v = 0; v < kPanelVectors; ++v) store(total + v * kLanes, load(total + v * kLanes) + sums[v]);

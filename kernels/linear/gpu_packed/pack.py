@@ -65,7 +65,7 @@ def pack_matrices(matrices: Sequence[CodedMatrix]) -> list[PackedMatrix]:
 
 
 def _centred(matrix: CodedMatrix) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return codes, and what is left of offsets when a GPU subtracts the numbers' centre from codes; None if nothing.
+    """Return codes, and the offsets that remain when a GPU subtracts the numbers' centre from codes; None if none do.
 
     Codes of fewer bits than their number has may stand around another zero, as six bits in a byte do: they are moved,
     which is exact and saves a product and a reading a group.

@@ -60,7 +60,7 @@ def packed_linear_kernel(
     tile_size = num_blocks.to(tl.int64) * TILE_ROWS * PLANE
     tile_words = (local // TILE_ROWS) * tile_size + (local % TILE_ROWS) * PLANE
     word_places = words + tl.program_id(0) * (BLOCK_N // TILE_ROWS) * tile_size + tile_words[:, None] + columns[None, :]
-    # Rows that are not there are not read: at few rows that halves what is read.
+    # Missing rows are not read: at few rows that halves the bytes read.
     is_row = rows[None, :] < num_rows
     input_places = inputs + rows.to(tl.int64)[None, :] * input_stride + columns[:, None]
     blocks_per_split = tl.cdiv(num_blocks, SPLITS)
