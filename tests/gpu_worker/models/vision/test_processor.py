@@ -22,7 +22,7 @@ from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, Row
 from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
 from gpu_worker.models.vision.registry import read_vision
 from shared.errors import BadRequestError
-from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, random_image, save_seeing
+from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, image_processor_class, random_image, save_seeing
 
 QWEN = DynamicForm(7, 14, 2, 56 * 56, 28 * 28 * 1280)
 TILES = TilesForm(7, 448, 256, 1025, 8, 9, 1, 12)
@@ -136,6 +136,21 @@ def test_prompts_that_cannot_be_expanded_are_refused() -> None:
         media.prepare(replace(ref, width=57), pixels)
 
 
+def _set(path: Path, name: str, value: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+
+
+def test_bounds_of_pixels_have_older_names(tmp_path: Path) -> None:
+    save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    for name, value in (("min_pixels", 100), ("max_pixels", 3000)):
+        _set(path, name, value)
+    vision, size = read_vision(tmp_path), image_processor_class("qwen3_vl").from_pretrained(tmp_path).size
+    assert vision is not None
+    assert isinstance(vision.form, DynamicForm)
+    assert (vision.form.min_pixels, vision.form.max_pixels) == (size["shortest_edge"], size["longest_edge"])
+
+
 def test_a_quantized_or_broken_tower_leaves_the_text_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
     assert read_vision(tmp_path) is not None
@@ -155,13 +170,14 @@ def test_a_quantized_or_broken_tower_leaves_the_text_part(tmp_path: Path, caplog
     assert "must be the square of a whole number" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "fields"), [("resample", {"resample": 0}), ("do_resize", {"do_resize": False})])
-def test_other_resizing_leaves_the_text_part(
-    name: str, fields: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("name", "value"), [("resample", 0), ("do_resize", False), ("image_std", [0.0] * 3), ("image_mean", [-0.5] * 3)]
+)
+def test_processor_that_is_not_served_leaves_the_text_part(
+    name: str, value: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    case = SEEING_CASES["gemma3"]
-    save_seeing(replace(case, processor={**case.processor, "resample": 2}), tmp_path)
+    save_seeing(SEEING_CASES["gemma3"], tmp_path)
     assert read_vision(tmp_path) is not None
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**case.processor, **fields}))
+    _set(tmp_path / "preprocessor_config.json", name, value)
     assert read_vision(tmp_path) is None
     assert f"field '{name}' is" in caplog.text
