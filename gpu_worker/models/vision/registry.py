@@ -27,7 +27,7 @@ from gpu_worker.quantization.gguf.model_file import find_gguf
 
 _log = logging.getLogger(__name__)
 
-VERSION = b"2"
+VERSION = b"3"
 """Of how images are processed: part of what names them, so that a change makes other names."""
 # As Pillow numbers them.
 _RESAMPLINGS: Mapping[Resampling, int] = {"lanczos": 1, "bilinear": 2, "bicubic": 3}

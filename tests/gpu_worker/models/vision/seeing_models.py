@@ -236,7 +236,8 @@ SEEING_CASES: Mapping[str, SeeingCase] = {
     "internvl": SeeingCase(
         "InternVL", {"model_type": "qwen2", "use_sliding_window": False},
         {"model_type": "internvl_vision", **_PLAIN_TOWER, "use_qk_norm": True, "attention_bias": True}, _tiles_inputs,
-        {"image_seq_length": 4, "downsample_ratio": 0.5}, {**_COLOURS, "max_patches": 4},
+        {"image_seq_length": 4, "downsample_ratio": 0.5},
+        {**_COLOURS, "size": {"height": 16, "width": 16}, "max_patches": 4},
     ),
     "smolvlm": SeeingCase(
         "SmolVLM", {"model_type": "llama"}, {"model_type": "smolvlm_vision", **_PLAIN_TOWER},

@@ -14,13 +14,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm, resize
 from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
-from gpu_worker.models.vision.registry import read_vision
+from gpu_worker.models.vision.registry import read_processor, read_vision
 from shared.errors import BadRequestError
 from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, image_processor_class, random_image, save_seeing
 
@@ -51,6 +52,23 @@ def test_sizes_are_those_of_transformers() -> None:
         assert TILES.plan(width, height, "high").patch_grid == (rows, columns)
         rows, columns = POOLED.plan(width, height, "high").patch_grid
         assert (rows * 16, columns * 16) == get_aspect_ratio_preserving_size(height, width, 16, 280 * 9, 3)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_images_of_internvl_are_cut_whatever_the_file_says(is_cut: bool, tmp_path: Path) -> None:
+    save_seeing(SEEING_CASES["internvl"], tmp_path)
+    _set(tmp_path / "preprocessor_config.json", crop_to_patches=is_cut)
+    oracle = image_processor_class("internvl").from_pretrained(tmp_path)
+    read = read_processor(tmp_path)
+    assert read is not None
+    for seed, size in enumerate([(16, 16), (33, 51), (90, 20), (64, 64)]):
+        ref, pixels = random_image(*size, seed)
+        options = {**InternVLProcessor.images_kwargs, "do_rescale": False, "do_normalize": False}
+        expected = np.stack(oracle(Image.fromarray(pixels), **options)["pixel_values"]).transpose(0, 2, 3, 1)
+        found = read.prepare(ref, pixels).values
+        assert found.shape == expected.shape
+        # Pillow rounds rows to levels before it filters columns; PyTorch, as torchvision, does not.
+        assert np.abs(found.astype(int) - expected).mean() < 0.6
 
 
 @pytest.mark.parametrize("size", [(33, 200), (200, 33), (64, 64), (5, 400), (255, 256), (300, 299), (97, 64)])
@@ -136,15 +154,14 @@ def test_prompts_that_cannot_be_expanded_are_refused() -> None:
         media.prepare(replace(ref, width=57), pixels)
 
 
-def _set(path: Path, name: str, value: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+def _set(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def test_bounds_of_pixels_have_older_names(tmp_path: Path) -> None:
     save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
     path = tmp_path / "preprocessor_config.json"
-    for name, value in (("min_pixels", 100), ("max_pixels", 3000)):
-        _set(path, name, value)
+    _set(path, min_pixels=100, max_pixels=3000)
     vision, size = read_vision(tmp_path), image_processor_class("qwen3_vl").from_pretrained(tmp_path).size
     assert vision is not None
     assert isinstance(vision.form, DynamicForm)
@@ -178,6 +195,6 @@ def test_processor_that_is_not_served_leaves_the_text_part(
 ) -> None:
     save_seeing(SEEING_CASES["gemma3"], tmp_path)
     assert read_vision(tmp_path) is not None
-    _set(tmp_path / "preprocessor_config.json", name, value)
+    _set(tmp_path / "preprocessor_config.json", **{name: value})
     assert read_vision(tmp_path) is None
     assert f"field '{name}' is" in caplog.text
