@@ -168,6 +168,23 @@ def test_bounds_of_pixels_have_older_names(tmp_path: Path) -> None:
     assert (vision.form.min_pixels, vision.form.max_pixels) == (size["shortest_edge"], size["longest_edge"])
 
 
+@pytest.mark.parametrize("nested", [{"size": {"shortest_edge": 100, "longest_edge": 3000}}, None])
+@pytest.mark.parametrize("has_older_file", [True, False])
+def test_nested_fields_of_a_processor_come_before_the_older_file(
+    nested: dict[str, object] | None, has_older_file: bool, tmp_path: Path
+) -> None:
+    save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
+    if not has_older_file:
+        (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": nested}))
+    oracle = image_processor_class("qwen3_vl")
+    size = (oracle.from_pretrained(tmp_path) if has_older_file or nested else oracle()).size
+    vision = read_vision(tmp_path)
+    assert vision is not None
+    assert isinstance(vision.form, DynamicForm)
+    assert (vision.form.min_pixels, vision.form.max_pixels) == (size["shortest_edge"], size["longest_edge"])
+
+
 def test_a_quantized_or_broken_tower_leaves_the_text_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
     assert read_vision(tmp_path) is not None
