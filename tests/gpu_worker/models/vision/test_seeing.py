@@ -200,6 +200,7 @@ def _odd(name: str, vision: dict[str, Any], change: Callable[[torch.Tensor], tor
     return replace(case, vision=vision, processor=processor, inputs=inputs)
 
 
+_SMOLVLM = SEEING_CASES["smolvlm"]
 _HUNDRED = {"image_mean": [100.0] * 3, "image_std": [100.0] * 3}
 _HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 # The oracle of InternVL takes off 0.5 and divides by 0.25, that of Gemma 4 does neither.
@@ -208,6 +209,13 @@ _ODD = {
     "plain": _odd("internvl", {}, lambda x: x * 0.25 + 0.5, do_normalize=False),
     "rescaled": _odd("internvl", {}, lambda x: (2 * (x * 0.25 + 0.5) - 0.5) / 0.25, rescale_factor=2 / 255),
     "levels": _odd("internvl", {}, lambda x: (255 * (x * 0.25 + 0.5) - 100) / 100, do_rescale=False, **_HUNDRED),
+    # Six patches a side of 20 pixels, of which two are in none.
+    "smolvlm": replace(
+        _SMOLVLM,
+        vision={**_SMOLVLM.vision, "image_size": 20, "patch_size": 3},
+        whole={"scale_factor": 3},
+        processor={**_SMOLVLM.processor, "size": {"longest_edge": 40}, "max_image_size": {"longest_edge": 20}},
+    ),
     "gemma4": _odd("gemma4", {}, lambda x: (2 * x - 0.5) / 0.5, do_normalize=True, rescale_factor=2 / 255, **_HALF),
 }
 
