@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 from transformers.models.internvl.processing_internvl import InternVLProcessor
@@ -19,6 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
+from gpu_worker.models.vision.families.qwen_vl import _Parts2_5
 from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm, resize
 from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
 from gpu_worker.models.vision.registry import read_processor, read_vision
@@ -202,6 +204,19 @@ def test_a_quantized_or_broken_tower_leaves_the_text_part(tmp_path: Path, caplog
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_vision(tmp_path) is None
     assert "must be the square of a whole number" in caplog.text
+
+
+def test_layers_of_qwen_with_full_attention_have_a_default(tmp_path: Path) -> None:
+    save_seeing(SEEING_CASES["qwen2.5-vl"], tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["vision_config"]["fullatt_block_indexes"]
+    path.write_text(json.dumps(config))
+    expected = AutoConfig.from_pretrained(tmp_path).vision_config.fullatt_block_indexes
+    vision = read_vision(tmp_path)
+    assert vision is not None
+    assert isinstance(vision.parts, _Parts2_5)
+    assert vision.parts.whole == frozenset(expected)
 
 
 @pytest.mark.parametrize(
