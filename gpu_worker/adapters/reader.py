@@ -19,6 +19,7 @@ from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTa
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
+from gpu_worker.models.text_part import TOWERS
 from kernels.low_rank import LowRank, LowRankPart, whole_pages
 from shared.adapter_store import CONFIG_NAME, WEIGHTS_NAME
 
@@ -36,6 +37,7 @@ _EXPERTS = re.compile(r"(model\.layers\.\d+)\.(?:.+\.)?experts(\.\d+\..*|(?:\.ba
 _STACKS = (("gate_up_proj", "up_proj"), ("down_proj",))
 # What stands before the layers in models that wrap a decoder of text.
 _WRAPPERS = re.compile(r"^(?:.*\.)?(layers\.\d+\.|embed_tokens$|per_layer_model_projection$)")
+_TOWER = re.compile("|".join(TOWERS))
 # Routers have other names in checkpoints than in `transformers`.
 _ROUTER = re.compile(r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.(?:gate|router)(?:\.layer)?")
 # What latent attention multiplies into queries and values.
@@ -156,10 +158,17 @@ def _is_copy(file: TensorFile, tensor: str, renamed: tuple[tuple[str, str], ...]
 
 
 def _own_name(module: str, renamed: tuple[tuple[str, str], ...]) -> str:
-    """Return what the model calls a module: as its own checkpoint's are called, without what wraps the decoder."""
+    """Return what the model calls a module: as its own checkpoint's are called, without what wraps the decoder.
+
+    Raises:
+        AdapterError: It is not of the text part. Layers of towers may have the same names as those of the decoder.
+    """
     name = f"{module}.weight"
     for pattern, replacement in renamed:
         name = re.sub(pattern, replacement, name)
+    if _TOWER.fullmatch(name):
+        problem = "which is not of the model's text part: train an adapter of that alone, without towers and projectors"
+        raise AdapterError(f"{WEIGHTS_NAME} has {module[:120]!r}, {problem}")
     module = name.removesuffix(".weight")
     if module.endswith(HEAD):
         return HEAD

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.adapters.config import AdapterError
 from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.core.media import SharedImages
 from gpu_worker.core.scheduler import Scheduler
@@ -21,6 +22,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import load_tower, read_processor, read_vision
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -339,6 +341,19 @@ def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[ChainPropos
     seeing.run.runner.verify_drafts_of(None)
     assert seeing.run.scheduler.speculation is not None
     assert seeing.run.scheduler.speculation.num_accepted_tokens > 0
+
+
+@each_family
+def test_adapters_of_a_tower_are_refused(seeing: Seeing, tmp_path: Path) -> None:
+    """Layers of some towers have the names of those of the text part."""
+    targets = AdapterTargets(4, torch.device("cpu"), torch.float32)
+    targets.add(("model.layers.0.self_attn.q_proj",), (24,), 24)
+    sizes = linear_sizes(seeing.model, r"(?!lm_head|.*\.(?:language_model|text_model)\.).*")
+    assert len(sizes) > 8
+    renamed = seeing.run.runner.model_config.block.names.renamed
+    for number, (module, size) in enumerate(sizes.items()):
+        with pytest.raises(AdapterError, match="is not of the model's text part"):
+            read_adapter(write_adapter(tmp_path / str(number), {module: size}), targets, renamed)
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "gemma3"])
