@@ -92,9 +92,13 @@ class AdapterConfig:
             raise AdapterError(f"{CONFIG_NAME}: target_parameters {problem}")
         return f"{module}.{found[0] if found else parameters[0]}"
 
+    def is_target(self, parameter: str) -> bool:
+        """Return whether `target_parameters` names a parameter, whole or by the end of its name."""
+        parts = parameter.split(".")
+        return any(".".join(parts[start:]) in self.parameters for start in range(len(parts)))
+
     def _matching(self, patterns: Mapping[NamePattern, Value], name: str, default: Value) -> Value:
-        parts = f"{name}.weight".split(".")
-        if patterns and any(".".join(parts[start:]) in self.parameters for start in range(len(parts))):
+        if patterns and self.is_target(f"{name}.weight"):
             name = f"{name}.weight"
         return next((value for pattern, value in patterns.items() if pattern.matches(name)), default)
 

@@ -19,8 +19,9 @@ from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTa
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
+from gpu_worker.models.text_part import TOWERS
 from kernels.low_rank import LowRank, LowRankPart, whole_pages
-from shared.adapter_store import WEIGHTS_NAME
+from shared.adapter_store import CONFIG_NAME, WEIGHTS_NAME
 
 _ROOT = "base_model.model."
 _TENSOR = re.compile(r"(.+?)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
@@ -33,8 +34,11 @@ _MORE_TENSORS = 20_000
 _MAX_NAME = 512
 # A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
 _EXPERTS = re.compile(r"(model\.layers\.\d+)\.(?:.+\.)?experts(\.\d+\..*|(?:\.base_layer)*)")
+# Their parameters in `transformers`, in the order in which it makes them.
+_STACKS = (("gate_up_proj", "up_proj"), ("down_proj",))
 # What stands before the layers in models that wrap a decoder of text.
 _WRAPPERS = re.compile(r"^(?:.*\.)?(layers\.\d+\.|embed_tokens$|per_layer_model_projection$)")
+_TOWER = re.compile("|".join(TOWERS))
 # Routers have other names in checkpoints than in `transformers`.
 _ROUTER = re.compile(r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.(?:gate|router)(?:\.layer)?")
 # What latent attention multiplies into queries and values.
@@ -86,7 +90,7 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
         stacks: list[_Stack] = []
         for name, module in modules.items():
             if name not in places:
-                stacks.append(_Stack.of(file, module, _experts_of(name, module, targets)))
+                stacks.append(_Stack.of(file, module, _experts_of(name, module, targets), config))
             for key, index in places.get(name, ()):
                 matrix = targets.matrices[key]
                 pair = _read_pair(file, reader, module, config, (matrix.rows[index], matrix.columns))
@@ -161,10 +165,17 @@ def _is_copy(file: TensorFile, tensor: str, renamed: tuple[tuple[str, str], ...]
 
 
 def _own_name(module: str, renamed: tuple[tuple[str, str], ...]) -> str:
-    """Return what the model calls a module: as its own checkpoint's are called, without what wraps the decoder."""
+    """Return what the model calls a module: as its own checkpoint's are called, without what wraps the decoder.
+
+    Raises:
+        AdapterError: It is not of the text part. Layers of towers may have the same names as those of the decoder.
+    """
     name = f"{module}.weight"
     for pattern, replacement in renamed:
         name = re.sub(pattern, replacement, name)
+    if _TOWER.fullmatch(name):
+        problem = "which is not of the model's text part: train an adapter of that alone, without towers and projectors"
+        raise AdapterError(f"{WEIGHTS_NAME} has {module[:120]!r}, {problem}")
     module = name.removesuffix(".weight")
     if module.endswith(HEAD):
         return HEAD
@@ -198,8 +209,9 @@ def _experts_of(name: str, module: _Module, targets: AdapterTargets) -> ExpertMo
 class _Stack:
     """A stack of experts' matrices that an adapter is beside: all first ones, or all last ones.
 
-    PEFT names no parameter, and takes the first dimension of each matrix for the inputs: shapes tell which stack it is,
-    and whether that dimension is the outputs. They do not where matrices are square; other stacks of the file do.
+    Files name no parameter, and some releases of PEFT take the first dimension of each matrix for the inputs. Shapes
+    tell which stack it is, except for experts without a gate, and whether that dimension is the outputs, except for
+    square matrices: other stacks of the file tell it for those.
 
     Attributes:
         shape: Of each matrix: outputs and inputs.
@@ -214,16 +226,22 @@ class _Stack:
     is_turned: bool | None
 
     @classmethod
-    def of(cls, file: TensorFile, module: _Module, experts: ExpertModules) -> _Stack:
-        """Find which one it is; `AdapterError` if it is none."""
+    def of(cls, file: TensorFile, module: _Module, experts: ExpertModules, config: AdapterConfig) -> _Stack:
+        """Find which one it is; `AdapterError` if it is none, or may be either."""
         *firsts, last = experts.matrices
         shapes = {firsts[0]: (len(firsts) * experts.inner_size, experts.size), last: (experts.size, experts.inner_size)}
         found = file.tensors[module.up].shape[:1] + file.tensors[module.down].shape[1:]
-        for name, shape in shapes.items():
-            if found in (shape, shape[::-1]):
-                return cls(module, experts, shape, name, None if shape[0] == shape[1] else found != shape)
-        allowed = " and ".join(str(list(shape)) for shape in shapes.values())
-        problem = f"beside matrices of {list(found)}; those of this model's experts are {allowed}"
+        fitting = [name for name, shape in shapes.items() if found in (shape, shape[::-1])]
+        if len(fitting) > 1 and (place := _place_of(file, module, config)) is not None:
+            fitting = [fitting[place]]
+        if len(fitting) == 1:
+            shape = shapes[fitting[0]]
+            return cls(module, experts, shape, fitting[0], None if shape[0] == shape[1] else found != shape)
+        problem = f"beside matrices of {list(found)}, which are those of the first and of the last projection of this "
+        problem += f"model's experts: target_parameters of {CONFIG_NAME} has to name the one that was trained"
+        if not fitting:
+            allowed = " and ".join(str(list(shape)) for shape in shapes.values())
+            problem = f"beside matrices of {list(found)}; those of this model's experts are {allowed}"
         raise AdapterError(f"{WEIGHTS_NAME} has {module.down[:120]!r}, {problem}")
 
     def parts(
@@ -234,8 +252,7 @@ class _Stack:
         The ranks of an expert stand together in the first matrix, and those of all experts alternate in the second.
         """
         count, is_first = len(self.experts.experts), self.name == self.experts.matrices[0]
-        own = ("gate_up_proj", "up_proj") if is_first else ("down_proj",)
-        of = config.stack_name(self.module.name.partition(".base_layer")[0], own)
+        of = config.stack_name(self.module.name.partition(".base_layer")[0], _STACKS[0 if is_first else 1])
         rank, (rows, columns) = config.rank_of(of), self.shape[::-1] if is_turned else self.shape
         down = _read(file, reader, self.module.down, (count * rank, columns)).view(count, rank, columns)
         up = _read(file, reader, self.module.up, (rows, rank * count)).view(rows, rank, count).permute(2, 0, 1)
@@ -248,6 +265,22 @@ class _Stack:
         for number, expert in enumerate(self.experts.experts):
             part = LowRankPart(down[number].contiguous(), up[number].contiguous(), scale, features)
             yield f"{expert}.{self.name}", part
+
+
+def _place_of(file: TensorFile, module: _Module, config: AdapterConfig) -> int | None:
+    """Return which of `_STACKS` an adapter is beside; None if its files do not tell.
+
+    PEFT wraps one parameter after the other, so the first one of two is inside.
+    """
+    name, inside = module.down.split(".lora_A", 1)[0], ".base_layer"
+    others = {tensor.split(".lora_A", 1)[0] for tensor in file.tensors}
+    if name + inside in others:
+        return 1
+    if name.endswith(inside) and name.removesuffix(inside) in others:
+        return 0
+    of = module.name.partition(inside)[0]
+    found = [place for place, own in enumerate(_STACKS) if any(config.is_target(f"{of}.{each}") for each in own)]
+    return found[0] if len(found) == 1 else None
 
 
 def _read_pair(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,12 +83,14 @@ class JsonFile(CheckedFields):
             raise self.error(name, f"is {self._shown(value)}; it must be a list of whole numbers from 0 on")
         return tuple(value)
 
-    def numbers(self, name: str) -> tuple[float, ...]:
-        """Read a list of finite numbers above zero, empty when absent."""
+    def numbers(self, name: str, *, may_be_zero: bool = False) -> tuple[float, ...]:
+        """Read a list of finite numbers above zero, or from zero on if `may_be_zero`; empty when absent."""
         value = self._present(name, [])
         is_list = isinstance(value, list) and all(isinstance(item, int | float) for item in value)
-        if not is_list or not all(0 < item <= sys.float_info.max for item in value):
-            raise self.error(name, f"is {self._shown(value)}; it must be a list of numbers above 0")
+        least = 0.0 if may_be_zero else math.ulp(0.0)
+        if not is_list or not all(least <= item <= sys.float_info.max for item in value):
+            allowed = "from 0 on" if may_be_zero else "above 0"
+            raise self.error(name, f"is {self._shown(value)}; it must be a list of numbers {allowed}")
         return tuple(map(float, value))
 
     def token_ids(self, name: str) -> tuple[int, ...]:

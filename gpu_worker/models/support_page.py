@@ -56,7 +56,8 @@ _SEEING = (
     "The vision towers of these read images: {seeing}. They do so in one process, from safetensors files whose towers "
     "have 16 or 32 bits; those of quantized checkpoints do. Where several ranks divide the model, the files hold "
     "no tower, or the tower is quantized, the model is served for text, and the worker's log says so. How an image is "
-    "read is what the model's own `preprocessor_config.json` says. With `detail: low` Qwen's models and Mistral 3 "
+    "read is what the model's own `processor_config.json` says, or the older `preprocessor_config.json`. With "
+    "`detail: low` Qwen's models and Mistral 3 "
     "see some 512 pixels a side, InternVL and SmolVLM one tile, and Gemma 4 takes 70 tokens. Gemma 3 takes as many of "
     "every image; its pan and scan is not done."
 )

@@ -70,12 +70,13 @@ _RENAMED = (
     (r"^(model\.)?text_model\.", "model."),
 )
 # What sees, hears, speaks or draws, and what joins it to the text part.
-_TOWERS = (
+TOWERS = (
     r"(model\.)?(high_res_)?(vision|visual|image|video|audio|speech|multi_modal|mm_|embed_vision|embed_audio)\w*(\..*)?",
     r"(model\.)?(aligner|connector|encoder|merger|mlp1|patch_merger|\w*projectors?|qformer|resampler)(\..*)?",
     r"(model\.)?(generation_\w+|vqmodel)\..*",
     r"(talker|token2wav|code2wav)\..*",
 )
+"""Patterns of the tensors that are not of the text part."""
 _ROPES = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 _TIED = "tie_word_embeddings"
 _SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", _TIED)
@@ -120,5 +121,5 @@ def with_text_names(config: ModelConfig) -> ModelConfig:
     if config.is_bidirectional:
         return config
     names = config.block.names
-    names = replace(names, renamed=_RENAMED + names.renamed, unused=_TOWERS + names.unused)
+    names = replace(names, renamed=_RENAMED + names.renamed, unused=TOWERS + names.unused)
     return replace(config, block=replace(config.block, names=names))

@@ -108,10 +108,15 @@ def normalised(values: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor
 
 
 def patches_of(images: torch.Tensor, size: int, merge: int = 1) -> torch.Tensor:
-    """Cut `[num_tiles, height, width, 3]` into `[num_tiles, num_patches, 3, size, size]`, merged ones together."""
+    """Cut `[num_tiles, height, width, 3]` into `[num_tiles, num_patches, 3, size, size]`, merged ones together.
+
+    Pixels at the right and at the bottom that fill no patch are left out, as a convolution does.
+    """
     tiles, height, width, _ = images.shape
     rows, columns = height // size // merge, width // size // merge
-    parts = images.reshape(tiles, rows, merge, size, columns, merge, size, 3)
+    parts = images[:, : rows * merge * size, : columns * merge * size].reshape(
+        tiles, rows, merge, size, columns, merge, size, 3
+    )
     return parts.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(tiles, -1, 3, size, size)
 
 

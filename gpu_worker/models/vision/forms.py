@@ -185,7 +185,7 @@ class _TiledForm(ImageForm):
 class TilesForm(_TiledForm):
     """Images of the grid of tiles whose shape is nearest, between the tokens `begin` and `end`.
 
-    `min_tiles` and `max_tiles` do not count the picture of the whole; both are 1 where images are not cut.
+    `min_tiles` and `max_tiles` do not count the picture of the whole.
     """
 
     begin: int

@@ -27,7 +27,7 @@ from gpu_worker.quantization.gguf.model_file import find_gguf
 
 _log = logging.getLogger(__name__)
 
-VERSION = b"2"
+VERSION = b"3"
 """Of how images are processed: part of what names them, so that a change makes other names."""
 # As Pillow numbers them.
 _RESAMPLINGS: Mapping[Resampling, int] = {"lanczos": 1, "bilinear": 2, "bicubic": 3}
@@ -98,13 +98,12 @@ def _read_files(directory: Path) -> VisionFiles | None:
 
 
 def _read_processor(directory: Path) -> JsonFile:
-    """Read the image processor's fields, in the form of transformers 5 or the older one."""
-    if (directory / _PROCESSOR).is_file():
-        return JsonFile.read(directory / _PROCESSOR)
-    if (directory / _NEW_PROCESSOR).is_file():
-        whole = JsonFile.read(directory / _NEW_PROCESSOR)
-        return whole.nested("image_processor") or JsonFile(whole.path, {})
-    return JsonFile(directory / _PROCESSOR, {})
+    """Read the image processor's fields, in the form of transformers 5, or the older one where that is absent."""
+    new, old = directory / _NEW_PROCESSOR, directory / _PROCESSOR
+    nested = JsonFile.read(new).nested("image_processor") if new.is_file() else None
+    if nested is not None:
+        return nested
+    return JsonFile.read(old) if old.is_file() else JsonFile(old, {})
 
 
 def _check_resizing(processor: JsonFile, resampling: Resampling) -> None:

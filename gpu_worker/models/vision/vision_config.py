@@ -169,7 +169,7 @@ def read_colours(file: JsonFile, default: Colours, *, is_normalised: bool = True
 
     `is_normalised` is what `do_normalize` is where the file does not say.
     """
-    found = (file.numbers("image_mean") or default[0], file.numbers("image_std") or default[1])
+    found = (file.numbers("image_mean", may_be_zero=True) or default[0], file.numbers("image_std") or default[1])
     for name, values in zip(("image_mean", "image_std"), found, strict=True):
         if len(values) != 3:
             raise file.error(name, f"has {len(values)} numbers; it must have 3, of red, green and blue")

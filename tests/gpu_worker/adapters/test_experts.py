@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.gpu_worker.adapters.peft_files import write_adapter
 from tests.gpu_worker.adapters.test_merged import computed, place, plain_rows
 from tests.gpu_worker.models.families.mixture_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
 from tests.gpu_worker.models.variants import oracle_logits, random_tokens
 from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.test_mxfp4 import save_packed
@@ -34,21 +36,21 @@ MIXTURES = {
 }
 
 
-def _experts(oracle: torch.nn.Module) -> dict[int, torch.nn.Module]:
-    layers = enumerate(oracle.get_submodule("model.layers"))
-    return {index: layer.mlp.experts for index, layer in layers if hasattr(layer.mlp, "experts")}
+def _experts(oracle: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    return {name: module for name, module in oracle.named_modules() if name.endswith(".experts")}
 
 
 def _sizes(oracle: torch.nn.Module, name: str) -> dict[str, tuple[int, int]]:
     """Return the sizes of routers and most experts' matrices; some have an adapter beside one matrix, or none."""
     module, (gate, up, down) = MIXTURES[name]
     sizes = {}
-    for layer, experts in _experts(oracle).items():
+    for path, experts in _experts(oracle).items():
+        layer = path.removesuffix(".mlp.experts")
         count, inner, hidden = experts.down_proj.shape[0], experts.down_proj.shape[2], experts.down_proj.shape[1]
         # As `transformers` calls it, whatever its name in the checkpoint is.
-        sizes[f"model.layers.{layer}.mlp.gate"] = (count, hidden)
+        sizes[f"{layer}.mlp.gate"] = (count, hidden)
         for expert in range(1, count):
-            of = f"model.layers.{layer}.{module}.{expert}"
+            of = f"{layer}.{module}.{expert}"
             sizes |= {f"{of}.{gate}": (inner, hidden), f"{of}.{down}": (hidden, inner)}
             if expert % 3:
                 sizes[f"{of}.{up}"] = (inner, hidden)
@@ -59,8 +61,9 @@ def _sizes(oracle: torch.nn.Module, name: str) -> dict[str, tuple[int, int]]:
 def _merge(oracle: torch.nn.Module, directory: Path, name: str) -> None:
     tensors = load_file(directory / "adapter_model.safetensors")
     module, matrices = MIXTURES[name]
-    for layer, experts in _experts(oracle).items():
-        inner, router = experts.down_proj.shape[2], f"model.layers.{layer}.mlp.gate"
+    for path, experts in _experts(oracle).items():
+        layer = path.removesuffix(".mlp.experts")
+        inner, router = experts.down_proj.shape[2], f"{layer}.mlp.gate"
         products = [tensors[f"base_model.model.{router}.lora_{side}.weight"] for side in "BA"]
         oracle.get_submodule(router).weight += 2 * products[0] @ products[1]
         for expert in range(len(experts.down_proj)):
@@ -70,7 +73,7 @@ def _merge(oracle: torch.nn.Module, directory: Path, name: str) -> None:
                 experts.down_proj[expert],
             )
             for matrix, weight in zip(matrices, parts, strict=True):
-                of = f"base_model.model.model.layers.{layer}.{module}.{expert}.{matrix}"
+                of = f"base_model.model.{layer}.{module}.{expert}.{matrix}"
                 if f"{of}.lora_A.weight" in tensors:
                     # `write_adapter` says an alpha of twice the rank.
                     weight += 2 * tensors[f"{of}.lora_B.weight"] @ tensors[f"{of}.lora_A.weight"]
@@ -95,28 +98,34 @@ def test_logits_equal_merged_experts_and_base_rows_do_not_change(name: str, tmp_
 
 
 def _write_stacks(
-    directory: Path, oracle: torch.nn.Module, *, is_turned: bool, rank: int = 3, alphas: Mapping[str, float] = {}
+    directory: Path,
+    oracle: torch.nn.Module,
+    *,
+    is_turned: bool,
+    rank: int = 3,
+    alphas: Mapping[str, float] = {},
+    stacks: Sequence[str] = ("gate_up_proj", "down_proj"),
 ) -> Path:
-    """Write an adapter of both stacks of each layer, as PEFT does for `target_parameters`; add it to the oracle.
+    """Write an adapter of one or both stacks of each layer, as PEFT does for `target_parameters`; add it to the oracle.
 
     `alphas` are by the stack's parameter, in others twice the rank.
 
     PEFT takes the first dimension of a parameter's matrices for the inputs, or the second if `is_turned`.
     """
     generator, tensors = torch.Generator().manual_seed(1), {}
-    for layer, experts in _experts(oracle).items():
-        for own, nested in (("gate_up_proj", ".base_layer"), ("down_proj", "")):
+    for path, experts in _experts(oracle).items():
+        for depth, own in enumerate(reversed(stacks)):
             parameter = getattr(experts, own)
             count, *sizes = parameter.shape
             inputs, outputs = sizes[::-1] if is_turned else sizes
             down = torch.randn(count * rank, inputs, generator=generator) * inputs**-0.5
             up = torch.randn(outputs, rank * count, generator=generator) * 0.3
-            of = f"base_model.model.model.layers.{layer}.mlp.experts{nested}"
+            of = f"base_model.model.{path}{depth * '.base_layer'}"
             tensors |= {f"{of}.lora_A.weight": down, f"{of}.lora_B.weight": up}
             each = down.reshape(count, rank, inputs), up.reshape(outputs, rank, count)
             delta = alphas.get(own, 2 * rank) / rank * torch.einsum("o r e, e r i -> e i o", each[1], each[0])
             parameter.data += delta.transpose(1, 2) if is_turned else delta
-    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    parameters = [f"experts.{own}" for own in stacks]
     # PEFT matches no parameter with the name of its module.
     patterns = {"experts": 50, **{rf".*\.{own}": alpha for own, alpha in alphas.items()}}
     write_adapter(directory, {}, rank=rank, target_parameters=parameters, alpha_pattern=patterns)
@@ -134,6 +143,34 @@ def test_logits_equal_merged_stacks_of_experts(name: str, is_turned: bool, tmp_p
     expected = oracle_logits(oracle, random_tokens(18))
     assert (expected - before).abs().max() > 0.1
     torch.testing.assert_close(computed(model, {0: 1})[0], expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("is_turned", [True, False])
+@pytest.mark.parametrize("stacks", [("up_proj",), ("down_proj",), ("up_proj", "down_proj")])
+def test_logits_equal_merged_stacks_of_experts_without_a_gate(
+    stacks: tuple[str, ...], is_turned: bool, tmp_path: Path
+) -> None:
+    """The sizes of the two matrices are each other's, turned."""
+    oracle = save_recurrent("nemotron_h-experts", tmp_path / "model")
+    token_ids = random_tokens(18) % oracle.config.vocab_size
+    before = oracle_logits(oracle, token_ids)
+    adapter = _write_stacks(tmp_path / "adapter", oracle, is_turned=is_turned, stacks=stacks)
+    model = load_model(tmp_path / "model", torch.float32, torch.device("cpu"), num_adapters=2)
+    place(model, 1, adapter)
+    expected = oracle_logits(oracle, token_ids)
+    assert (expected - before).abs().max() > 0.1
+    torch.testing.assert_close(computed(model, {0: 1})[0], expected, atol=1e-3, rtol=0)
+
+
+def test_stack_of_experts_without_a_gate_has_to_be_named(tmp_path: Path) -> None:
+    oracle = save_recurrent("nemotron_h-experts", tmp_path / "model")
+    adapter = _write_stacks(tmp_path / "adapter", oracle, is_turned=False, stacks=("down_proj",))
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "target_parameters": None}))
+    targets = load_model(tmp_path / "model", torch.float32, torch.device("cpu"), num_adapters=1).adapters
+    assert targets is not None
+    with pytest.raises(AdapterError, match=r"target_parameters of adapter_config\.json has to name the one"):
+        read_adapter(adapter, targets)
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "gpt-oss.gguf", "qwen3-moe.gguf"])

@@ -84,8 +84,8 @@ def _read_form(files: VisionFiles, sizes: TowerSizes, side: int) -> TilesForm:
     processor, unit = files.processor, sizes.patch * sizes.merge
     if side % unit:
         raise files.vision.error("image_size", f"is {side}; it must be a multiple of {unit}")
-    is_cut = processor.boolean("crop_to_patches", True)
-    most = processor.integer("max_patches", 12, maximum=1024) if is_cut else 1
+    # Published files say `crop_to_patches: false`, which `InternVLProcessor` never reads: it always cuts.
+    most = processor.integer("max_patches", 12, maximum=1024)
     return TilesForm(
         files.whole.integer("image_token_id", minimum=0),
         side,
@@ -93,7 +93,7 @@ def _read_form(files: VisionFiles, sizes: TowerSizes, side: int) -> TilesForm:
         (side // sizes.patch) ** 2 + 1,
         files.special_token("<img>"),
         files.special_token("</img>"),
-        min(most, processor.integer("min_patches", 1)) if is_cut else 1,
+        min(most, processor.integer("min_patches", 1)),
         most,
     )
 

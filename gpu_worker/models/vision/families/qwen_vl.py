@@ -190,8 +190,10 @@ class _Parts3:
 def _read_2_5(files: VisionFiles) -> VisionConfig:
     vision, sizes = files.vision, _read_sizes(files, "silu", 14)
     window = vision.integer("window_size", 112) // sizes.patch // sizes.merge
-    whole = frozenset(vision.integers("fullatt_block_indexes"))
-    parts = _Parts2_5(sizes, vision.integer("temporal_patch_size", 2, maximum=64), window, whole)
+    whole = (7, 15, 23, 31)
+    if "fullatt_block_indexes" in vision.names():
+        whole = vision.integers("fullatt_block_indexes")
+    parts = _Parts2_5(sizes, vision.integer("temporal_patch_size", 2, maximum=64), window, frozenset(whole))
     axes = _contiguous_axes(_sections(files.text, (16, 24, 24)))
     return VisionConfig(_read_form(files, sizes), parts, _RENAMED, r"visual\.", 3, axes)
 

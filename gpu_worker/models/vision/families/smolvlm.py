@@ -87,9 +87,12 @@ def _edge(file: JsonFile, name: str, default: int) -> int:
 
 
 def _read_form(files: VisionFiles, sizes: TowerSizes, side: int) -> CutForm:
-    processor, unit = files.processor, sizes.patch * sizes.merge
-    if side % unit or _edge(processor, "max_image_size", side) != side:
-        raise files.vision.error("image_size", f"is {side}; it must be a multiple of {unit}, and that of the processor")
+    processor, patches = files.processor, side // sizes.patch
+    if not patches or patches % sizes.merge:
+        problem = f"is {side}; its {patches} patches must be a multiple of scale_factor ({sizes.merge})"
+        raise files.vision.error("image_size", problem)
+    if (edge := _edge(processor, "max_image_size", side)) != side:
+        raise processor.error("max_image_size", f"has longest_edge {edge}; it must be the tower's image_size ({side})")
     longest = _edge(processor, "size", 4 * side)
     # The shorter side is made even, and so may become the longer one.
     is_cut, most = processor.boolean("do_image_splitting", True), -(-(longest + longest % 2) // side)
@@ -100,8 +103,8 @@ def _read_form(files: VisionFiles, sizes: TowerSizes, side: int) -> CutForm:
     return CutForm(
         files.whole.integer("image_token_id", minimum=0),
         side,
-        (side // unit) ** 2,
-        (side // sizes.patch) ** 2,
+        (patches // sizes.merge) ** 2,
+        patches**2,
         token("<fake_token_around_image>"),
         token("<global-img>"),
         tuple(map(tuple, places)),

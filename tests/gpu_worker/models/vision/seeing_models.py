@@ -43,7 +43,7 @@ class SeeingCase:
         text: Of the text part, beside `TEXT`.
         vision: Of the tower.
         whole: Of the rest of its configuration.
-        processor: Content of `preprocessor_config.json`.
+        processor: Of its image processor, beside the defaults of the class in `transformers`.
         inputs: What the class of `transformers` takes, of prompts and the pixels that its tower reads.
         placeholder: What a chat template writes for an image.
         tokens: Further tokens of its tokenizer.
@@ -85,10 +85,21 @@ def save_seeing(case: SeeingCase, directory: Path, seed: int = 3) -> Any:
         # Never the likeliest: an image's token in an answer would be an image to the oracle.
         model.get_output_embeddings().weight[IMAGE] = 0
     model.save_pretrained(directory)
-    (directory / "preprocessor_config.json").write_text(json.dumps(dict(case.processor)))
+    path = directory / "preprocessor_config.json"
+    image_processor_class(config.model_type)().save_pretrained(directory)
+    # The constructor of Gemma 4's takes no number of tokens as small as a test's.
+    path.write_text(json.dumps({**json.loads(path.read_text()), **case.processor}))
     added = [{"id": token_id, "content": text} for text, token_id in {**SPECIAL, **case.tokens}.items()]
     (directory / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"\n": 88}}}))
     return model.double()
+
+
+def image_processor_class(model_type: str) -> Any:
+    """Return the class of `transformers` that prepares images for a family, without torchvision."""
+    import transformers
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    return getattr(transformers, IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["pil"])
 
 
 def oracle_logits(case: SeeingCase, model: Any, token_ids: list[int], images: list[Pixels]) -> torch.Tensor:
@@ -122,7 +133,8 @@ def _qwen_inputs(patch: int, mean: float, deviation: float) -> Callable[..., dic
 
 
 _QWEN_PROCESSOR = {
-    "min_pixels": 64, "max_pixels": 64 * 64, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25],
+    "size": {"shortest_edge": 64, "longest_edge": 64 * 64}, "patch_size": 4,
+    "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25],
 }  # fmt: skip
 _QWEN_TOWER = {
     "depth": 4, "hidden_size": 24, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
@@ -224,7 +236,8 @@ SEEING_CASES: Mapping[str, SeeingCase] = {
     "internvl": SeeingCase(
         "InternVL", {"model_type": "qwen2", "use_sliding_window": False},
         {"model_type": "internvl_vision", **_PLAIN_TOWER, "use_qk_norm": True, "attention_bias": True}, _tiles_inputs,
-        {"image_seq_length": 4, "downsample_ratio": 0.5}, {**_COLOURS, "max_patches": 4},
+        {"image_seq_length": 4, "downsample_ratio": 0.5},
+        {**_COLOURS, "size": {"height": 16, "width": 16}, "max_patches": 4},
     ),
     "smolvlm": SeeingCase(
         "SmolVLM", {"model_type": "llama"}, {"model_type": "smolvlm_vision", **_PLAIN_TOWER},

@@ -12,17 +12,20 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
+from gpu_worker.models.vision.families.qwen_vl import _Parts2_5
 from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm, resize
 from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
-from gpu_worker.models.vision.registry import read_vision
+from gpu_worker.models.vision.registry import read_processor, read_vision
 from shared.errors import BadRequestError
-from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, random_image, save_seeing
+from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, image_processor_class, random_image, save_seeing
 
 QWEN = DynamicForm(7, 14, 2, 56 * 56, 28 * 28 * 1280)
 TILES = TilesForm(7, 448, 256, 1025, 8, 9, 1, 12)
@@ -51,6 +54,23 @@ def test_sizes_are_those_of_transformers() -> None:
         assert TILES.plan(width, height, "high").patch_grid == (rows, columns)
         rows, columns = POOLED.plan(width, height, "high").patch_grid
         assert (rows * 16, columns * 16) == get_aspect_ratio_preserving_size(height, width, 16, 280 * 9, 3)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_images_of_internvl_are_cut_whatever_the_file_says(is_cut: bool, tmp_path: Path) -> None:
+    save_seeing(SEEING_CASES["internvl"], tmp_path)
+    _set(tmp_path / "preprocessor_config.json", crop_to_patches=is_cut)
+    oracle = image_processor_class("internvl").from_pretrained(tmp_path)
+    read = read_processor(tmp_path)
+    assert read is not None
+    for seed, size in enumerate([(16, 16), (33, 51), (90, 20), (64, 64)]):
+        ref, pixels = random_image(*size, seed)
+        options = {**InternVLProcessor.images_kwargs, "do_rescale": False, "do_normalize": False}
+        expected = np.stack(oracle(Image.fromarray(pixels), **options)["pixel_values"]).transpose(0, 2, 3, 1)
+        found = read.prepare(ref, pixels).values
+        assert found.shape == expected.shape
+        # Pillow rounds rows to levels before it filters columns; PyTorch, as torchvision, does not.
+        assert np.abs(found.astype(int) - expected).mean() < 0.6
 
 
 @pytest.mark.parametrize("size", [(33, 200), (200, 33), (64, 64), (5, 400), (255, 256), (300, 299), (97, 64)])
@@ -136,6 +156,37 @@ def test_prompts_that_cannot_be_expanded_are_refused() -> None:
         media.prepare(replace(ref, width=57), pixels)
 
 
+def _set(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_bounds_of_pixels_have_older_names(tmp_path: Path) -> None:
+    save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    _set(path, min_pixels=100, max_pixels=3000)
+    vision, size = read_vision(tmp_path), image_processor_class("qwen3_vl").from_pretrained(tmp_path).size
+    assert vision is not None
+    assert isinstance(vision.form, DynamicForm)
+    assert (vision.form.min_pixels, vision.form.max_pixels) == (size["shortest_edge"], size["longest_edge"])
+
+
+@pytest.mark.parametrize("nested", [{"size": {"shortest_edge": 100, "longest_edge": 3000}}, None])
+@pytest.mark.parametrize("has_older_file", [True, False])
+def test_nested_fields_of_a_processor_come_before_the_older_file(
+    nested: dict[str, object] | None, has_older_file: bool, tmp_path: Path
+) -> None:
+    save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
+    if not has_older_file:
+        (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": nested}))
+    oracle = image_processor_class("qwen3_vl")
+    size = (oracle.from_pretrained(tmp_path) if has_older_file or nested else oracle()).size
+    vision = read_vision(tmp_path)
+    assert vision is not None
+    assert isinstance(vision.form, DynamicForm)
+    assert (vision.form.min_pixels, vision.form.max_pixels) == (size["shortest_edge"], size["longest_edge"])
+
+
 def test_a_quantized_or_broken_tower_leaves_the_text_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
     assert read_vision(tmp_path) is not None
@@ -155,13 +206,27 @@ def test_a_quantized_or_broken_tower_leaves_the_text_part(tmp_path: Path, caplog
     assert "must be the square of a whole number" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "fields"), [("resample", {"resample": 0}), ("do_resize", {"do_resize": False})])
-def test_other_resizing_leaves_the_text_part(
-    name: str, fields: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_layers_of_qwen_with_full_attention_have_a_default(tmp_path: Path) -> None:
+    save_seeing(SEEING_CASES["qwen2.5-vl"], tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["vision_config"]["fullatt_block_indexes"]
+    path.write_text(json.dumps(config))
+    expected = AutoConfig.from_pretrained(tmp_path).vision_config.fullatt_block_indexes
+    vision = read_vision(tmp_path)
+    assert vision is not None
+    assert isinstance(vision.parts, _Parts2_5)
+    assert vision.parts.whole == frozenset(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("resample", 0), ("do_resize", False), ("image_std", [0.0] * 3), ("image_mean", [-0.5] * 3)]
+)
+def test_processor_that_is_not_served_leaves_the_text_part(
+    name: str, value: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    case = SEEING_CASES["gemma3"]
-    save_seeing(replace(case, processor={**case.processor, "resample": 2}), tmp_path)
+    save_seeing(SEEING_CASES["gemma3"], tmp_path)
     assert read_vision(tmp_path) is not None
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**case.processor, **fields}))
+    _set(tmp_path / "preprocessor_config.json", **{name: value})
     assert read_vision(tmp_path) is None
     assert f"field '{name}' is" in caplog.text

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.adapters.config import AdapterError
 from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.core.media import SharedImages
 from gpu_worker.core.scheduler import Scheduler
@@ -21,6 +22,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import load_tower, read_processor, read_vision
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -200,6 +202,7 @@ def _odd(name: str, vision: dict[str, Any], change: Callable[[torch.Tensor], tor
     return replace(case, vision=vision, processor=processor, inputs=inputs)
 
 
+_SMOLVLM = SEEING_CASES["smolvlm"]
 _HUNDRED = {"image_mean": [100.0] * 3, "image_std": [100.0] * 3}
 _HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 # The oracle of InternVL takes off 0.5 and divides by 0.25, that of Gemma 4 does neither.
@@ -208,6 +211,13 @@ _ODD = {
     "plain": _odd("internvl", {}, lambda x: x * 0.25 + 0.5, do_normalize=False),
     "rescaled": _odd("internvl", {}, lambda x: (2 * (x * 0.25 + 0.5) - 0.5) / 0.25, rescale_factor=2 / 255),
     "levels": _odd("internvl", {}, lambda x: (255 * (x * 0.25 + 0.5) - 100) / 100, do_rescale=False, **_HUNDRED),
+    # Six patches a side of 20 pixels, of which two are in none.
+    "smolvlm": replace(
+        _SMOLVLM,
+        vision={**_SMOLVLM.vision, "image_size": 20, "patch_size": 3},
+        whole={"scale_factor": 3},
+        processor={**_SMOLVLM.processor, "size": {"longest_edge": 40}, "max_image_size": {"longest_edge": 20}},
+    ),
     "gemma4": _odd("gemma4", {}, lambda x: (2 * x - 0.5) / 0.5, do_normalize=True, rescale_factor=2 / 255, **_HALF),
 }
 
@@ -331,6 +341,19 @@ def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[ChainPropos
     seeing.run.runner.verify_drafts_of(None)
     assert seeing.run.scheduler.speculation is not None
     assert seeing.run.scheduler.speculation.num_accepted_tokens > 0
+
+
+@each_family
+def test_adapters_of_a_tower_are_refused(seeing: Seeing, tmp_path: Path) -> None:
+    """Layers of some towers have the names of those of the text part."""
+    targets = AdapterTargets(4, torch.device("cpu"), torch.float32)
+    targets.add(("model.layers.0.self_attn.q_proj",), (24,), 24)
+    sizes = linear_sizes(seeing.model, r"(?!lm_head|.*\.(?:language_model|text_model)\.).*")
+    assert len(sizes) > 8
+    renamed = seeing.run.runner.model_config.block.names.renamed
+    for number, (module, size) in enumerate(sizes.items()):
+        with pytest.raises(AdapterError, match="is not of the model's text part"):
+            read_adapter(write_adapter(tmp_path / str(number), {module: size}), targets, renamed)
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "gemma3"])
