@@ -113,7 +113,7 @@ class ChatTemplate:
         parts: list[str] = []
         size = 0
         given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
-        values = {"documents": None, **(variables or {}), **given, **self._special_tokens}
+        values = {"documents": None, **(variables or {}), **self._special_tokens, **given}
         try:
             with self._environment.rendering():
                 for part in self._template.generate(values):
