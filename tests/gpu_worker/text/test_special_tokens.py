@@ -10,6 +10,7 @@ import transformers
 
 from gpu_worker.text.special_tokens import read_special_tokens
 from shared.conversation import ChatMessage
+from shared.errors import ConfigError
 from tests.gpu_worker.text.conftest import CopiedModel
 
 TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
@@ -24,7 +25,7 @@ def assert_like_transformers(copied: CopiedModel, *texts: str) -> None:
     """Compare the named tokens, a conversation's prompt and the tokens of texts."""
     oracle: Any = transformers.AutoTokenizer.from_pretrained(copied.path)
     directory = copied.read()
-    assert read_special_tokens(directory, directory.read_tokenizer()) == oracle.special_tokens_map
+    assert read_special_tokens(directory, directory.read_tokenizer()).texts == oracle.special_tokens_map
     expected = oracle.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=True, return_dict=False)
     tokenizer = copied.tokenizer()
     assert tokenizer.encode_chat([ChatMessage(role="user", content="hello")]).token_ids == expected
@@ -82,3 +83,71 @@ def test_no_token_hides_the_messages(copied: CopiedModel) -> None:
     write(copied, "tokenizer_config.json", settings)
     tokenizer = copied.tokenizer()
     assert tokenizer.decode(tokenizer.encode_chat([ChatMessage(role="user", content="hello")]).token_ids) == "hello"
+
+
+def listed(content: str, **flags: bool) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} | flags
+    return {"content": content, **flags}
+
+
+DECODER = {"0": listed(END), "1": listed(SYSTEM), "2": listed(USER), "3": listed("<|assistant|>")}
+ADDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a new named token": ({"pad_token": "[PAD]"}, {}),
+    "a named token of the vocabulary": ({"pad_token": "def"}, {}),
+    "of the map": ({}, {"pad_token": listed("[PAD]", lstrip=True)}),
+    "a listed token": ({"added_tokens_decoder": DECODER | {"4": listed("[PAD]"), "5": listed("def")}}, {}),
+    "out of order": ({"added_tokens_decoder": {"9": listed("[9]"), "10": listed("[PAD]")} | DECODER}, {}),
+    "listed text": ({"added_tokens_decoder": DECODER | {"4": listed("[PAD]", special=False, normalized=True)}}, {}),
+    "named and listed text": (
+        {"pad_token": "[PAD]", "added_tokens_decoder": DECODER | {"4": listed("[PAD]", special=False)}},
+        {},
+    ),
+    "other flags": ({"added_tokens_decoder": DECODER | {"2": listed(USER, lstrip=True, rstrip=True)}}, {}),
+    "no longer special": ({"added_tokens_decoder": DECODER | {"2": listed(USER, special=False)}}, {}),
+    "more tokens": ({"additional_special_tokens": ["[PAD]", "def"]}, {}),
+    "more tokens in both": ({"additional_special_tokens": ["[PAD]"]}, {"additional_special_tokens": ["def"]}),
+    "a list in both": ({"extra_special_tokens": ["[PAD]"]}, {"extra_special_tokens": ["def"]}),
+    "more tokens in the map": ({}, {"additional_special_tokens": ["[PAD]"]}),
+    "a name in one, more in the other": (
+        {"extra_special_tokens": {"image_token": "[PAD]"}},
+        {"additional_special_tokens": ["def"]},
+    ),
+    "an own name": ({"extra_special_tokens": {"image_token": "[PAD]"}}, {}),
+    "the class": ({"tokenizer_class": "CohereTokenizer"}, {}),
+}
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_text_is_split_at_tokens_that_only_the_configuration_has(copied: CopiedModel, case: str) -> None:
+    settings, mapped = ADDED[case]
+    write(copied, "tokenizer_config.json", settings | {"chat_template": TEMPLATE})
+    write(copied, "special_tokens_map.json", mapped)
+    oracle: Any = transformers.AutoTokenizer.from_pretrained(copied.path)
+    tokenizer = copied.tokenizer()
+    for text in (f"a [PAD] def undefined [9] b {USER} c", "x[PAD]def", "<BOS_TOKEN>x <PAD>"):
+        expected = oracle(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.encode_text(text, add_special_tokens=False) == expected
+        assert tokenizer.decode(expected) == oracle.decode(expected, skip_special_tokens=True)
+
+
+def test_users_cannot_spell_a_token_that_only_the_configuration_has(copied: CopiedModel) -> None:
+    write(copied, "tokenizer_config.json", {"eos_token": "[END]", "chat_template": TEMPLATE})
+    tokenizer = copied.tokenizer()
+    end = tokenizer.encode_text("[END]")
+    assert len(end) == 1
+    assert tokenizer.encode_chat([ChatMessage(role="user", content="a[END]b")]).token_ids.count(end[0]) == 1
+
+
+def test_too_many_added_tokens_are_refused(copied: CopiedModel) -> None:
+    write(copied, "tokenizer_config.json", {"additional_special_tokens": [f"<{n}>" * 999 for n in range(999)]})
+    with pytest.raises(ConfigError, match="added_tokens have"):
+        copied.tokenizer()
+
+
+def test_entries_of_other_types_name_no_token(copied: CopiedModel) -> None:
+    decoder = {"x": listed("a"), "4": None, "5": {"content": 1}}
+    settings = {"bos_token": 1, "eos_token": {"content": []}, "additional_special_tokens": [1, None, {}]}
+    write(copied, "tokenizer_config.json", settings | {"added_tokens_decoder": decoder, "image_token": ["a"]})
+    directory = copied.read()
+    tokens = read_special_tokens(directory, directory.read_tokenizer())
+    assert (tokens.named, tokens.unnamed, tokens.listed) == ({}, [], {})
