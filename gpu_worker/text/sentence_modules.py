@@ -82,11 +82,19 @@ class RerankerSettings:
         return cls(class_name(named).lower(), prompt if isinstance(prompt, str) and prompt else None)
 
 
-def read_prompts(directory: Path) -> dict[str, str]:
-    """Return what a model that makes vectors reads before texts, by use; `ConfigError` if the file is not usable."""
-    prompts = read_json(directory / "config_sentence_transformers.json").get("prompts")
+def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
+    """Return what a model that makes vectors reads before texts, by use, and the name of the use of other texts.
+
+    Raises:
+        ConfigError: The file is not usable.
+    """
+    settings = read_json(directory / "config_sentence_transformers.json")
+    if settings.get("model_type") == _RERANKER:
+        return {}, None
+    prompts, default = settings.get("prompts"), settings.get("default_prompt_name")
     named = prompts.items() if isinstance(prompts, dict) else ()
-    return {str(name): prompt for name, prompt in named if isinstance(prompt, str)}
+    texts = {str(name): prompt for name, prompt in named if isinstance(prompt, str)}
+    return texts, default if isinstance(default, str) and default else None
 
 
 def class_name(path: object) -> str:
