@@ -158,7 +158,9 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
         return ModelTasks(False, Unserved(_NO_VECTORS), _class_score(config, settings), limit)
     embedding = _embedding(directory, config, modules)
     if isinstance(embedding, EmbeddingForm):
-        embedding = _with_prompts(embedding, directory)
+        embedding = _with_prompts(embedding, directory, modules)
+    if isinstance(embedding, EmbeddingForm) and modules is not None and modules.lowers_case and _has_case(tokenizer):
+        embedding = Unserved("its files say do_lower_case, which is served only where the tokenizer itself does it")
     if architecture.endswith(_LAYERS) and not architecture.endswith(_WITH_HEAD):
         return ModelTasks(False, embedding, Unserved("it has no head that scores"), limit)
     if modules is not None and "LogitScore" not in modules.names:
@@ -201,11 +203,17 @@ def _embedding(
     return EmbeddingForm(rows, "Normalize" in modules.names, size, sizes, is_encoder, dense)
 
 
-def _with_prompts(form: EmbeddingForm, directory: ModelDirectory) -> EmbeddingForm | Unserved:
+def _with_prompts(
+    form: EmbeddingForm, directory: ModelDirectory, modules: SentenceModules | None
+) -> EmbeddingForm | Unserved:
     prompts, name = read_prompts(directory.path)
     # sentence-transformers refuses such a model, too; these two uses it knows by itself.
     if name is not None and name not in {*prompts, "query", "document"}:
         return Unserved(f"its default_prompt_name is {name!r}, which its prompts do not have")
+    is_left_out = modules is not None and modules.config("Pooling").get("include_prompt") is False
+    # The last token is never one of the prompt.
+    if is_left_out and form.rows != "last" and any(prompts.values()):
+        return Unserved("its pooling leaves out the tokens of its prompts (include_prompt), which is not served")
     return replace(form, prompts=prompts, default_prompt=prompts.get(name or "", ""))
 
 
@@ -296,6 +304,11 @@ def _score_form(plan: PoolingPlan, settings: RerankerSettings) -> ScoreForm | Un
     if activation is None:
         return Unserved(f"its score ends with {settings.activation}; served are {' and '.join(_ACTIVATIONS)}")
     return ScoreForm(plan, activation, settings.instruction)
+
+
+def _has_case(tokenizer: ModelTokenizer) -> bool:
+    large, small = (tokenizer.encode_text(text, add_special_tokens=False) for text in ("ABC", "abc"))
+    return large != small
 
 
 def _first_token(tokenizer: ModelTokenizer, word: str) -> int | None:

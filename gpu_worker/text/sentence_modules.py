@@ -43,12 +43,17 @@ class SentenceModules:
 
     def max_tokens(self) -> int | None:
         """Return how many tokens of a text the model reads; None leaves it to the tokenizer's files."""
-        for folder in self.folders("Transformer")[:1]:
-            for file in sorted(folder.glob(_TRANSFORMER_FILES)):
-                limit = read_json(file).get("max_seq_length")
-                if type(limit) is int and limit > 0:
-                    return limit
-        return None
+        limits = (settings.get("max_seq_length") for settings in self._transformer_settings())
+        return next((limit for limit in limits if type(limit) is int and limit > 0), None)
+
+    @property
+    def lowers_case(self) -> bool:
+        """Return True if texts are written in small letters before they are read."""
+        return any(settings.get("do_lower_case") is True for settings in self._transformer_settings())
+
+    def _transformer_settings(self) -> list[dict[str, Any]]:
+        folders = self.folders("Transformer")[:1]
+        return [read_json(file) for folder in folders for file in sorted(folder.glob(_TRANSFORMER_FILES))]
 
     def folders(self, name: str) -> list[Path]:
         """Return the folders of the modules of this class, in order."""
