@@ -50,9 +50,8 @@ class PooledAnswers:
     def text(self, request: Request) -> str | None:
         """Return the model's words for the use of a vector, and the text; `BadRequestError` for an unknown use."""
         pooling = request.pooling
-        if pooling is None or pooling.input_type is None:
+        if pooling is None or pooling.task != "embed" or request.text is None:
             return request.text
-        assert request.text is not None, "the request was not checked"
         return self._embedding().prompt_for(pooling.input_type) + request.text
 
     def plan(self, request: Request) -> PoolingPlan | None:

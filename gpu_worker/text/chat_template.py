@@ -41,8 +41,6 @@ _PART_ROLES = ("system", "developer", "user", "assistant", "tool")
 # A list that was written as it is.
 _SHOWS_PARTS = re.compile(r"['\"]type['\"]:\s*['\"]text")
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
 
 class ChatTemplate:
     """A compiled template: its `source`, and what it `needs` of its messages."""
@@ -115,7 +113,7 @@ class ChatTemplate:
         parts: list[str] = []
         size = 0
         given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
-        values = {"documents": None, **(variables or {}), **given, **self._special_tokens}
+        values = {"documents": None, **(variables or {}), **self._special_tokens, **given}
         try:
             with self._environment.rendering():
                 for part in self._template.generate(values):
@@ -143,18 +141,24 @@ def _result(content: object) -> dict[str, Any]:
     return {"role": "tool", "content": content, "name": "f", "tool_call_id": "abcdefgh1"}
 
 
-def load_chat_template(directory: ModelDirectory, name: str = "default") -> ChatTemplate | None:
+def load_chat_template(
+    directory: ModelDirectory, name: str = "default", special_tokens: Mapping[str, str] | None = None
+) -> ChatTemplate | None:
     """Return the model's chat template of this name, or None when it has none; `ConfigError` if it cannot be used.
 
     The first of: `chat_template.jinja`, `tokenizer_config.json` (a string, or a list of named ones: `default`,
-    `tool_use`),
-    a file of its own, `chat_template.json`.
+    `tool_use`), a file of its own, `chat_template.json`.
     """
+    source = _template_source(directory, name)
+    return None if source is None else ChatTemplate(source, special_tokens or {})
+
+
+def _template_source(directory: ModelDirectory, name: str) -> str | None:
     source: Any = directory.tokenizer_config.get("chat_template")
     named = directory.path / "additional_chat_templates" / f"{name}.jinja"
     file = directory.path / "chat_template.jinja"
     if name != "default" and named.is_file():
-        return ChatTemplate(_text_of(named, directory.path), special_tokens(directory.tokenizer_config))
+        return _text_of(named, directory.path)
     if file.is_file():
         source = _text_of(file, directory.path)
     elif source is None:
@@ -165,9 +169,7 @@ def load_chat_template(directory: ModelDirectory, name: str = "default") -> Chat
         source = next((entry.get("template") for entry in reversed(entries) if entry.get("name") == name), None)
     elif name != "default":
         return None
-    if not isinstance(source, str):
-        return None
-    return ChatTemplate(source, special_tokens(directory.tokenizer_config))
+    return source if isinstance(source, str) else None
 
 
 def _text_of(file: Path, directory: Path) -> str:
@@ -178,17 +180,6 @@ def _text_of(file: Path, directory: Path) -> str:
         return read_small_file(file).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("HEADRACE_MODEL", f"{file} cannot be read: {error}") from None
-
-
-def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that templates name, by these names."""
-    tokens = {}
-    for name in _SPECIAL_TOKENS:
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            tokens[name] = content
-    return tokens
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

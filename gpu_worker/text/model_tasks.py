@@ -52,6 +52,7 @@ class EmbeddingForm:
         is_whole: The model attends in both directions.
         dense: Applied to the pooled vector, before anything is cut or scaled.
         prompts: What the model was trained to read before a text, by what the text is for.
+        default_prompt: Before a text of no given use.
         sizes: Smaller sizes that the model was trained for; empty allows any.
     """
 
@@ -62,9 +63,12 @@ class EmbeddingForm:
     is_whole: bool = False
     dense: tuple[DenseModule, ...] = ()
     prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
 
-    def prompt_for(self, input_type: str) -> str:
+    def prompt_for(self, input_type: str | None) -> str:
         """Return the words before a text of this use, if uses differ; `BadRequestError` for an unknown use."""
+        if input_type is None:
+            return self.default_prompt
         names = _INPUT_TYPES.get(input_type, (input_type,))
         found = next((self.prompts[name] for name in names if name in self.prompts), None)
         if found is None and self.prompts and input_type not in _INPUT_TYPES:
@@ -154,7 +158,9 @@ def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> Mo
         return ModelTasks(False, Unserved(_NO_VECTORS), _class_score(config, settings), limit)
     embedding = _embedding(directory, config, modules)
     if isinstance(embedding, EmbeddingForm):
-        embedding = replace(embedding, prompts=read_prompts(directory.path))
+        embedding = _with_prompts(embedding, directory, modules)
+    if isinstance(embedding, EmbeddingForm) and modules is not None and modules.lowers_case and _has_case(tokenizer):
+        embedding = Unserved("its files say do_lower_case, which is served only where the tokenizer itself does it")
     if architecture.endswith(_LAYERS) and not architecture.endswith(_WITH_HEAD):
         return ModelTasks(False, embedding, Unserved("it has no head that scores"), limit)
     if modules is not None and "LogitScore" not in modules.names:
@@ -195,6 +201,20 @@ def _embedding(
         return dense
     size = len(dense[-1].weight) if dense else directory.hidden_size
     return EmbeddingForm(rows, "Normalize" in modules.names, size, sizes, is_encoder, dense)
+
+
+def _with_prompts(
+    form: EmbeddingForm, directory: ModelDirectory, modules: SentenceModules | None
+) -> EmbeddingForm | Unserved:
+    prompts, name = read_prompts(directory.path)
+    # sentence-transformers refuses such a model, too; these two uses it knows by itself.
+    if name is not None and name not in {*prompts, "query", "document"}:
+        return Unserved(f"its default_prompt_name is {name!r}, which its prompts do not have")
+    is_left_out = modules is not None and modules.config("Pooling").get("include_prompt") is False
+    # The last token is never one of the prompt.
+    if is_left_out and form.rows != "last" and any(prompts.values()):
+        return Unserved("its pooling leaves out the tokens of its prompts (include_prompt), which is not served")
+    return replace(form, prompts=prompts, default_prompt=prompts.get(name or "", ""))
 
 
 def _is_encoder(config: dict[str, Any]) -> bool:
@@ -284,6 +304,11 @@ def _score_form(plan: PoolingPlan, settings: RerankerSettings) -> ScoreForm | Un
     if activation is None:
         return Unserved(f"its score ends with {settings.activation}; served are {' and '.join(_ACTIVATIONS)}")
     return ScoreForm(plan, activation, settings.instruction)
+
+
+def _has_case(tokenizer: ModelTokenizer) -> bool:
+    large, small = (tokenizer.encode_text(text, add_special_tokens=False) for text in ("ABC", "abc"))
+    return large != small
 
 
 def _first_token(tokenizer: ModelTokenizer, word: str) -> int | None:

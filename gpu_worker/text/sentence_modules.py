@@ -43,12 +43,17 @@ class SentenceModules:
 
     def max_tokens(self) -> int | None:
         """Return how many tokens of a text the model reads; None leaves it to the tokenizer's files."""
-        for folder in self.folders("Transformer")[:1]:
-            for file in sorted(folder.glob(_TRANSFORMER_FILES)):
-                limit = read_json(file).get("max_seq_length")
-                if type(limit) is int and limit > 0:
-                    return limit
-        return None
+        limits = (settings.get("max_seq_length") for settings in self._transformer_settings())
+        return next((limit for limit in limits if type(limit) is int and limit > 0), None)
+
+    @property
+    def lowers_case(self) -> bool:
+        """Return True if texts are written in small letters before they are read."""
+        return any(settings.get("do_lower_case") is True for settings in self._transformer_settings())
+
+    def _transformer_settings(self) -> list[dict[str, Any]]:
+        folders = self.folders("Transformer")[:1]
+        return [read_json(file) for folder in folders for file in sorted(folder.glob(_TRANSFORMER_FILES))]
 
     def folders(self, name: str) -> list[Path]:
         """Return the folders of the modules of this class, in order."""
@@ -82,11 +87,19 @@ class RerankerSettings:
         return cls(class_name(named).lower(), prompt if isinstance(prompt, str) and prompt else None)
 
 
-def read_prompts(directory: Path) -> dict[str, str]:
-    """Return what a model that makes vectors reads before texts, by use; `ConfigError` if the file is not usable."""
-    prompts = read_json(directory / "config_sentence_transformers.json").get("prompts")
+def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
+    """Return what a model that makes vectors reads before texts, by use, and the name of the use of other texts.
+
+    Raises:
+        ConfigError: The file is not usable.
+    """
+    settings = read_json(directory / "config_sentence_transformers.json")
+    if settings.get("model_type") == _RERANKER:
+        return {}, None
+    prompts, default = settings.get("prompts"), settings.get("default_prompt_name")
     named = prompts.items() if isinstance(prompts, dict) else ()
-    return {str(name): prompt for name, prompt in named if isinstance(prompt, str)}
+    texts = {str(name): prompt for name, prompt in named if isinstance(prompt, str)}
+    return texts, default if isinstance(default, str) and default else None
 
 
 def class_name(path: object) -> str:

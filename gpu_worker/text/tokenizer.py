@@ -9,22 +9,29 @@ tokens cannot be protected this way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from tokenizers import Tokenizer
 
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
-from gpu_worker.text.chat_template import ChatTemplate, conversation_text, load_chat_template, special_tokens
+from gpu_worker.text.chat_template import ChatTemplate, conversation_text, load_chat_template
 from gpu_worker.text.detokenizer import make_detokenizer
 from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.library import TokenizerError, library_errors, return_freed_memory
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
+from gpu_worker.text.special_tokens import SpecialTokens, read_special_tokens
 from gpu_worker.text.spelled_tokens import PartEncoder, SpelledTokens
 from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
-from gpu_worker.text.tokenizer_bounds import TextCutter, TokenizerBoundsError, check_steps, check_vocabulary_sizes
+from gpu_worker.text.tokenizer_bounds import (
+    TextCutter,
+    TokenizerBoundsError,
+    check_matched,
+    check_steps,
+    check_vocabulary_sizes,
+)
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.errors import BadRequestError, ConfigError, PromptTooLongError
 from shared.formats import detect_format, format_named
@@ -68,14 +75,15 @@ class ModelTokenizer:
 
     def __init__(self, directory: ModelDirectory, chat: ChatSettings | None = None) -> None:
         content = directory.read_tokenizer()
-        self._tokenizer = _load(content, directory)
+        tokens = read_special_tokens(directory, content)
+        self._tokenizer = _load(content, directory, tokens)
         self.vocab_size = directory.vocab_size
         self._bos_token_id = directory.bos_token_id
         self._eos_token_ids = directory.eos_token_ids
         self._table = build_table(self._tokenizer, content, directory.vocab_size)
         self.max_token_bytes = self._longest_token()
         self._infill = find_infill_tokens(self._tokenizer.token_to_id)
-        self._load_templates(directory, chat or ChatSettings())
+        self._load_templates(directory, tokens.texts, chat or ChatSettings())
         # Token id to text and bytes, of the tokens that were shown so far: at most one entry an id.
         self._shown: dict[int, tuple[str, bytes]] = {}
         added = self._tokenizer.get_added_tokens_decoder()
@@ -266,14 +274,13 @@ class ModelTokenizer:
                 return_freed_memory()
         return ids
 
-    def _load_templates(self, directory: ModelDirectory, chat: ChatSettings) -> None:
-        self._template = load_chat_template(directory)
-        self._tools_template = load_chat_template(directory, "tool_use")
+    def _load_templates(self, directory: ModelDirectory, tokens: Mapping[str, str], chat: ChatSettings) -> None:
+        self._template = load_chat_template(directory, "default", tokens)
+        self._tools_template = load_chat_template(directory, "tool_use", tokens)
         self._allows_templates = chat.allows_templates
         shown = self._tools_template or self._template
         is_auto = chat.chat_format == "auto"
         self.chat_format = detect_format(None if shown is None else shown.source) if is_auto else chat.chat_format
-        tokens = special_tokens(directory.tokenizer_config)
 
         @lru_cache(_MAX_COMPILED_TEMPLATES)
         def compiled(source: str) -> ChatTemplate:
@@ -302,11 +309,15 @@ class ModelTokenizer:
             raise BadRequestError(f"'chat_template' cannot be used: {str(error)[:200]}", "chat_template") from None
 
 
-def _load(content: bytes, directory: ModelDirectory) -> Tokenizer:
+def _load(content: bytes, directory: ModelDirectory, tokens: SpecialTokens) -> Tokenizer:
     try:
         check_steps(content)
+        check_matched(tokens.contents)
         with library_errors():
             tokenizer = Tokenizer.from_buffer(content)
+            if not directory.path.is_file():
+                # A GGUF file's own list is complete.
+                tokens.add_to(tokenizer)
         check_vocabulary_sizes(tokenizer.get_vocab(with_added_tokens=True), directory.vocab_size)
     except (TokenizerBoundsError, TokenizerError) as error:
         problem = f"the tokenizer of {directory.path} is not usable: {error}"

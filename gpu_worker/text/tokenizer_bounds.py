@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -68,11 +68,16 @@ def check_steps(tokenizer_json: bytes) -> None:
         for step in _flat(file.post_processor, "processors"):
             if step["type"] == "TemplateProcessing":
                 _check_template(step)
-        num_matched = sum(len(token.content) for token in file.added_tokens)
+        check_matched(token.content for token in file.added_tokens)
     except (*UNDECODABLE, KeyError, TypeError, AttributeError) as error:
         raise TokenizerBoundsError(f"it is not a tokenizer.json ({error!r})") from None
-    if num_matched > _MAX_MATCHED_CHARACTERS:
-        problem = f"its added_tokens have {num_matched} characters; at most {_MAX_MATCHED_CHARACTERS} are read"
+
+
+def check_matched(contents: Iterable[str]) -> None:
+    """Check the tokens that are found in a text before anything else; may raise `TokenizerBoundsError`."""
+    size = sum(map(len, contents))
+    if size > _MAX_MATCHED_CHARACTERS:
+        problem = f"its added_tokens have {size} characters; at most {_MAX_MATCHED_CHARACTERS} are read"
         raise TokenizerBoundsError(problem)
 
 

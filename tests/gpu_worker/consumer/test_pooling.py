@@ -130,6 +130,15 @@ def test_score_is_made_of_logits_as_the_files_say(form: ScoreForm, logits: list[
     assert numbers(answers.vector(SCORE, computed(form.plan, logits))).tolist() == pytest.approx([score])
 
 
+def test_default_words_stand_before_texts_of_vectors_only() -> None:
+    form = EmbeddingForm("mean", False, 4, prompts={"query": "Find: "}, default_prompt="Any: ")
+    answers = PooledAnswers(ModelTasks(True, form, ScoreForm(LAST_LOGIT, "sigmoid")))
+    asked = (Pooling(), Pooling(input_type="query"), Pooling(input_type="document"), SCORE, None)
+    texts = [answers.text(Request(id="r", model="m", text="x", pooling=pooling)) for pooling in asked]
+    assert texts == ["Any: x", "Find: x", "x", "x", "x"]
+    assert answers.text(Request(id="r", model="m", token_ids=(1,), pooling=Pooling())) is None
+
+
 def test_model_refuses_what_it_cannot_do_and_says_why() -> None:
     answers = PooledAnswers(ModelTasks(False, Unserved("its pooling is max"), Unserved("it has no head that scores")))
     for pooling, reason in ((None, "generates no text"), (EMBED, "its pooling is max"), (SCORE, "it has no head")):

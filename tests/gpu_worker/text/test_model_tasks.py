@@ -238,6 +238,59 @@ def test_text_gets_the_models_own_words_for_what_it_is_for(tasks_of: Tasks) -> N
     assert caught.value.param == "input_type"
 
 
+@pytest.mark.parametrize(
+    ("settings", "default"),
+    [
+        ({"default_prompt_name": "query"}, "Find: "),
+        ({"default_prompt_name": "document"}, ""),
+        ({"default_prompt_name": None}, ""),
+        ({"default_prompt_name": "query", "model_type": "SentenceTransformer"}, "Find: "),
+        # Those of a reranker are for its scores.
+        ({"default_prompt_name": "query", "model_type": "CrossEncoder"}, ""),
+    ],
+)
+def test_text_of_no_given_use_gets_the_default_words(tasks_of: Tasks, settings: dict[str, Any], default: str) -> None:
+    prompts = {"prompts": {"query": "Find: "}}
+    form = tasks_of({"config_sentence_transformers.json": prompts | settings}).embedding
+    assert isinstance(form, EmbeddingForm)
+    assert form.prompt_for(None) == default
+
+
+def test_default_words_that_are_missing_are_named(tasks_of: Tasks) -> None:
+    settings = {"prompts": {"query": "Find: "}, "default_prompt_name": "code"}
+    tasks = tasks_of({"config_sentence_transformers.json": settings})
+    assert "default_prompt_name is 'code'" in tasks.unserved["embed"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "mode", "is_served"),
+    [
+        ({"query": "Find: "}, "mean", False),
+        ({"query": "Find: "}, "cls", False),
+        ({"query": "Find: "}, "lasttoken", True),
+        ({"query": ""}, "mean", True),
+    ],
+)
+def test_prompts_that_the_pooling_leaves_out_are_not_served(
+    tasks_of: Tasks, prompts: dict[str, str], mode: str, is_served: bool
+) -> None:
+    files = modules("Transformer", "Pooling", pooling={"pooling_mode": mode, "include_prompt": False})
+    tasks = tasks_of(files | {"config_sentence_transformers.json": {"prompts": prompts}})
+    assert ("embed" in tasks.names) == is_served
+    assert is_served or "include_prompt" in tasks.unserved["embed"]
+
+
+def test_small_letters_are_served_where_the_tokenizer_makes_them(copied: CopiedModel, tasks_of: Tasks) -> None:
+    files = modules("Transformer", "Pooling", pooling={"pooling_mode": "mean"})
+    files["sentence_bert_config.json"] = {"do_lower_case": True}
+    assert "do_lower_case" in tasks_of(files).unserved["embed"]
+    copied.change("tokenizer.json", normalizer={"type": "Lowercase"})
+    assert "embed" in tasks_of(files).names
+    files["sentence_bert_config.json"] = {"do_lower_case": False}
+    copied.change("tokenizer.json", normalizer=None)
+    assert "embed" in tasks_of(files).names
+
+
 def test_model_without_words_of_its_own_treats_all_texts_alike(tasks_of: Tasks) -> None:
     form = tasks_of({"config_sentence_transformers.json": {"prompts": [1]}}).embedding
     assert isinstance(form, EmbeddingForm)
