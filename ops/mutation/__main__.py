@@ -29,7 +29,7 @@ from ops.mutation.semantic import is_crash
 
 GOAL = 0.9
 # Left out of the rate.
-_NOT_COUNTED = (Verdict.CRASHED, Verdict.EQUIVALENT)
+_NOT_COUNTED = (Verdict.CRASHED, Verdict.EQUIVALENT, Verdict.UNFINISHED)
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
         copy = _copy_tree(Path(directory))
         prepare(copy)
         if options.serious:
-            return _try_serious(copy, options.room.replace(".", "/"))
+            return _try_serious(copy, tuple(room.replace(".", "/") for room in options.room))
         drawn = _sample(options)
         counts = {room: Counter[Verdict]() for room, _ in drawn}
         print(f"{len(drawn)} mutants, seed {options.seed}, at most {options.minutes:g} minutes", flush=True)
@@ -59,7 +59,7 @@ def _sample(options: argparse.Namespace) -> list[tuple[str, Mutant]]:
     drawn: list[list[tuple[str, Mutant]]] = []
     for room, files in rooms().items():
         chosen = [path for path in files if not options.file or path.startswith(tuple(options.file))]
-        if chosen and f"{room}.".startswith(f"{options.room}." if options.room else ""):
+        if chosen and f"{room}.".startswith(tuple(f"{each}." for each in options.room) or ""):
             drawn.append([(room, mutant) for mutant in draw(chosen, options.sample, options.seed, options.skip)])
     return [each for each in chain.from_iterable(zip_longest(*drawn)) if each is not None]
 
@@ -78,13 +78,14 @@ def _verdict(
     return Verdict.SURVIVED, None
 
 
-def _try_serious(copy: Path, wanted: str) -> int:
+def _try_serious(copy: Path, wanted: tuple[str, ...]) -> int:
     judge, num_survived = Judge(copy), 0
     for mutant in serious_mutants():
-        if mutant.path.startswith(wanted):
+        if mutant.path.startswith(wanted or ""):
             failed = judge.failure(mutant.path, mutant.source(copy), mutant.tests, 300.0)
-            num_survived += failed is None
-            print(f"{'SURVIVED' if failed is None else 'noticed'}: {mutant.breaks}\n    {mutant.path}", flush=True)
+            is_noticed = failed is not None and failed.verdict is not Verdict.UNFINISHED
+            num_survived += not is_noticed
+            print(f"{'noticed' if is_noticed else 'SURVIVED'}: {mutant.breaks}\n    {mutant.path}", flush=True)
     return min(1, num_survived)
 
 
@@ -95,8 +96,8 @@ def _report(rooms: dict[str, Counter[Verdict]], is_recorded: bool, left: str) ->
         num_tested = counts.total() - sum(counts[verdict] for verdict in _NOT_COUNTED)
         share = 1 - counts[Verdict.SURVIVED] / num_tested if num_tested else None
         is_reached = is_reached and (share is None or share >= GOAL)
-        shown = "-" if share is None else f"{share:.0%}"
-        print(f"{room:30}" + "".join(f"{counts[verdict]:11}" for verdict in Verdict) + f"{shown:>9}")
+        shown = "".join(f"{counts[verdict]:11}" for verdict in Verdict)
+        print(f"{room:30}{shown}{'-' if share is None else f'{share:.0%}':>9}")
         if is_recorded:
             # A verdict is called "time", as is the moment of every record.
             row = {"case": room, "group": "semantic", **{f"num_{verdict}": counts[verdict] for verdict in Verdict}}
@@ -127,7 +128,9 @@ def _copy_tree(target: Path) -> Path:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--room", default="", help="One room or package, such as gateway.dispatch or gateway.")
+    parser.add_argument(
+        "--room", nargs="+", default=[], help="Rooms or packages, such as gateway.dispatch or gpu_worker."
+    )
     parser.add_argument("--file", nargs="+", help="Files or folders instead, such as gateway/http1/body.py.")
     parser.add_argument("--sample", type=int, default=10, help="Mutants of each room.")
     parser.add_argument("--seed", type=int, default=0, help="Which sample.")

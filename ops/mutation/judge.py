@@ -87,7 +87,7 @@ _RAISED = re.compile(r"^(?:E +)?(\S+\.py):\d+: (.*)$", re.MULTILINE)
 
 
 class Verdict(enum.StrEnum):
-    """What became of a mutant: noticed by a failure, by a time-out or by mypy, not at all, or not counted."""
+    """What became of a mutant: noticed by a failure, a time-out or mypy, not at all, or not counted."""
 
     TESTS = "tests"
     TIME = "time"
@@ -95,6 +95,8 @@ class Verdict(enum.StrEnum):
     SURVIVED = "survived"
     CRASHED = "crashed"
     EQUIVALENT = "equivalent"
+    # The time was over before the tests were.
+    UNFINISHED = "unfinished"
 
 
 class Failure(NamedTuple):
@@ -122,9 +124,9 @@ class Judge:
             options = [part for test in sorted(left_out) for part in ("--deselect", test)]
             with changed_file(self._copy / path, mutated):
                 failed = self._run([*tests, *options], until - time.monotonic())
-                again = None if failed is None else self._run_alone(failed.test)
-            if failed is None:
-                return None
+                if failed is None or failed.verdict is Verdict.UNFINISHED:
+                    return failed
+                again = self._run_alone(failed.test)
             left_out.add(failed.test)
             if again is not None:
                 is_known = failed.test in self._sound and again.verdict is not Verdict.TIME
@@ -133,17 +135,15 @@ class Judge:
                     return again
                 self._unsound.add(failed.test)
                 print(f"fails without a mutant too and is left out: {failed.test}", flush=True)
-        return None
+        return Failure(Verdict.UNFINISHED, tests[-1])
 
     def _run_alone(self, test: str) -> Failure | None:
         """Run one test; of a file only see whether it can be collected."""
         return self._run([test] if "::" in test else ["--collect-only", test], _RETRY_S)
 
     def _run(self, arguments: list[str], seconds: float) -> Failure | None:
-        finished = (
-            None if seconds <= 0 else run_forked(self._copy, lambda: pytest.main([*_PYTEST, *arguments]), seconds)
-        )
-        return None if finished is None else first_failure(*finished, arguments[-1])
+        finished = run_forked(self._copy, lambda: pytest.main([*_PYTEST, *arguments]), max(0.0, seconds))
+        return first_failure(*finished, arguments[-1]) if finished else Failure(Verdict.UNFINISHED, arguments[-1])
 
 
 def first_failure(status: int, output: str, asked: str) -> Failure | None:

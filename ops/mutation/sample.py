@@ -10,13 +10,12 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from ops.mutation.mutant import Edit, Mutant, SourceFile
-from ops.mutation.semantic import block_edits, fields_of, is_logging, scope_of, semantic_edits, variable_edits
+from ops.mutation.semantic import Function, block_edits, fields_of, is_logging, scope_of, semantic_edits, variable_edits
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("gateway", "gpu_worker", "shared", "kernels", "ops")
 # Packages whose folders are rooms; the others are one room each.
 _HOUSES = ("gateway", "gpu_worker", "ops")
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def rooms() -> dict[str, list[str]]:
@@ -69,12 +68,12 @@ def _edits(file: SourceFile) -> Iterator[Edit]:
 
 def _functions(
     node: ast.AST, outer: Mapping[str, str], attributes: Mapping[str, str]
-) -> Iterator[tuple[_Function, Mapping[str, str], Mapping[str, str]]]:
+) -> Iterator[tuple[Function, Mapping[str, str], Mapping[str, str]]]:
     """Yield all functions with the variables around them; bodies of Triton kernels are no Python."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
             yield from _functions(child, outer, fields_of(child))
-        elif isinstance(child, _Function):
+        elif isinstance(child, Function):
             if not any("jit" in ast.unparse(mark) for mark in child.decorator_list):
                 yield child, outer, attributes
                 yield from _functions(child, {**outer, **scope_of(child)}, attributes)
@@ -82,7 +81,7 @@ def _functions(
             yield from _functions(child, outer, attributes)
 
 
-def _code(function: _Function) -> Iterator[tuple[ast.AST, bool]]:
+def _code(function: Function) -> Iterator[tuple[ast.AST, bool]]:
     """Yield the nodes of a function's own code, and whether each is the function.
 
     Prose is left out: docstrings, log calls, the texts of errors and f-strings; annotations and nested functions too.
@@ -91,7 +90,7 @@ def _code(function: _Function) -> Iterator[tuple[ast.AST, bool]]:
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, _Function | ast.ClassDef | ast.JoinedStr) or is_logging(node):
+        if isinstance(node, Function | ast.ClassDef | ast.JoinedStr) or is_logging(node):
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue

@@ -49,8 +49,8 @@ def _protection_edits(file: SourceFile, node: ast.With | ast.AsyncWith | ast.Try
     """Remove an unnamed context manager, an exception handler or a `finally` block."""
     if isinstance(node, ast.Try):
         for body in (*(handler.body for handler in node.handlers), *([node.finalbody] if node.finalbody else [])):
-            new = b"pass" if body is node.finalbody else b"raise"
-            yield Edit("guard", ((file.span(body[0])[0], file.span(body[-1])[1], new),))
+            span = file.span(body[0])[0], file.span(body[-1])[1]
+            yield Edit("guard", ((*span, b"pass" if body is node.finalbody else b"raise"),))
         return
     for item in node.items:
         if item.optional_vars is None:
@@ -80,7 +80,7 @@ def _condition_edits(file: SourceFile, statement: ast.If, is_early: bool) -> Ite
     if isinstance(statement.body[-1], _JUMPS):
         if is_early:
             yield _replaced(file, "return", statement, b"pass")
-    elif not isinstance(test, ast.NamedExpr) and not any(isinstance(each, ast.NamedExpr) for each in ast.walk(test)):
+    elif not any(isinstance(each, ast.NamedExpr) for each in ast.walk(test)):
         yield _replaced(file, "guard", test, b"True")
 
 
@@ -138,9 +138,7 @@ def _has_effect(statement: ast.stmt) -> bool:
 
 
 def _without_element(file: SourceFile, node: ast.expr, elements: list[ast.expr]) -> Iterator[Edit]:
-    if isinstance(node, ast.Tuple) and len(elements) < 2:
-        return
-    for left_out in range(len(elements)):
+    for left_out in range(0 if isinstance(node, ast.Tuple) and len(elements) < 2 else len(elements)):
         kept = [file.text_of(each) for place, each in enumerate(elements) if place != left_out]
         text = b", ".join(kept)
         if isinstance(node, ast.Tuple):
@@ -155,8 +153,7 @@ def _without_argument(file: SourceFile, call: ast.Call) -> Iterator[Edit]:
     arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
     for left_out in arguments[max(0, len(call.args) - 1) :]:
         kept = b", ".join(file.text_of(each) for each in arguments if each is not left_out)
-        start = file.span(call.func)[1]
-        opening = file.text.index(b"(", start)
+        opening = file.text.index(b"(", file.span(call.func)[1])
         yield Edit("argument", ((opening, file.span(call)[1], b"(" + kept + b")"),))
 
 
@@ -173,14 +170,14 @@ def _replaced(file: SourceFile, name: str, node: ast.expr | ast.stmt, new: bytes
 
 
 _LOGGERS = ("_log", "_logger", "_log_limit")
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def fields_of(owner: ast.ClassDef) -> dict[str, str]:
     """Return the annotations of a class's attributes, those that its methods assign from annotated parameters too."""
     fields = dict(_annotated(owner.body))
     for method in owner.body:
-        if isinstance(method, _Function):
+        if isinstance(method, Function):
             parameters = _parameters(method)
             for node in ast.walk(method):
                 match node:
@@ -193,7 +190,7 @@ def fields_of(owner: ast.ClassDef) -> dict[str, str]:
 
 
 def variable_edits(
-    file: SourceFile, function: _Function, outer: Mapping[str, str], attributes: Mapping[str, str]
+    file: SourceFile, function: Function, outer: Mapping[str, str], attributes: Mapping[str, str]
 ) -> Iterator[Edit]:
     """Yield the edits of a function's own code, by the annotations of outer functions' variables and of `self`."""
     variables = {**outer, **scope_of(function)}
@@ -209,7 +206,7 @@ def variable_edits(
             yield Edit("variable", ((*file.span(node), other.encode()),))
 
 
-def scope_of(function: _Function) -> dict[str, str]:
+def scope_of(function: Function) -> dict[str, str]:
     """Return the annotations of a function's parameters and annotated local variables."""
     return {**_parameters(function), **dict(_annotated(_own_nodes(function)))}
 
@@ -227,7 +224,7 @@ def _same_type(name: str, types: Mapping[str, str]) -> list[str]:
     return sorted(other for other, annotation in types.items() if other != name and annotation == types[name])
 
 
-def _parameters(function: _Function) -> dict[str, str]:
+def _parameters(function: Function) -> dict[str, str]:
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     return {each.arg: ast.unparse(each.annotation) for each in every if each.annotation is not None}
@@ -239,12 +236,12 @@ def _annotated(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
             yield node.target.id, ast.unparse(node.annotation)
 
 
-def _own_nodes(function: _Function) -> Iterator[ast.AST]:
+def _own_nodes(function: Function) -> Iterator[ast.AST]:
     """Yield a function's nodes without annotations, nested functions and prose: f-strings and log calls."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, _Function | ast.JoinedStr | ast.Lambda) or is_logging(node):
+        if isinstance(node, Function | ast.JoinedStr | ast.Lambda) or is_logging(node):
             continue
         yield node
         left_out = node.annotation if isinstance(node, ast.AnnAssign) else None

@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import msgspec
+import pytest
 
 from gateway.batches.driver import BatchDriver
 from gateway.batches.input_lines import InputLine
@@ -14,8 +15,14 @@ from gateway.batches.line_jobs import LineJobs, QueueFullError
 from gateway.batches.log import ReplacedError, Stored
 from gateway.batches.output import BatchOutput
 from gateway.batches.record import BatchRecord
+from gateway.generation import Generation, Prompt
+from shared.adapter_names import NamedAdapter
+from shared.adapter_store import AdapterContent
+from shared.errors import BadRequestError
 from shared.messages import Cancel, Request, Usage
+from shared.sampling import Sampling
 from shared.subjects import cancel_subject
+from tests.gateway.fleet.test_fleet import Watched
 
 
 def record(**changes: Any) -> BatchRecord:
@@ -69,3 +76,19 @@ async def test_line_that_the_queue_does_not_take_now_is_published_later() -> Non
     driver: Any = Mock(_jobs=jobs, _parsed=AsyncMock(), _sent_before=0)
     assert not await BatchDriver._publish_line(driver, InputLine(1, 0, 9, b"{}"))
     jobs.forget.assert_called_once_with(jobs.note.return_value)
+
+
+def test_line_whose_adapter_was_removed_is_answered_and_one_whose_workers_are_away_waits() -> None:
+    watched = Watched()
+    watched.fleet.sweep(watched.now)
+    watched.hear()
+    names = watched.fleet.named_adapters
+    services = Mock(settled=lambda generation, tenant: generation, fleet=watched.fleet)
+    driver: Any = Mock(_services=services, tenant="acme")
+    line = Generation("completion", "a", (Prompt(1, text="a"),), 1, Sampling(), deterministic=True)
+    names.note(NamedAdapter("a", "acme", "m", AdapterContent("1" * 64, 8)))
+    with pytest.raises(QueueFullError, match="can serve the adapter `a` at the moment"):
+        BatchDriver._settled(driver, line)
+    names.note(NamedAdapter("a", "acme", "m", None))
+    with pytest.raises(BadRequestError, match="The adapter 'a' was removed"):
+        BatchDriver._settled(driver, line)

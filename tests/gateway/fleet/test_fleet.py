@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -456,3 +456,18 @@ def test_requests_that_other_gateways_have_given_out_count_too(watched: Watched)
         watched.fleet.note_gateway_heartbeat(beat, watched.now)
         load = watched.load()
         assert load.queued_requests == requests + 3
+
+
+@pytest.mark.parametrize("discount", [Fleet.discount_pause, Fleet.discount_silence])
+def test_silence_of_a_gateway_before_a_pause_counts(
+    watched: Watched, discount: Callable[[Fleet, float, float], None]
+) -> None:
+    watched.fleet.note_gateway_heartbeat(GatewayHeartbeat(gateway="g", unclaimed=9, unclaimed_tokens=9), watched.now)
+    watched.now += GATEWAY_SILENCE_S - 1
+    discount(watched.fleet, 2.0, watched.now)
+    gateways = []
+    for _ in range(2):
+        watched.now += 2.5
+        watched.fleet.sweep(watched.now)
+        gateways.append(watched.fleet.gateways)
+    assert gateways == [{"g"}, set()]

@@ -239,6 +239,19 @@ async def test_drain_that_is_cancelled_gives_back_what_has_arrived() -> None:
     assert [call.args for call in nats.send.mock_calls] == [(f"ack.{number}", REDELIVER) for number in range(4)]
 
 
+async def test_job_that_arrives_in_the_turn_of_a_drain_goes_back_and_nothing_fails() -> None:
+    failures: list[object] = []
+    nats, lane = Mock(), Mock()
+    queues = _queues(nats, lane)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    queues._receive(_four_jobs()[0])
+    await queues.drain()
+    await asyncio.sleep(0)
+    nats.send.assert_called_once_with("ack.0", REDELIVER)
+    lane.assert_not_called()
+    assert not failures
+
+
 class _Queue:
     """A pull queue that pulls nothing; it may be asked for its room."""
 

@@ -106,6 +106,11 @@ def test_mutant_is_noticed_by_what_fails_again_and_only_with_it(
     assert judge.failure("sample.py", mutated, [f"test_sample.py::{test}"], 60.0) == failure
 
 
+def test_mutant_whose_tests_did_not_get_to_their_end_has_not_survived(judge: Judge) -> None:
+    failed = judge.failure("sample.py", "def value(): return 2\n", ["test_sample.py::test_value"], 0.0)
+    assert failed == Failure(Verdict.UNFINISHED, "test_sample.py::test_value")
+
+
 def _write(root: Path, path: str, text: str = "") -> None:
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text)
