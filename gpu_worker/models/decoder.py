@@ -80,13 +80,11 @@ class CausalLM:
         self._expanding = latent if latent is not None and latent.can_expand(device, ranks) else None
         words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
         division = None if ranks.size == 1 else Division.of(ranks)
-        has_words = ranks.stage == 0 or (is_last(ranks) and config.tie_word_embeddings)
-        if has_words:
-            vocabulary = _take_words(config, checkpoint, words, division)
+        if ranks.stage == 0 or (is_last(ranks) and config.tie_word_embeddings):
+            self.embedding = vocabulary = _take_words(config, checkpoint, words, division)
         else:
             checkpoint.discard(re.escape(words))
-            vocabulary = checkpoint.ones(config.hidden_size).new_empty(0, config.hidden_size)
-        self.embedding = vocabulary
+            self.embedding = vocabulary = checkpoint.ones(config.hidden_size).new_empty(0, config.hidden_size)
         source = config.layer_source(checkpoint, quantized, is_divided=division is not None)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
         self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks, self.adapters)

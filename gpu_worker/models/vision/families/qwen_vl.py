@@ -190,7 +190,7 @@ class _Parts3:
 def _read_2_5(files: VisionFiles) -> VisionConfig:
     vision, sizes = files.vision, _read_sizes(files, "silu", 14)
     window = vision.integer("window_size", 112) // sizes.patch // sizes.merge
-    whole = (7, 15, 23, 31)
+    whole: tuple[int, ...] = (7, 15, 23, 31)
     if "fullatt_block_indexes" in vision.names():
         whole = vision.integers("fullatt_block_indexes")
     parts = _Parts2_5(sizes, vision.integer("temporal_patch_size", 2, maximum=64), window, frozenset(whole))
