@@ -172,7 +172,7 @@ def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(stat
         "headrace: no worker serves 'unserved' now; its jobs wait in the queue until one does; served: headrace-demo\n"
     )
     assert "1 of 1 results are missing, such as hr.result.default.waiting; " in done.stderr
-    assert "until a worker serves its model" in done.stderr
+    assert "until a worker serves their model" in done.stderr
 
 
 def test_request_without_a_model_where_no_worker_is_heard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
