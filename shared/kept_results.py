@@ -2,7 +2,7 @@
 
 A result is stored only while its subject is empty, so a job that two workers finish has one result. The end says when
 and how a job ended, in about 100 bytes. It lets workers refuse to run a finished job again, and gateways tell a result
-that is no longer kept from one that does not exist yet. What is stored counts against the tenant (`ResultShares`).
+that is no longer kept from one that does not exist yet. Stored bytes count against the tenant (`ResultShares`).
 Methods raise the errors of NATS (`SEND_ERRORS`) where it does not answer or refuses.
 """
 
@@ -61,7 +61,7 @@ class KeptResults:
             stored = await publish_expecting(self._js, subject, payload, 0)
             if stored is not None:
                 numbers.append(stored)
-            # Also where there was a result: whoever stored it may have died before it stored the end.
+            # Also where there was a result: the worker that stored it may have died before it stored the end.
             await self._store_end(tenant, request_id, finish)
         return stored is not None
 

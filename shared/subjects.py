@@ -124,7 +124,7 @@ def check_name(name: str) -> bytes:
 
 
 def check_model_name(name: str) -> None:
-    """Refuse what is no new name of a model, an adapter or an alias: people type it and read it in tables and URLs.
+    """Refuse an invalid new name of a model, an adapter or an alias: people type it and read it in tables and URLs.
 
     Raises:
         InvalidNameError: It cannot be encoded, is '.' or '..', or has white space or characters that do not print.

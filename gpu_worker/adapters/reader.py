@@ -247,7 +247,7 @@ class _Stack:
     def parts(
         self, file: TensorFile, reader: TensorReader, config: AdapterConfig, is_turned: bool
     ) -> Iterator[tuple[str, LowRankPart]]:
-        """Yield what is added to each expert's matrix, by the matrix.
+        """Yield the update of each expert's matrix, by the matrix.
 
         The ranks of an expert stand together in the first matrix, and those of all experts alternate in the second.
         """

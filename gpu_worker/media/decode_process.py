@@ -27,7 +27,7 @@ import struct
 MAX_SCANS = 64
 _MAX_MARKERS = 4096
 _SOS, _EOI, _FIRST_WITH_LENGTH = 0xDA, 0xD9, 0xC0
-# What is between markers is skipped, as decoders skip it. Zeros and restarts belong to the data of a scan.
+# Bytes between markers are skipped, as decoders skip them. Zeros and restarts belong to the data of a scan.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd8])")
 
 
@@ -81,7 +81,7 @@ class DecodeWork(msgspec.Struct, frozen=True):
 
 
 def work(message: bytes) -> bytes:
-    """Decode an image; return what is wrong with it, or nothing."""
+    """Decode an image; return the error, or nothing."""
     try:
         asked = msgspec.msgpack.decode(message, type=DecodeWork)
         renew_processor_time(asked.cpu_s)

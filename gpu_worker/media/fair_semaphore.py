@@ -1,8 +1,8 @@
 """A counting semaphore whose units go to the tenant that has been served least.
 
-Service is what `Clients` counts for a tenant; whoever uses the units charges it. With `keeps_room`, a tenant that holds
+Service is what `Clients` counts for a tenant; the user of the units charges it. With `keeps_room`, a tenant that holds
 something holds at most as much as is then free for all, so one alone holds half, and others find room without waiting.
-`kept_free` does the same for what is wanted in single units: one tenant never holds the last of them.
+`kept_free` does the same for single units: one tenant never holds the last of them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class FairSemaphore:
         Args:
             capacity: How many units there are.
             clients: The service that tenants have had.
-            keeps_room: Bound what one tenant holds by what is free.
+            keeps_room: Bound a tenant's units by the free ones.
             kept_free: Units that one tenant leaves to others.
-            reclaim: Releases what is held without need until the condition is true; of one tenant, unless that is None.
+            reclaim: Releases units held without need until the condition is true; of one tenant, unless that is None.
             reclaimable: The most that this may release.
         """
         self.capacity = capacity
@@ -96,7 +96,7 @@ class FairSemaphore:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        # What is reclaimed is released, which comes back here.
+        # `reclaim` calls `release`, which comes back here.
         if self._is_handing_out:
             return
         self._is_handing_out = True

@@ -41,7 +41,7 @@ _MAX_KNOWN_SLOW = 1024
 _CHANNELS = 3
 
 _Key = tuple[str, MediaRef]
-"""A tenant, and all that it says of an image: what was checked for one reference says nothing of another."""
+"""A tenant, and all that it says of an image: a check of one reference says nothing of another."""
 
 
 class ImagesBusyError(HeadraceError):
@@ -83,7 +83,7 @@ class _Work:
 
 
 class PreparedImages:
-    """Owns the decoder, the turns of tenants, and what was prepared lately. Used from the event loop only."""
+    """Owns the decoder, the turns of tenants, and a cache of prepared images. Used from the event loop only."""
 
     def __init__(self, store: MediaStore, preparer: Preparer, max_bytes: int, decoder: Decoder | None = None) -> None:
         self._store = store
@@ -253,7 +253,7 @@ class PreparedImages:
         self._drop_kept(lambda: not self._room.is_overdrawn)
 
     def _drop_kept(self, has_room: Callable[[], bool], tenant: str | None = None) -> None:
-        """Drop what was kept longest, of one tenant or of all, until there is room."""
+        """Drop the oldest images, of one tenant or of all, until there is room."""
         for key in list(self._kept):
             if has_room():
                 return

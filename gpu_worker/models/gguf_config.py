@@ -151,7 +151,7 @@ def _read(gguf: ModelFields, facts: ModelFacts) -> ModelConfig:
     # As if the file were a folder: no other file's fields count.
     config = family.finish(gguf, read_config(JsonFile(file.path / "metadata", fields)))
     if any(name.endswith(".self_attn.qkv_proj.weight") for name in tensors_by_name(file)):
-        # The converter was told to put them together.
+        # The converter was run with the option that merges them.
         config = replace(config, block=replace(config.block, names=replace(config.block.names, qkv=("qkv_proj",))))
     return replace(config, quantization=read_gguf_method(file), draft_head=None)
 

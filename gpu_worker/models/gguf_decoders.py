@@ -1,4 +1,4 @@
-"""What GGUF metadata say about decoders: what their families' readers are given, and what is put over what they make.
+"""Decoders in GGUF metadata: the fields for their families' readers, and the overrides of the configurations made.
 
 The format has fewer fields than `config.json`. What an architecture alone says comes from the family's own reader; the
 file's tensors tell which biases, normalisations and sinks there are. Weights of Gemma's normalisations are not less one

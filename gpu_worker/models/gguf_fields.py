@@ -27,7 +27,7 @@ DTYPES: Mapping[TensorType, str] = {F32: "float32", F16: "float16"}
 
 
 class ModelFields(Metadata):
-    """The metadata that begin with the file's architecture; what is malformed or missing is a `GGUFError`.
+    """The metadata that begin with the file's architecture; a malformed or missing field is a `GGUFError`.
 
     Attributes:
         tensors: By their names in the file.

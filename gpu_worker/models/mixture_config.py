@@ -16,7 +16,7 @@ from kernels.moe import RoutingRule
 from kernels.moe.reference import Score
 
 _MAX_EXPERTS = 1 << 12
-# Of what is given for each layer: experts, or features of one.
+# Bounds of a per-layer list: experts, or features of one.
 _MAX_INNER = 1 << 20
 
 

@@ -72,7 +72,7 @@ def read_model_config(directory: Path) -> ModelConfig:
     _refuse_around_text(file)
     given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"
     raise CheckpointError(
-        file.path, f"unsupported architecture ({given}); ops/docs/models.md lists what is served{_nearest(file)}"
+        file.path, f"unsupported architecture ({given}); ops/docs/models.md lists the served ones{_nearest(file)}"
     )
 
 
@@ -85,7 +85,7 @@ def _refuse_around_text(file: JsonFile) -> None:
     served = f"{kind!r}, which is served: take the checkpoint of text that it was made of"
     other = f"{kind[:80]!r}, which is not served" if kind else "not named"
     problem = f"is {name[:80]!r}, a model around a text part that is {served if kind in TEXT_KINDS else other}"
-    raise file.error("architectures", f"{problem}; ops/docs/models.md lists what is served")
+    raise file.error("architectures", f"{problem}; ops/docs/models.md lists the served ones")
 
 
 def _wrapper_of(family: str, file: JsonFile) -> Wrapper | None:

@@ -34,7 +34,7 @@ field and the supported values.
   that checkpoints of the family hold for this themselves (MTP, NextN), where tools have not left it out.
 - Checkpoints that also see or hear are in the last table; they have what their text part's family has.
 
-| Weights | what is read |
+| Weights | form read |
 |---|---|
 | *all* | float32, float16, bfloat16, GPTQ, AWQ, AutoRound, compressed-tensors and FP8 (NVIDIA's too) |
 | *GGUF* | besides, the family's files of llama.cpp, under these names, of all types from Q2_K and IQ2_XXS up |

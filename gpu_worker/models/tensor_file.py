@@ -174,7 +174,7 @@ def stored_dtype(directory: Path) -> torch.dtype | None:
     try:
         file = TensorFile(path)
     except CheckpointError:
-        # Whoever reads the weights says what is wrong with the file.
+        # The reader of the weights reports the error in the file.
         return None
     num_bytes: Counter[torch.dtype] = Counter()
     for tensor in file.tensors.values():

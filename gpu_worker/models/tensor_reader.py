@@ -26,7 +26,7 @@ NUM_BUFFERS = 4
 _ROWS = 256
 _LEAST_RUN_BYTES = 512
 
-# The kernel is told to fetch so much of a file beyond what is read, in windows of this size.
+# Read-ahead asked of the kernel: the file is fetched in windows of this size.
 _WINDOW_BYTES = 64 << 20
 _NUM_WINDOWS_AHEAD = 6
 
@@ -85,7 +85,7 @@ class TensorReader:
         assert cut == 1, "only the first two dimensions are cut"
         skipped = box[1].start * entry_bytes
         if run_bytes < _LEAST_RUN_BYTES:
-            # So little takes longer to be asked for than to be read with what is beside it.
+            # Asking for so few bytes takes longer than reading them with their neighbours.
             rows = torch.empty(len(box[0]), row_bytes, dtype=torch.uint8)
             first = stored.offset + box[0].start * row_bytes
             self.read(file, StoredTensor(torch.uint8, tuple(rows.shape), first, rows.numel()), rows)

@@ -197,7 +197,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 class _GenerationBlock(Extension):
-    """Accepts `{% generation %}`, which marks text for training, and renders what is inside."""
+    """Accepts `{% generation %}`, which marks text for training, and renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it as an instance's
 

@@ -1,7 +1,7 @@
 """Tokens to text, one token at a time: a fold whose text so far is certain, whatever tokens follow.
 
 The pieces of a sequence add up to `tokenizer.decode(all ids)`, with special tokens or without, and each piece depends
-on the tokens alone, never on how they were grouped. So a worker that resumes a sequence feeds what was emitted
+on the tokens alone, never on how they were grouped. So a worker that resumes a sequence feeds the tokens emitted
 elsewhere, ignores the pieces, and continues with exactly the text that is still missing.
 """
 

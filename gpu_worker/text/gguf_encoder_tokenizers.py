@@ -111,7 +111,7 @@ _BLOCK = 256
 
 
 def problem_of_table(table: bytes) -> str | None:
-    """Return what is wrong with SentencePiece's compiled table of characters; None if any text can be read by it.
+    """Return the error in SentencePiece's compiled table of characters; None if any text can be read by it.
 
     The `tokenizers` package does not check the table's numbers: a bad table ends the thread that loads or uses it.
 

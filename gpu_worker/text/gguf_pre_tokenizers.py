@@ -102,7 +102,7 @@ class PreTokenizer:
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     name: pre_tokenizer
     for names, pre_tokenizer in (
-        # The well-known names are told first.
+        # The well-known names come first.
         ("gpt-2", PreTokenizer()),
         ("smollm", PreTokenizer(splits_digits=True)),
         (

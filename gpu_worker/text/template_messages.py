@@ -99,7 +99,7 @@ def text_parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-# Templates know what was thought by one of these names.
+# Names by which templates know an assistant's reasoning.
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 

@@ -66,7 +66,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def rendering(self) -> Iterator[None]:
-        """Bound what is rendered within."""
+        """Bound the text rendered within."""
         token = _budget.set(_Budget(MAX_STEPS, time.thread_time() + MAX_CPU_S))
         try:
             yield

@@ -47,7 +47,7 @@ def hunyuan_traits(file: JsonFile) -> FamilyTraits:
 
 
 def _read_rope(file: JsonFile) -> RopeParameters:
-    """Read the rotation: with `alpha`, what is called dynamic has a base that no length changes."""
+    """Read the rotation: with `alpha`, the form called dynamic has a base that no length changes."""
     fields, rope = rope_fields(file), read_rope(file)
     if rope.rope_type is not RopeType.DYNAMIC or "alpha" not in fields.names():
         # The normalisation behind the rotation undoes what that multiplies by.

@@ -15,7 +15,7 @@ from gpu_worker.models.vision.parts import Linear, Neighbourhood, Transform
 from gpu_worker.models.vision.weights import TowerSizes
 
 Positions = Callable[[torch.Tensor, torch.Tensor, tuple[int, int]], torch.Tensor]
-"""Learned positions, `[num_patches, size]`, of patches in rows and columns of a grid, which has so many of both."""
+"""Learned positions, `[num_patches, size]`, of patches in a grid of these rows and columns."""
 
 
 @dataclass(frozen=True, slots=True)

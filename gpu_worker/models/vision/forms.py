@@ -299,7 +299,7 @@ def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> P
     if pixels.shape[:2] == (height, width):
         return pixels.copy()
     if resampling == "lanczos":
-        # The filter that PyTorch does not have. Whoever decodes images has Pillow.
+        # PyTorch lacks this filter; Pillow is there wherever images are decoded.
         from PIL import Image
 
         return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))

@@ -1,7 +1,7 @@
 """A vision tower: from pixels to embeddings in stages, some tiles at a time.
 
 Its stages are the embedding of patches, attention and feed-forward block of each layer, and each projector. A step of
-the engine may have room for a part of an image's work only. What is left is an `Encoding`, which the next step goes on
+the engine may have room for a part of an image's work only. The rest is an `Encoding`, which the next step goes on
 with.
 """
 

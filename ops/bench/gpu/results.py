@@ -1,4 +1,4 @@
-"""What a suite found, as text and as JSON lines with what is needed to repeat and to compare it.
+"""Results of a suite, as text and as JSON lines with all that one needs to repeat and to compare them.
 
 Needs nothing but torch. Printed are the checks that failed, then one line a case.
 """
@@ -38,7 +38,7 @@ class CheckResult:
         return self.error is not None and self.error <= self.tolerance
 
     def row(self) -> dict[str, object]:
-        """Return what is recorded. JSON has no NaN: it becomes text."""
+        """Return the record. JSON has no NaN: it becomes text."""
         error = self.error if self.error is None or self.error == self.error else "nan"
         told: dict[str, object] = {"check": self.op, "shape": self.label, "error": error, "tolerance": self.tolerance}
         return told | {"is_right": self.is_right, "failure": self.failure}
@@ -79,7 +79,7 @@ class CaseResult:
         return min(others, key=lambda name: self.timings[name].seconds, default=None)
 
     def row(self) -> dict[str, object]:
-        """Return what is recorded."""
+        """Return the record."""
         best = self.best_baseline
         ours = self.timings.get(OURS)
         return {
@@ -96,7 +96,7 @@ class CaseResult:
         }
 
     def line(self) -> str:
-        """Return what is printed; `*` marks times that may hold the host's."""
+        """Return the printed line; `*` marks times that may hold the host's."""
         ours = self.timings.get(OURS)
         if ours is None:
             return f"{self.op:<18}{self.label:<38}{'-':>10}{'-':>9}  {self.failures.get(OURS, 'not run')}"
@@ -175,7 +175,7 @@ def append_failure(directory: Path, command: str, process: int, suite: str, reas
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:
-    """Return what is recorded of a device."""
+    """Return the record of a device."""
     if device.type != "cuda":
         return {"device": str(device)}
     properties = torch.cuda.get_device_properties(device)
