@@ -3,14 +3,17 @@
 Run as `python -m ops.bench.kv_tiers [--shape 15m] [--prompt 8192]`. Engine, scheduler and runner are real, without
 queue and tokenizer, on the CPU; engines share a runner and take turns. A prompt is served, others overwrite it, and it
 comes again: the time to its first token beside that of computing it. From another worker, the time to its second token,
-over TCP and by shared memory in turns, both workers in this process. Beside streams: the time between their tokens
-while prompts are computed, with all blocks copied and written to files, and without tiers. With `--roles`, of the whole
-system instead: from the first to the second token of long prompts beside streams, with roles and without.
+over TCP, by shared memory and (where it is installed) by NIXL over TCP in turns, both workers in this process. Beside
+streams: the time between their tokens while prompts are computed, with all blocks copied and written to files, and
+without tiers. With `--roles`, of the whole system instead: from the first to the second token of long prompts beside
+streams, with roles and without.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import os
 import statistics
 import tempfile
 import time
@@ -31,6 +34,7 @@ from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.file_store import DirectoryStore
 from gpu_worker.execution.tiers.host_tier import HostTier
+from gpu_worker.execution.tiers.nixl_transport import NixlAgent
 from gpu_worker.execution.tiers.transfer import Transfer
 from ops.bench.comparison import median_ratio, model_of
 from ops.bench.make_model import SHAPES
@@ -53,18 +57,21 @@ _LINE = "def function_{0}(value):\n    return value * {0} + {0} % 7\n"
 class Worker:
     """An engine with empty caches over a runner that others use in turns, and its tiers."""
 
-    def __init__(self, runner: TorchModelRunner, directory: Path | None = None, *, is_peer: bool = False) -> None:
-        """Keep KV in the host's memory, in a directory if one is given, and for other workers if it `is_peer`."""
+    def __init__(self, runner: TorchModelRunner, directory: Path | None = None, way: str | None = None) -> None:
+        """Keep KV in the host's memory, in a directory if one is given, and for other workers by a `way` if given."""
         groups = runner.block_contents
-        host = HostTier(groups, 3 * sum(group.row_bytes * group.num_blocks for group in groups), is_shared=is_peer)
+        host_bytes = 3 * sum(group.row_bytes * group.num_blocks for group in groups)
+        host = HostTier(groups, host_bytes, is_shared=way is not None)
         maker = Maker(b"w" * 32, tuple(bytes([number]) * 32 for number, _ in enumerate(groups)))
         self.files = self.transfer = None
         if directory is not None:
             tokens = [BLOCK_SIZE] * len(groups)
             self.files = BlockFiles(DirectoryStore(directory), groups, tokens, 1 << 40, host, lambda: maker)
             self.files.is_ready.wait()
-        if is_peer:
-            self.transfer = Transfer(groups, BLOCK_SIZE, host, "127.0.0.1", 60.0, lambda: maker)
+        if way is not None:
+            largest = max(group.row_bytes for group in groups)
+            nixl = NixlAgent(host.regions, largest) if way == "nixl" else None
+            self.transfer = Transfer(groups, BLOCK_SIZE, host, "127.0.0.1", 60.0, lambda: maker, nixl)
             transfer = self.transfer
             _wait_until(lambda: transfer.maker)
         self.engine = engine_with(runner, BlockTiers(groups, BLOCK_SIZE, host, self.files, self.transfer))
@@ -96,31 +103,43 @@ def restored_s(runner: TorchModelRunner, prompt: int, rounds: int, directory: Pa
 
 
 def second_token_s(runner: TorchModelRunner, prompt: int, rounds: int) -> list[dict[str, object]]:
-    """Compare TCP and shared memory: the time from a lease to the next token, and the rate of the bytes alone."""
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    rates: dict[bool, list[float]] = {True: [], False: []}
+    """Compare ways with TCP: the time from a lease to the next token, and the rate of the bytes alone."""
+    ways = ["tcp", "shared", *(["nixl"] if importlib.util.find_spec("nixl") else [])]
+    # Else it reads in one process without any network.
+    os.environ.setdefault("UCX_TLS", "tcp")
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    hits = dict.fromkeys(ways, 0)
     connect = shared_memory.connect
-    for number in range(2 * (rounds + 1)):
-        is_near = bool((number + number // 2) % 2)
-        shared_memory.connect = connect if is_near else (lambda *_: None)
-        prefill = Worker(runner, is_peer=True)
-        begun = prefill.engine.add(prefill.engine.random_prompt(prompt), 2)
-        prefill.engine.run()
-        decode = Worker(runner, is_peer=True)
-        assert prefill.transfer is not None
-        assert decode.transfer is not None
-        rate = _read_all(prefill.transfer, decode.transfer, begun)
-        started = time.perf_counter()
-        _open(prefill.transfer, decode.transfer, begun)
-        elapsed = time.perf_counter() - started + decode.engine.serve_s([begun.token_ids[:-1]], 1)
-        if number >= 2:
-            seconds[is_near].append(elapsed)
-            rates[is_near].append(rate)
-        prefill.transfer.close()
-        decode.transfer.close()
+    for number in range(rounds + 1):
+        for way in reversed(ways) if number % 2 else ways:
+            shared_memory.connect = connect if way == "shared" else (lambda *_: None)
+            elapsed, rate, num_hits = _second_token(runner, prompt, way)
+            if number:
+                seconds[way].append(elapsed)
+                rates[way].append(rate)
+                hits[way] += num_hits
     shared_memory.connect = connect
-    gigabytes = {f"{'shared' if near else 'tcp'}_gb_s": round(statistics.median(rates[near]), 2) for near in rates}
-    return [_row("second token, shared memory", seconds[False], seconds[True]) | gigabytes]
+    gigabytes = {f"{way}_gb_s": round(statistics.median(rates[way]), 3) for way in ways}
+    share = {way: hits[way] / (rounds * prompt) for way in ways}
+    return [_row(f"second token, {way}", seconds["tcp"], seconds[way], share[way]) | gigabytes for way in ways[1:]]
+
+
+def _second_token(runner: TorchModelRunner, prompt: int, way: str) -> tuple[float, float, int]:
+    """Return the seconds to the second token, the gigabytes a second of the bytes alone, and the tokens fetched."""
+    prefill = Worker(runner, way=way)
+    begun = prefill.engine.add(prefill.engine.random_prompt(prompt), 2)
+    prefill.engine.run()
+    decode = Worker(runner, way=way)
+    assert prefill.transfer is not None
+    assert decode.transfer is not None
+    rate = _read_all(prefill.transfer, decode.transfer, begun)
+    started = time.perf_counter()
+    _open(prefill.transfer, decode.transfer, begun)
+    elapsed = time.perf_counter() - started + decode.engine.serve_s([begun.token_ids[:-1]], 1)
+    prefill.transfer.close()
+    decode.transfer.close()
+    return elapsed, rate, decode.engine.engine.stats.num_prefix_hits
 
 
 def _open(giving: Transfer, fetching: Transfer, begun: Sequence) -> None:

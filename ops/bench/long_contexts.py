@@ -33,6 +33,7 @@ ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 SHARES = (0.125, 0.25, 0.5)
 POLICIES: tuple[KvPolicy, ...] = ("sinks", "heavy_hitters", "persistence")
 DEPTHS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
+MEASURES = ("perplexity", "recall", "memory")
 PASSAGE = 48
 _BATCH = 4
 
@@ -170,8 +171,8 @@ def _resident_kb() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def write_plots(found: dict[Setting, tuple[float, float]], by_depth: dict[Setting, list[float]]) -> None:
-    """Write both plots beside the documentation."""
+def plot_perplexities(found: dict[Setting, tuple[float, float]]) -> None:
+    """Write the plot of perplexity by bytes beside the documentation."""
     exact = found[Setting()][1]
     lines = []
     for dtype, policy in (*(("auto", policy) for policy in POLICIES), ("int8", POLICIES[1])):
@@ -182,6 +183,10 @@ def write_plots(found: dict[Setting, tuple[float, float]], by_depth: dict[Settin
     top = math.ceil(20 * max(max(line.y) for line in lines)) / 20
     title = "Perplexity, as a multiple of that with a whole cache of 16 bits"
     _write("kv-budget-perplexity", line_chart(title, "bytes, as a share of that cache", lines, 0.95, top))
+
+
+def plot_recall(by_depth: dict[Setting, list[float]]) -> None:
+    """Write the plot of recall by depth beside the documentation."""
     lines = [
         Line(setting.dtype if setting.dtype != "auto" else "whole" if setting.share == 1 else setting.policy, DEPTHS, y)
         for setting, y in by_depth.items()
@@ -205,6 +210,7 @@ def main(arguments: Values[str] | None = None) -> None:
     parser.add_argument("--passages", type=positive, default=8, help="passages at each depth")
     parser.add_argument("--tokens", type=positive, default=100_000, help="tokens of the text in flat memory")
     parser.add_argument("--policy", choices=POLICIES, default="heavy_hitters", help="which tokens that text keeps")
+    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=MEASURES, help="the measurements to make")
     parser.add_argument("--plots", action="store_true", help="write the plots of the documentation")
     options = parser.parse_args(arguments)
     tokenizer = ModelTokenizer(read_model_directory(options.model))
@@ -213,12 +219,17 @@ def main(arguments: Values[str] | None = None) -> None:
     table = ResultTable("long_contexts", ("measure", "at", "value", "of 16 bits whole", "bytes"))
     length = options.length
     texts = [token_ids[first : first + length] for first in range(0, len(token_ids) - length + 1, length)]
-    found = perplexities(options.model, texts[: options.texts], length, table)
-    cases = repeated(token_ids, options.recall_length, options.passages)
-    by_depth = recall(options.model, cases, options.recall_length, table)
-    flat_memory(options.model, options.tokens, KvBudget(512, options.policy), table)
-    if options.plots:
-        write_plots(found, by_depth)
+    if "perplexity" in options.measures:
+        found = perplexities(options.model, texts[: options.texts], length, table)
+        if options.plots:
+            plot_perplexities(found)
+    if "recall" in options.measures:
+        cases = repeated(token_ids, options.recall_length, options.passages)
+        by_depth = recall(options.model, cases, options.recall_length, table)
+        if options.plots:
+            plot_recall(by_depth)
+    if "memory" in options.measures:
+        flat_memory(options.model, options.tokens, KvBudget(512, options.policy), table)
 
 
 if __name__ == "__main__":

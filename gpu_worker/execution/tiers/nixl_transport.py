@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import secrets
 import select
 import socket
@@ -20,6 +21,7 @@ import time
 import zlib
 from collections.abc import Sequence as Values
 from contextlib import suppress
+from pathlib import Path
 from struct import Struct
 from typing import Any
 
@@ -31,6 +33,7 @@ from gpu_worker.execution.tiers.peer_wire import Found, Kind, PeerError, PlaceRe
 _log = logging.getLogger(__name__)
 
 MAX_DESCRIPTION_BYTES = 1 << 20
+_RDMA_DEVICES = Path("/sys/class/infiniband")
 _CHECKSUM = Struct("<I")
 _NUM_ROWS = 16
 """Contents that are read at once, at most."""
@@ -160,8 +163,14 @@ class NixlAgent:
 
 
 def make_agent(regions: Values[tuple[int, int]], row_bytes: int) -> NixlAgent | None:
-    """Return what reads other workers' memory; None where NIXL is not installed, or does not run."""
+    """Return the agent that reads other workers' memory; None where NIXL is not installed, does not run, or is slow.
+
+    Without RDMA, UCX takes a multiple of the time of our own TCP, so the operator has to name its transports then.
+    """
     if importlib.util.find_spec("nixl") is None:
+        return None
+    if "UCX_TLS" not in os.environ and not any(_RDMA_DEVICES.glob("*")):
+        _log.info("NIXL is not used: this host has no RDMA device, and UCX_TLS is not set")
         return None
     try:
         agent = NixlAgent(regions, row_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,13 +154,24 @@ def unreachable(*_: object) -> None:
     raise RuntimeError("no path")
 
 
-def test_without_nixl_or_where_it_does_not_run_there_is_no_agent(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_without_nixl_or_rdma_or_where_it_does_not_run_there_is_no_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no plugins")
 
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(nixl_transport, "NixlAgent", fail)
+    monkeypatch.setattr(nixl_transport, "_RDMA_DEVICES", tmp_path)
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    assert make_agent([], 1) is None
+    assert "no RDMA device" in caplog.text
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert make_agent([], 1) is None
+    assert "no plugins" in caplog.text
+    monkeypatch.delenv("UCX_TLS")
+    (tmp_path / "mlx5_0").mkdir()
+    caplog.clear()
     assert make_agent([], 1) is None
     assert "no plugins" in caplog.text
     monkeypatch.setattr(nixl_transport.importlib.util, "find_spec", lambda _: None)
