@@ -303,20 +303,20 @@ def test_a_directory_that_cannot_be_listed_is_asked_less_and_less_often(
     monkeypatch.setattr(BrokenStore, "refresh_s", 0.01)
     store, files, (digest,) = broken_files(tmp_path, 1)
     pauses: list[float] = []
-    sleep = time.sleep
+    wait = files._is_closed.wait
 
-    def note(seconds: float) -> None:
-        if threading.get_ident() == store.watcher and seconds:
+    def note(seconds: float) -> bool:
+        # Those before it breaks are not counted.
+        if not store.is_listed:
             pauses.append(seconds)
-            seconds = 0.0
-        sleep(seconds)
+        return wait(0.001)
 
-    monkeypatch.setattr(time, "sleep", note)
+    monkeypatch.setattr(files._is_closed, "wait", note)
     store.is_listed = False
-    wait_for(lambda: len(pauses) >= 20)
+    wait_for(lambda: len(pauses) >= 21)
     store.is_listed = True
-    assert pauses[:3] == [0.01, 0.02, 0.04]
-    assert pauses[19] == 60
+    assert pauses[pauses.index(0.02) :][:3] == [0.02, 0.04, 0.08]
+    assert pauses[20] == 60
     assert sum("cannot be listed" in record.message for record in caplog.records) == 1
     # It goes on once the directory is back.
     other = b"o" * 32
