@@ -5,7 +5,7 @@ Suspects are requests that had produced no token when their worker died, and tho
 suspect alone is to blame, unless the worker held something else that had produced nothing; after the second time it is
 quarantined. Probation ends after one token, or after `HARMLESS_TOKENS` for a request that had produced some, which
 clear a request of earlier losses. Where workers also die without the suspect (somebody restarts them, or memory is
-short), two deaths may be chance: it is to blame only if it explains more of them than happened without it.
+short), two deaths may be chance: it is to blame for more than happened without it meanwhile, or for five.
 
 Each gateway remembers its verdicts for a while. The first repetition of a quarantined request begins as a suspect with
 one death to its account, because the cause may be mended or the verdict wrong. After the next death, the same tenant's
@@ -34,6 +34,11 @@ from shared.messages import Request
 # An attempt with this many tokens is harmless. Faults on a GPU are often reported some steps after their cause.
 HARMLESS_TOKENS = 32
 MAX_SOLO_LOSSES = 2
+# Of a suspect, beyond that, while workers die without it: another gateway's poison looks like that here.
+MAX_MORE_LOSSES = 3
+# Beyond that many causes a death is evidence for nothing; each is hashed.
+_MAX_CAUSES = 8
+_UNEXPLAINED_S = 60.0
 
 
 def note_death(flights: list[Flight], death: Death) -> list[Flight]:
@@ -67,26 +72,41 @@ def may_be_deadly(flight: Flight) -> bool:
     return len(flight.emitted) < HARMLESS_TOKENS
 
 
-def is_to_blame(flight: Flight, num_others: int = 0) -> bool:
-    """Whether a flight has been the only suspect at several deaths, and at more than the `num_others` without it."""
-    num_solo = sum(loss.is_solo and loss.death.is_blamed for loss in flight.losses)
-    return num_solo >= max(MAX_SOLO_LOSSES, num_others + 1)
+def solo_losses(flight: Flight) -> list[Loss]:
+    """Return the losses of a flight for which nothing else is to blame."""
+    return [loss for loss in flight.losses if loss.is_solo and loss.death.is_blamed]
+
+
+def is_to_blame(flight: Flight, others: UnexplainedDeaths | None = None) -> bool:
+    """Whether a flight has been the only suspect at several deaths, and at more than happened without it meanwhile."""
+    num_solo = len(solo_losses(flight))
+    if num_solo < MAX_SOLO_LOSSES:
+        return False
+    num_others = 0 if others is None else others.num_without(flight)
+    return num_solo >= min(max(MAX_SOLO_LOSSES, num_others + 1), MAX_SOLO_LOSSES + MAX_MORE_LOSSES)
 
 
 class UnexplainedDeaths:
-    """Remembers the last deaths of workers that held no single suspect."""
+    """Remembers the last deaths of workers that held no single suspect, with the kinds of what may have caused each."""
 
     def __init__(self) -> None:
         self._deaths: deque[tuple[Death, frozenset[bytes]]] = deque(maxlen=100)
 
     def note(self, death: Death, causes: list[Flight]) -> None:
-        """Remember a death unless one flight alone explains it."""
-        if not any(flight.losses[-1].is_solo for flight in causes):
+        """Remember a death. A flight that explains one alone explains the earlier ones that it may have caused, too."""
+        solo = next((flight for flight in causes if flight.losses[-1].is_solo), None)
+        if solo is not None:
+            kind = kind_of(solo.request)
+            explained = [one for one in self._deaths if kind in one[1]]
+            for one in explained:
+                self._deaths.remove(one)
+        elif len(causes) <= _MAX_CAUSES:
             self._deaths.append((death, frozenset(kind_of(flight.request) for flight in causes)))
 
     def num_without(self, flight: Flight) -> int:
-        """Return how many since a flight's first loss neither it nor a copy of it may have caused."""
-        model, since, kind = flight.request.model, flight.losses[0].death.found_at, kind_of(flight.request)
+        """Return how many neither a suspect nor a copy explains, since its first solo loss or for the last minute."""
+        solo, model, kind = solo_losses(flight), flight.request.model, kind_of(flight.request)
+        since = max(solo[0].death.found_at, solo[-1].death.found_at - _UNEXPLAINED_S)
         return sum(
             death.is_blamed and death.model == model and death.found_at >= since and kind not in kinds
             for death, kinds in self._deaths
@@ -110,7 +130,7 @@ class KnownPoison:
     def note(self, flight: Flight) -> None:
         """Remember a flight that has been found to kill workers."""
         key = kind_of(flight.request)
-        self._losses[key] = [*self._losses.get(key, ()), flight.losses[-1]]
+        self._losses[key] = [*self._losses.get(key, ()), (solo_losses(flight) or flight.losses)[-1]]
         self._losses.move_to_end(key)
         if len(self._losses) > MAX_REMEMBERED:
             self._losses.popitem(last=False)
@@ -163,7 +183,7 @@ class ProbationQueue:
         flight.is_parked = True
         entry = (flight, kind_of(flight.request))
         if any(loss.is_solo and loss.death.is_blamed for loss in flight.losses):
-            # Its next death is the verdict, which also ends its copies: they need not die one after the other.
+            # Its next death may be the verdict, which also ends its copies: they need not die one after the other.
             self._waiting.appendleft(entry)
         else:
             self._waiting.append(entry)

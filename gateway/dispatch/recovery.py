@@ -104,7 +104,7 @@ class Recovery:
         held = [flight for flight in self._flights if flight.worker == death.worker]
         self._unexplained.note(death, poison.note_death(held, death))
         for flight in held:
-            if flight.losses and poison.is_to_blame(flight, self._unexplained.num_without(flight)):
+            if poison.is_to_blame(flight, self._unexplained):
                 self._convict(flight, death.worker)
         if held:
             _logger.warning("worker %s died with %d requests", death.worker, len(held))
@@ -134,7 +134,7 @@ class Recovery:
             if reason not in BLAMELESS:
                 flight.num_moves += 1
             if flight.num_moves > self._limits.max_moves:
-                if any(loss.is_solo for loss in flight.losses):
+                if poison.is_to_blame(flight):
                     self._known_poison.note(flight)
                 why = f"No worker kept this request in {flight.num_moves} attempts."
                 self._fail(flight, self._quarantine.take(flight, "attempts_exhausted", why))

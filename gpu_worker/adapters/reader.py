@@ -272,11 +272,11 @@ def _place_of(file: TensorFile, module: _Module, config: AdapterConfig) -> int |
 
     PEFT wraps one parameter after the other, so the first one of two is inside.
     """
-    name, inside = module.down.split(".lora_A", 1)[0], ".base_layer"
-    others = {tensor.split(".lora_A", 1)[0] for tensor in file.tensors}
-    if name + inside in others:
+    inside = ".base_layer"
+    name, lora, rest = module.down.partition(".lora_A")
+    if name + inside + lora + rest in file.tensors:
         return 1
-    if name.endswith(inside) and name.removesuffix(inside) in others:
+    if name.endswith(inside) and name.removesuffix(inside) + lora + rest in file.tensors:
         return 0
     of = module.name.partition(inside)[0]
     found = [place for place, own in enumerate(_STACKS) if any(config.is_target(f"{of}.{each}") for each in own)]
@@ -362,7 +362,9 @@ def read_packed(
         adapter = read_adapter(directory, targets, renamed)
     except OSError as error:
         # Clients read these: the file's name alone, since its directory is the worker's own.
-        raise AdapterError(f"{Path(error.filename).name} is missing or cannot be read ({error.strerror})") from None
+        raise AdapterError(
+            f"{Path(error.filename or WEIGHTS_NAME).name} is missing or cannot be read ({error.strerror})"
+        ) from None
     except CheckpointError as error:
         raise AdapterError(f"{error.path.name}: {error.problem}") from None
     packed, pieces = targets.pack(adapter.low_ranks), encode(adapter.low_ranks)

@@ -78,7 +78,7 @@ class AnswerWriter:
 
     @staticmethod
     def _evicted(held: HeldRequest) -> EvictedBlocks | None:
-        """Return the evictions since the last delta with tokens; they include those that the next tokens missed."""
+        """Return the evictions since the last delta with tokens; later tokens did not attend to these."""
         sequence = held.sequence
         if sequence is None or sequence.scores is None or sequence.budget is None:
             return None

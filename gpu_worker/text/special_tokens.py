@@ -10,6 +10,7 @@ Source: `PreTrainedTokenizerBase._from_pretrained` and `TokenizersBackend.__init
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from gpu_worker.text.model_directory import ModelDirectory, read_json
 from gpu_worker.text.tokenizer_classes import default_tokens
+from shared.errors import ConfigError
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
+_ID = re.compile("[0-9]{1,9}")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -79,7 +82,7 @@ def read_special_tokens(directory: ModelDirectory, tokenizer_json: bytes) -> Spe
     return SpecialTokens(
         {name: token for name, value in named.items() if (token := _token(value)) is not None},
         [token for value in unnamed if (token := _token(value)) is not None],
-        {int(key): token for key, value in by_id if key.isdecimal() and (token := _token(value, False)) is not None},
+        {int(key): token for key, value in by_id if _ID.fullmatch(key) and (token := _token(value, False)) is not None},
     )
 
 
@@ -97,10 +100,13 @@ def _class_tokens(directory: ModelDirectory, tokenizer_json: bytes) -> dict[str,
 
 
 def _token(value: object, is_special: bool = True) -> AddedToken | None:
-    """Return the token of a text or object; None for a value of another type."""
-    if isinstance(value, str):
-        return AddedToken(value, special=is_special)
-    if not isinstance(value, dict) or not isinstance(content := value.get("content"), str):
+    """Return the token of a text or object; None for a value of another type. `ConfigError` for invalid Unicode."""
+    fields = {"content": value} if isinstance(value, str) else value
+    if not isinstance(fields, dict) or not isinstance(content := fields.get("content"), str):
         return None
-    flags = {name: value[name] for name in _FLAGS if isinstance(value.get(name), bool)}
-    return AddedToken(content, **({"special": is_special} | flags))
+    flags = {name: fields[name] for name in _FLAGS if isinstance(fields.get(name), bool)}
+    try:
+        return AddedToken(content, **({"special": is_special} | flags))
+    except UnicodeEncodeError:
+        problem = f"the special token {content[:40]!a} of the tokenizer is not valid Unicode"
+        raise ConfigError("HEADRACE_MODEL", problem) from None

@@ -43,10 +43,10 @@ def expanded_attention(
 ) -> torch.Tensor:
     """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
 
-    They take no more memory than those of the step's own tokens would: of a longer context, some heads after the
-    others. The query has plain heads, the dimensions that turn behind the others. Of a token are kept its latent vector
-    and the dimensions of its key that turn; `key_up` makes the others of the vector, `value_up` the value. All else is
-    as in `paged_attention`, which is called with strides and a table that are the same for any lengths and numbers of
+    They take no more memory than those of the step's own tokens would, or those of one head: of a longer context, some
+    heads are made after the others. The query has plain heads, the dimensions that turn behind the others. The cache
+    has each token's latent vector and the dimensions of its key that turn; `key_up` makes the others of the vector,
+    `value_up` the value. All else is as in `paged_attention`, which is called with strides and a table that are the same for any lengths and numbers of
     heads, so that one kernel of a GPU serves all steps.
 
     Shapes:

@@ -37,7 +37,7 @@ class DoctorConfig(NatsFiles):
 
 
 def run(config: DoctorConfig) -> int:
-    """Find the problems of this installation, and say how to fix them.
+    """Find problems of this installation, and how to fix them.
 
     Prints one page, without secrets, that can be pasted into an issue: versions, processor, GPU, compiler, memory,
     disk, settings, the key file, and NATS (rights, queue, clock, workers), Redis and a gateway if they

@@ -165,7 +165,7 @@ class DrainConfig(OrderConfig):
 def drain(config: DrainConfig, worker: str) -> int:
     """Drain a worker: it hands over its requests, and ends.
 
-    It takes no more requests, finishes some, and hands the rest to others. WORKER is the name that `headrace
+    It takes no more requests, finishes what it can, and hands the rest to others. WORKER is the name that `headrace
     doctor` and the metrics show. What it cannot finish within its --drain-timeout-s goes on at other workers, with
     the same text. Whatever supervises the worker may start it anew: `headrace up` and Kubernetes do, systemd does
     not. Needs an administrator's credentials.

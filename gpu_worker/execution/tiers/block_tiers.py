@@ -265,8 +265,6 @@ class BlockTiers:
     def close(self, drain_s: float = 0.0) -> None:
         """Wait as `drain` does, then end all threads but those that hang. Nothing may be called afterwards."""
         self.drain(drain_s)
-        if self.transfer is not None:
-            self.transfer.close()
         self._batches.put(None)
         for _ in range(self._num_threads):
             self._loads.put(None)
@@ -275,6 +273,9 @@ class BlockTiers:
         deadline = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        # After the loads: NIXL must not release memory into which one of them reads.
+        if self.transfer is not None:
+            self.transfer.close()
 
     def _nearest(self, group: int, digest: bytes) -> str:
         if self._host.knows(group, digest):

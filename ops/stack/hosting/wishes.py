@@ -112,7 +112,7 @@ class Wishes:
         self._adopted: frozenset[str] = frozenset()
         # The newest generation of each name, also of a replacement that was undone or of a model that was unloaded: its
         # workers may still run, and must not count as those of what comes next.
-        self._newest: dict[str, int] = {}
+        self._newest = {wish.name: wish.generation for wish in self._by_name.values()}
 
     def __iter__(self) -> Iterator[Wish]:
         """Yield all."""
@@ -131,6 +131,7 @@ class Wishes:
         wishes = tuple(wishes)
         self._adopted = frozenset(wish.name for wish in wishes)
         self._by_name |= {wish.name: wish for wish in wishes}
+        self._newest = {wish.name: wish.generation for wish in wishes} | self._newest
 
     def load(self, order: ModelOrder) -> None:
         """Add a model."""

@@ -84,11 +84,35 @@ def test_suspect_that_explains_no_more_deaths_than_happen_without_it_is_not_to_b
     die(2.5, passed, is_blamed=False)
     assert deaths.num_without(suspect) == 0
     die(4.0, passed)
-    assert poison.is_to_blame(suspect, deaths.num_without(suspect))
+    assert poison.is_to_blame(suspect, deaths)
     die(5.0, begun, passed)
-    assert not poison.is_to_blame(suspect, deaths.num_without(suspect))
+    assert not poison.is_to_blame(suspect, deaths)
     die(6.0, suspect)
-    assert poison.is_to_blame(suspect, deaths.num_without(suspect))
+    assert poison.is_to_blame(suspect, deaths)
+    die(7.0, passed)
+    assert not poison.is_to_blame(suspect, deaths)
+    # What had begun at the fifth death turns out to explain it.
+    begun.probation = 1
+    die(8.0, begun)
+    assert poison.is_to_blame(suspect, deaths)
+
+
+def test_suspect_is_to_blame_for_five_deaths_whatever_else_happens() -> None:
+    suspect, deaths = flight(probation=1), poison.UnexplainedDeaths()
+    for number in range(MAX_SOLO_LOSSES + poison.MAX_MORE_LOSSES):
+        assert not poison.is_to_blame(suspect, deaths)
+        own, other = death(number), death(number + 0.5)
+        for held, one in (([suspect], own), ([], other), ([], other)):
+            deaths.note(one, poison.note_death(held, one))
+    assert poison.is_to_blame(suspect, deaths)
+
+
+def test_deaths_of_long_ago_do_not_count_for_a_suspect() -> None:
+    suspect, deaths = flight(probation=1), poison.UnexplainedDeaths()
+    for held, found_at in (([suspect], 0.0), ([], 1.0), ([], 2.0), ([suspect], 100.0)):
+        one = death(found_at)
+        deaths.note(one, poison.note_death(held, one))
+    assert poison.is_to_blame(suspect, deaths)
 
 
 def test_suspect_beside_a_request_that_had_just_begun_is_not_to_blame() -> None:

@@ -575,11 +575,30 @@ async def test_copies_of_a_poisonous_request_end_with_it_but_nothing_else_does(m
 
 async def test_request_whose_workers_are_restarted_again_and_again_is_not_quarantined(moves: Moves) -> None:
     moved = moves.flight("a")
-    for number in range(LIMITS.max_moves):
-        await moves.die(f"idle{number}")
+    for number in range(4):
+        for idle in ("x", "y"):
+            await moves.die(f"{idle}{number}")
         moves.flights.claim(moved, f"w{number}")
         await moves.die(f"w{number}")
     assert moves.wire.quarantined == []
+
+
+async def test_request_that_no_worker_kept_is_no_known_poison_unless_it_was_alone_on_several(moves: Moves) -> None:
+    for request_id, num_solo in (("b", 1), ("c", 2)):
+        moved = moves.flight(request_id)
+        moved.request = msgspec.structs.replace(moved.request, text=request_id)
+        for number in range(LIMITS.max_moves + 1):
+            moves.flights.claim(moved, f"{request_id}{number}")
+            if number <= num_solo:
+                for idle in ("x", "y"):
+                    await moves.die(f"{request_id}{idle}{number}")
+                await moves.die(f"{request_id}{number}")
+            else:
+                await moves.move([moved], "gap")
+        assert moves.wire.quarantined[-1] == (request_id, "attempts_exhausted")
+        again = moves.flight(f"{request_id}2")
+        again.request = msgspec.structs.replace(again.request, text=request_id)
+        assert moves.recovery.is_suspect(again) is (num_solo > 1)
 
 
 async def test_copy_that_ends_with_another_choice_of_its_answer_is_not_counted_as_waiting(

@@ -152,7 +152,7 @@ def test_mxfp4_stacks_stand_for_their_numbers(tmp_path: Path) -> None:
     [
         (lambda t: t.update({f"{MODULE}.gate_up_proj_blocks": t[f"{MODULE}.gate_up_proj_blocks"][:2]}), "calls for"),
         (lambda t: t.update({f"{MODULE}.down_proj_blocks": t[f"{MODULE}.down_proj_blocks"].int()}), "torch.uint8"),
-        (lambda t: t[f"{MODULE}.down_proj_scales"].fill_(255), "not a number"),
+        (lambda t: t[f"{MODULE}.down_proj_scales"].fill_(255), "exponents that are NaN"),
         (lambda t: t.pop(f"{MODULE}.down_proj_scales"), "down_proj_scales"),
     ],
 )

@@ -151,3 +151,14 @@ def test_entries_of_other_types_name_no_token(copied: CopiedModel) -> None:
     directory = copied.read()
     tokens = read_special_tokens(directory, directory.read_tokenizer())
     assert (tokens.named, tokens.unnamed, tokens.listed) == ({}, [], {})
+
+
+def test_token_that_is_no_unicode_is_refused_by_its_text(copied: CopiedModel) -> None:
+    (copied.path / "tokenizer_config.json").write_text(r'{"bos_token": "<\ud800>"}')
+    with pytest.raises(ConfigError, match=r"'<\\ud800>' of the tokenizer is not valid Unicode"):
+        copied.tokenizer()
+
+
+def test_id_of_thousands_of_digits_names_no_token(copied: CopiedModel) -> None:
+    write(copied, "tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<x>"}}})
+    copied.tokenizer()

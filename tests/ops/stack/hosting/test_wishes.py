@@ -175,6 +175,15 @@ def test_generation_of_a_replacement_that_was_undone_is_not_given_to_the_next(mo
     assert host.known("m").generation == 2
 
 
+def test_model_that_is_loaded_again_after_a_restart_of_the_host_has_a_new_generation(models: Path) -> None:
+    """A worker of the one that was unloaded may still run."""
+    wishes(models).load(load())
+    host = wishes(models)
+    host.unload("m")
+    host.load(load(path="b"))
+    assert host.known("m").generation == 1
+
+
 def test_damaged_list_is_told(models: Path) -> None:
     (models.parent / "models.json").write_text("[{}]")
     with pytest.raises(ConfigError, match=r"models\.json cannot be read"):
