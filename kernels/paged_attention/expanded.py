@@ -46,8 +46,8 @@ def expanded_attention(
     They take no more memory than those of the step's own tokens would, or those of one head: of a longer context, some
     heads are made after the others. The query has plain heads, the dimensions that turn behind the others. The cache
     has each token's latent vector and the dimensions of its key that turn; `key_up` makes the others of the vector,
-    `value_up` the value. All else is as in `paged_attention`, which is called with strides and a table that are the same for any lengths and numbers of
-    heads, so that one kernel of a GPU serves all steps.
+    `value_up` the value. All else is as in `paged_attention`, which is called with strides and a table that are the
+    same for any lengths and numbers of heads, so that one kernel of a GPU serves all steps.
 
     Shapes:
         query: `[num_tokens, num_heads, plain_dim + rotary_dim]`
