@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences
@@ -50,8 +51,8 @@ from kernels.low_rank import AdapterRows
 
 logger = logging.getLogger(__name__)
 
-StepInputs = tuple[MediaInputs | None, AdapterRows | None, ScoredTokens | None, bool]
-_NO_INPUTS: StepInputs = (None, None, None, False)
+StepInputs = tuple[MediaInputs | None, AdapterRows | None, ScoredTokens | None, int]
+_NO_INPUTS: StepInputs = (None, None, None, 0)
 ShareDrafts = Callable[[StepPlan, list[Draft] | None], list[Draft] | None]
 
 
@@ -253,18 +254,20 @@ class TorchModelRunner:
         if self._encoder is not None:
             self._encoder.encode(plan)
             media = self._encoder.inputs(plan, step.sequences, step.layout)
-        shape, is_expanded = None, self.model.expands(self._sizes(step.layout))
-        # A graph reads contexts of any length, so it does not make the keys and values of one.
-        is_plain = media is None and step.adapters is None and step.scores is None and not is_expanded
+        shape, num_expanded_blocks = None, 0
+        is_plain = media is None and step.adapters is None and step.scores is None
         if graphs is not None and is_plain:
             shape = graphs.shape_for(step.layout, is_decode=step.is_decode)
+        if shape is None:
+            # A graph reads contexts of any length, so it does not make the keys and values of one.
+            num_expanded_blocks = self._num_expanded_blocks(step.layout)
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
         upload.send()
         if not self._is_last:
             self._head.tell_last(head, self._ranks)
         scored = None if step.scores is None else step.scores.tokens()
-        inputs = (media, step.adapters, scored, is_expanded)
+        inputs = (media, step.adapters, scored, num_expanded_blocks)
         computed = self._replay(step, shape) if staged is None else self._launch(step, staged, inputs)
         if self.interrupt is not None:
             self.interrupt.check()
@@ -281,9 +284,12 @@ class TorchModelRunner:
             land = partial(self._land, drafting, step, computed.hidden)
         return SubmittedStep(step, outputs, self._downloads, land)
 
-    def _sizes(self, layout: HostStep) -> StepSizes:
-        counts = len(layout.rows), len(layout.token_ids)
-        return StepSizes(*counts, layout.max_query_len, layout.max_context_len, self.max_model_len)
+    def _num_expanded_blocks(self, layout: HostStep) -> int:
+        if layout.max_query_len == 1:
+            return 0
+        query_lens = np.diff(layout.query_starts)
+        sizes = StepSizes.of(query_lens, layout.context_lens, self.cache.block_size, self.max_model_len)
+        return sizes.num_blocks if self.model.expands(sizes) else 0
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
         changes, rows = self._sequences.apply(plan), self._rows

@@ -177,23 +177,35 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
         yield _Shape([1] * count, _GREEDY, [0] * count)
     for count, query_len in _mixtures(limits):
         yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * count)
-    for query_len in _expanded_lengths(limits):
-        yield _Shape([query_len], _GREEDY, [0], num_cached=limits.max_model_len - query_len)
+    yield from _expanded_shapes(limits)
     if limits.spare_state_slot is not None:
         for query_len in (1, min(_FIRST_CHUNK, limits.max_num_batched_tokens, limits.max_model_len - 1)):
             yield _Shape([query_len], _GREEDY, [0], limits.spare_state_slot)
 
 
-def _expanded_lengths(limits: StepLimits) -> list[int]:
-    """Return the tokens of the shortest and the longest chunk behind a long context whose keys and values are made.
+def _expanded_shapes(limits: StepLimits) -> Iterator[_Shape]:
+    """Yield the shortest and the longest chunk behind a long context whose keys and values are made, and whole prompts.
 
-    The shortest one has the fewest programs, which divide the context among more, the longest takes the most memory.
+    The shortest one has the fewest programs, which divide the context among more. The longest takes the most memory,
+    or the prompts do, where a step has room for more tokens than a sequence.
     """
-    most, longest = min(limits.max_model_len, limits.max_num_batched_tokens), limits.max_model_len
     expands = limits.expands
-    if expands is None or not expands(StepSizes(1, most, most, longest, longest)):
-        return []
-    return [next(n for n in range(1, most + 1) if expands(StepSizes(1, n, n, longest, longest))), most]
+    if expands is None:
+        return
+    longest, room = limits.max_model_len, limits.max_num_batched_tokens
+    most = min(longest, room)
+
+    def is_expanded(query_lens: list[int], context_lens: list[int]) -> bool:
+        return expands(StepSizes.of(query_lens, context_lens, limits.block_size, longest))
+
+    if not is_expanded([most], [longest]):
+        return
+    shortest = next(length for length in range(1, most + 1) if is_expanded([length], [longest]))
+    for length in (shortest, most):
+        yield _Shape([length], _GREEDY, [0], num_cached=longest - length)
+    prompts = _spread(room, min(limits.max_num_seqs, -(-room // longest)), longest)
+    if len(prompts) > 1 and is_expanded(prompts, prompts):
+        yield _Shape(prompts, _GREEDY, [0] * len(prompts))
 
 
 def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec import Struct
 
@@ -58,13 +60,29 @@ class ScoredTokens(Struct, frozen=True):
 
 
 class StepSizes(Struct, frozen=True):
-    """The sizes of a step, as the host knows them before it is launched."""
+    """The sums of a step, as the host knows them before it is launched.
 
-    num_seqs: int
+    Attributes:
+        num_pairs: Of a token of the step and one that it sees, itself included.
+        num_cached: Tokens of all sequences that are in the cache after the step.
+        num_blocks: Blocks that these lie in, each sequence's counted by themselves.
+    """
+
     num_tokens: int
-    max_query_len: int
-    max_context_len: int
+    num_pairs: int
+    num_cached: int
+    num_blocks: int
     max_model_len: int
+
+    @classmethod
+    def of(
+        cls, query_lens: npt.ArrayLike, context_lens: npt.ArrayLike, block_size: int, max_model_len: int
+    ) -> StepSizes:
+        """Add up the tokens of each sequence, and its tokens that are in the cache after the step."""
+        queries, contexts = np.asarray(query_lens, dtype=np.int64), np.asarray(context_lens, dtype=np.int64)
+        pairs = (queries * (2 * contexts - queries + 1)).sum() // 2
+        num_blocks = (-(-contexts // block_size)).sum()
+        return cls(int(queries.sum()), int(pairs), int(contexts.sum()), int(num_blocks), max_model_len)
 
 
 class WindowContext(Struct, frozen=True):
@@ -102,7 +120,8 @@ class AttentionContext(Struct, frozen=True):
         media: Images of the step; None in a step without.
         adapters: Which tokens have an adapter; None where none has.
         scored: Tokens that are asked how they attend; None where none is.
-        is_expanded: Whether attention by latent vectors makes keys and values for the step.
+        num_expanded_blocks: Blocks of all sequences, of which attention by latent vectors makes keys and values for the
+            step; 0 where it makes none.
         observer: Given the modules and the input of each linear layer of blocks before it multiplies: calibration.
     """
 
@@ -121,7 +140,7 @@ class AttentionContext(Struct, frozen=True):
     observer: Callable[[tuple[str, ...], torch.Tensor], None] | None = None
     adapters: AdapterRows | None = None
     scored: ScoredTokens | None = None
-    is_expanded: bool = False
+    num_expanded_blocks: int = 0
 
     @property
     def may_round(self) -> bool:

@@ -75,12 +75,10 @@ class LatentShape:
         """Return True where a step makes keys and values, which is less to multiply and takes little memory.
 
         The latent vectors are gathered of no more tokens than the step or the longest sequence has, so what the warm-up
-        takes is the most.
+        takes is the most, but for the ends of sequences' last blocks.
         """
-        num_gathered = sizes.num_seqs * sizes.max_context_len
-        return num_gathered <= max(sizes.num_tokens, sizes.max_model_len) and is_expansion_less(
-            *(self.plain_dim, self.latent_dim, self.value_dim),
-            *(sizes.num_seqs, sizes.max_query_len, sizes.max_context_len),
+        return sizes.num_cached <= max(sizes.num_tokens, sizes.max_model_len) and is_expansion_less(
+            self.plain_dim, self.latent_dim, self.value_dim, sizes.num_pairs, sizes.num_cached
         )
 
     def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
@@ -205,7 +203,7 @@ class LatentAttention:
     def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the latent vectors of `x` into the cache, and attend from `x` to the cache."""
         query, latent = self._project(x, context)
-        attend = self._attend_expanded if context.is_expanded else self._attend_latent
+        attend = self._attend_expanded if context.num_expanded_blocks else self._attend_latent
         return self._output(attend(query, latent, positions, context).flatten(1), context)
 
     def _project(self, x: Rows, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,6 +265,7 @@ class LatentAttention:
             context.max_query_len,
             context.max_context_len,
             self._options,
+            num_blocks=context.num_expanded_blocks,
         )
 
     def _keep(

@@ -14,19 +14,16 @@ from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.options import AttentionOptions
 
 
-def is_expansion_less(
-    plain_dim: int, latent_dim: int, value_dim: int, num_seqs: int, query_len: int, context_len: int
-) -> bool:
-    """Return True where making keys and values takes fewer products than they save, by a bound that knows no lengths.
+def is_expansion_less(plain_dim: int, latent_dim: int, value_dim: int, num_pairs: int, num_cached: int) -> bool:
+    """Return True where making keys and values takes fewer products than they save, by the sums of a step.
 
-    Of all sequences, each is taken to be as long as the longest when keys and values are made, and that one alone is
-    counted where they save: with 512 numbers, 128 of a key and of a value, from some 340 tokens of a new prompt on, and
-    from 170 behind a long context. When a device has measured where the two meet, that factor belongs here.
+    They are made of `num_cached` tokens, all sequences' contexts, and save at each of `num_pairs` pairs of a query and
+    a token that it sees: with 512 numbers, 128 of a key and of a value, from some 340 tokens of a new prompt on, and
+    from 170 behind a long context, alone. Each decode beside it adds its context to what is made, and next to no pairs.
+    When a device has measured where the two meet, that factor belongs here.
     """
-    query_len = min(query_len, context_len)
-    pairs = query_len * (context_len - query_len / 2)
-    saved = pairs * (2 * latent_dim - plain_dim - value_dim)
-    return saved > num_seqs * context_len * latent_dim * (plain_dim + value_dim)
+    saved = num_pairs * (2 * latent_dim - plain_dim - value_dim)
+    return saved > num_cached * latent_dim * (plain_dim + value_dim)
 
 
 def expanded_attention(
@@ -40,14 +37,17 @@ def expanded_attention(
     max_query_len: int,
     max_context_len: int,
     options: AttentionOptions,
+    *,
+    num_blocks: int,
 ) -> torch.Tensor:
     """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
 
     They take no more memory than those of the step's own tokens would, or those of one head: of a longer context, some
     heads are made after the others. The query has plain heads, the dimensions that turn behind the others. The cache
     has each token's latent vector and the dimensions of its key that turn; `key_up` makes the others of the vector,
-    `value_up` the value. All else is as in `paged_attention`, which is called with strides and a table that are the
-    same for any lengths and numbers of heads, so that one kernel of a GPU serves all steps.
+    `value_up` the value. `num_blocks` is how many blocks the sequences' contexts lie in, each counted by itself. All
+    else is as in `paged_attention`, which is called with strides and a table that are the same for any lengths and
+    numbers of heads, so that one kernel of a GPU serves all steps.
 
     Shapes:
         query: `[num_tokens, num_heads, plain_dim + rotary_dim]`
@@ -57,17 +57,13 @@ def expanded_attention(
         result: `[num_tokens, num_heads, value_dim]`
     """
     num_tokens, num_heads, _ = query.shape
-    (num_seqs, capacity), block_size = block_tables.shape, cache.keys.shape[1]
-    width = -(-max_context_len // block_size)
-    blocks = block_tables[:, :width].flatten()
+    block_size = cache.keys.shape[1]
+    blocks, tables = _gathered(block_tables, context_lens, block_size, num_blocks)
     kept = cache.keys.index_select(0, blocks)
     if cache.scales is not None:
         kept = dequantize_heads(kept, cache.scales.index_select(0, blocks)[..., 0].transpose(1, 2))
     kept = kept.to(query.dtype).flatten(0, 2)
     latents, turning = kept.split_with_sizes((key_up.shape[2], query.shape[2] - key_up.shape[1]), dim=1)
-    # As wide as the step's own table. Behind `width` are no blocks, and no tokens that are read.
-    places = torch.arange(max(num_seqs * width, capacity), dtype=torch.int32, device=query.device)
-    tables = places[: num_seqs * width : width, None] + places[:capacity]
     result = query.new_empty(num_tokens, num_heads, value_up.shape[2])
     at_once = max(1, num_heads * num_tokens // max(1, len(latents)))
     for first in range(0, num_heads, at_once):
@@ -88,6 +84,25 @@ def expanded_attention(
             in_chunks=True,
         )
     return result
+
+
+def _gathered(
+    block_tables: torch.Tensor, context_lens: torch.Tensor, block_size: int, num_blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all sequences' blocks end to end, and the table of their places there, as wide as the step's own.
+
+    Behind a sequence's blocks it has places of others, or none: no tokens that are read.
+    """
+    num_seqs, capacity = block_tables.shape
+    columns = torch.arange(capacity, dtype=torch.int32, device=block_tables.device)
+    if num_seqs == 1:
+        return block_tables[0, :num_blocks], columns[None]
+    counts = (context_lens + (block_size - 1)) // block_size
+    ends = counts.cumsum(0, dtype=torch.int32)
+    firsts = ends - counts
+    places = torch.arange(num_blocks, dtype=torch.int32, device=block_tables.device)
+    owners = torch.searchsorted(ends, places, right=True)
+    return block_tables[owners, places - firsts[owners]], firsts[:, None] + columns
 
 
 def _in_blocks(heads: torch.Tensor, block_size: int) -> torch.Tensor:

@@ -57,7 +57,8 @@ def in_expanded_form(
 ) -> torch.Tensor:
     kept = LayerCache(cache, cache[..., : key_up.shape[2]], scales)
     with poisoned_memory():
-        return expanded_attention(query, kept, key_up, value_up, *where, AttentionOptions(SCALE))
+        num_blocks = sum(-(-context // BLOCK) for context in where[2].tolist())
+        return expanded_attention(query, kept, key_up, value_up, *where, AttentionOptions(SCALE), num_blocks=num_blocks)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
@@ -102,6 +103,11 @@ def test_keys_and_values_take_the_memory_of_the_steps_own_tokens(monkeypatch: py
     torch.testing.assert_close(in_expanded_form(**given), in_latent_form(**given), atol=1e-4, rtol=1e-4)
     # A quarter of the heads at a time, where the context is four times as long.
     assert sizes == [(64, 2)] * 4
+    sizes.clear()
+    given = batch([(16, 16), (1, 3), (1, 45)], num_heads=8, latent_dim=24)
+    torch.testing.assert_close(in_expanded_form(**given), in_latent_form(**given), atol=1e-4, rtol=1e-4)
+    # Of each sequence its own blocks, not as many as the longest has: 16, 4 and 48 tokens.
+    assert sizes == [(68, 2)] * 4
 
 
 class Keys(set[object]):
@@ -157,6 +163,7 @@ def test_one_compiled_kernel_serves_prompts_of_all_lengths(num_heads: int, monke
         expanded_attention(
             empty(num_seqs * query_len, num_heads, 192), LayerCache(cache, cache[..., :512], is_latent=True),
             empty(num_heads, 128, 512), empty(num_heads, 512, 128), *where, AttentionOptions(SCALE),
+            num_blocks=num_seqs * -(-context_len // 16),
         )  # fmt: skip
     assert len(at_once) >= 4
     assert {name: len(found) for name, found in keys.items() if found} == {
@@ -166,22 +173,23 @@ def test_one_compiled_kernel_serves_prompts_of_all_lengths(num_heads: int, monke
 
 
 @pytest.mark.parametrize(
-    ("num_seqs", "query_len", "context_len", "expected"),
+    ("query_len", "context_len", "num_decoded", "expected"),
     [
-        (1, 340, 340, False),
-        (1, 344, 344, True),
-        (1, 8192, 8192, True),
+        (340, 340, 0, False),
+        (344, 344, 0, True),
+        (8192, 8192, 0, True),
         # Behind a long context half as many do.
-        (1, 160, 100_000, False),
-        (1, 180, 100_000, True),
-        (4, 2048, 2048, True),
-        # Decodes beside a prompt that does not pay for them, and decodes.
-        (64, 512, 8192, False),
-        (64, 1, 8192, False),
+        (160, 100_000, 0, False),
+        (180, 100_000, 0, True),
+        # Tokens of decodes beside a prompt that pays for them, beside one that does not, and alone.
+        (2048, 2048, 10_000, True),
+        (2048, 2048, 11_000, False),
+        (0, 0, 8192, False),
     ],
 )
 def test_prompts_of_some_hundred_tokens_are_expanded(
-    num_seqs: int, query_len: int, context_len: int, expected: bool
+    query_len: int, context_len: int, num_decoded: int, expected: bool
 ) -> None:
     """DeepSeek's sizes."""
-    assert is_expansion_less(128, 512, 128, num_seqs, query_len, context_len) is expected
+    num_pairs = query_len * (2 * context_len - query_len) // 2 + num_decoded
+    assert is_expansion_less(128, 512, 128, num_pairs, context_len + num_decoded) is expected

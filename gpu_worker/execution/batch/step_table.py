@@ -232,7 +232,7 @@ def step_context(
     media: MediaInputs | None = None,
     adapters: AdapterRows | None = None,
     scored: ScoredTokens | None = None,
-    is_expanded: bool = False,
+    num_expanded_blocks: int = 0,
 ) -> AttentionContext:
     """Describe a step to the layers; `max_context_len` tokens of a sequence are in the cache at most."""
     state_rows = None
@@ -261,7 +261,7 @@ def step_context(
         media=media,
         adapters=adapters,
         scored=scored,
-        is_expanded=is_expanded,
+        num_expanded_blocks=num_expanded_blocks,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.warm_up import StepLimits, warm_up_plans
 from gpu_worker.layers import latent_attention
 from gpu_worker.layers.attention_context import StepSizes
@@ -36,19 +37,20 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lengths: list[int] = []
     attend = latent_attention.expanded_attention
 
-    def counted(query: Any, *args: Any) -> Any:
+    def counted(query: Any, *args: Any, **settings: Any) -> Any:
         lengths.append(len(query))
-        return attend(query, *args)
+        return attend(query, *args, **settings)
 
     monkeypatch.setattr(LatentShape, "can_expand", lambda *_: True)
-    monkeypatch.setattr(latent_attention, "is_expansion_less", lambda *sizes: sizes[4] > 8)
+    monkeypatch.setattr(latent_attention, "is_expansion_less", lambda *sizes: sizes[3] > 36)
     monkeypatch.setattr(latent_attention, "expanded_attention", counted)
     return lengths
 
 
-def answer(model: CausalLM, *, is_graphed: bool = False) -> Outcome:
+def answer(model: CausalLM, *, is_graphed: bool = False, captured: CapturedSteps = CapturedSteps.ALL) -> Outcome:
     """Prompts in several chunks beside decodes, and one that is in the cache already."""
-    runner = make_device_runner(model, is_graphed=is_graphed, num_blocks=300, max_num_seqs=6, max_model_len=512)
+    sizes: dict[str, Any] = {"num_blocks": 300, "max_num_seqs": 6, "max_model_len": 512}
+    runner = make_device_runner(model, is_graphed=is_graphed, captured=captured, **sizes)
     prompts = [random_prompt(length, seed=length) for length in (100, 7, 60, 100)]
     sequences = [make_sequence(str(index), prompt, GREEDY) for index, prompt in enumerate(prompts)]
     return run(runner, sequences, max_num_seqs=6, token_budget=TOKEN_BUDGET, arrivals_per_step=1)
@@ -58,19 +60,22 @@ def test_prompts_in_either_form_have_the_same_answers(
     model: Path, monkeypatch: pytest.MonkeyPatch, expanded: list[int]
 ) -> None:
     outcome = answer(load(model, "cpu"))
-    # Each layer, in each step with a chunk of more than eight tokens.
+    # Each layer, in each step with a prompt of more than eight tokens.
     assert len(expanded) >= 2 * 3
     assert max(expanded) == TOKEN_BUDGET
     monkeypatch.undo()
     assert outcome.tokens == answer(load(model, "cpu")).tokens
 
 
-def test_steps_have_the_same_form_whether_others_are_captured_or_not(model: Path, expanded: list[int]) -> None:
-    """A graph reads contexts of any length, so it makes no keys and values: a step that does is no graph."""
+def test_prompts_make_keys_and_values_where_no_graph_is_captured(model: Path, expanded: list[int]) -> None:
+    """A graph reads contexts of any length, so it makes no keys and values: and of small steps launches count more."""
     outcome, eager = answer(load(model, "cpu")), expanded.copy()
     expanded.clear()
-    assert answer(load(model, "cpu"), is_graphed=True).tokens == outcome.tokens
+    assert answer(load(model, "cpu"), is_graphed=True, captured=CapturedSteps.DECODE).tokens == outcome.tokens
     assert expanded == eager != []
+    expanded.clear()
+    assert answer(load(model, "cpu"), is_graphed=True).tokens == outcome.tokens
+    assert expanded == []
 
 
 def test_a_cpu_has_one_form_and_a_gpu_both(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +92,39 @@ def test_a_cpu_has_one_form_and_a_gpu_both(model: Path, monkeypatch: pytest.Monk
 LITE = LatentShape(16, None, 512, 128, 64, 128, 0.1)
 
 
+def expands(lengths: list[tuple[int, int]], max_model_len: int = 131_072) -> bool:
+    """Of sequences of (tokens of the step, cached ones included)."""
+    return LITE.expands(sizes_of(lengths, max_model_len))
+
+
+def sizes_of(lengths: list[tuple[int, int]], max_model_len: int) -> StepSizes:
+    return StepSizes.of([query for query, _ in lengths], [context for _, context in lengths], 16, max_model_len)
+
+
+def test_sizes_are_exact_sums_over_sequences() -> None:
+    lengths = [(5, 5), (3, 40), (1, 17)]
+    pairs = sum(context - query + place for query, context in lengths for place in range(1, query + 1))
+    assert sizes_of(lengths, 64) == StepSizes(9, pairs, 62, 1 + 3 + 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([(1024, 1024)], True),
+        ([(2048, 2048), *[(1, 200)] * 7], True),
+        # A long chunk, a long context, and both: of different sequences.
+        ([(512, 512), (1, 60_000)], False),
+        ([(2048, 2048), (1, 60_000)], False),
+        ([(1, 60_000)] * 2, False),
+        ([(512, 60_000), (1, 512)], True),
+    ],
+)
+def test_a_prompt_beside_decodes_is_expanded_where_it_pays_for_their_contexts(
+    lengths: list[tuple[int, int]], expected: bool
+) -> None:
+    assert expands(lengths) is expected
+
+
 @pytest.mark.parametrize(
     ("num_seqs", "num_tokens", "context_len", "expected"),
     [(1, 2048, 100_000, True), (2, 2048, 100_000, False), (4, 8192, 2048, True), (4, 8192, 32_768, True)],
@@ -94,8 +132,7 @@ LITE = LatentShape(16, None, 512, 128, 64, 128, 0.1)
 def test_no_more_tokens_are_gathered_than_the_longest_sequence_has(
     num_seqs: int, num_tokens: int, context_len: int, expected: bool
 ) -> None:
-    sizes = StepSizes(num_seqs, num_tokens, num_tokens // num_seqs, context_len, max_model_len=131_072)
-    assert LITE.expands(sizes) is expected
+    assert expands([(num_tokens // num_seqs, context_len)] * num_seqs) is expected
 
 
 def test_warm_up_makes_keys_and_values_of_a_long_context_with_the_fewest_and_the_most_tokens() -> None:
@@ -103,9 +140,15 @@ def test_warm_up_makes_keys_and_values_of_a_long_context_with_the_fewest_and_the
     found = {
         (items[0].num_tokens, items[0].start)
         for items in shares_of(warm_up_plans(limits))
-        if LITE.expands(StepSizes(len(items), items[0].num_tokens, items[0].num_tokens, 32_768, 32_768))
+        if expands([(item.num_tokens, item.start + item.num_tokens) for item in items], 32_768)
     }
     assert (8192, 32_768 - 8192) in found
     fewest = min(num_tokens for num_tokens, start in found if start)
     assert 170 <= fewest <= 180
-    assert not LITE.expands(StepSizes(1, fewest - 1, fewest - 1, 32_768, 32_768))
+    assert not expands([(fewest - 1, 32_768)], 32_768)
+
+
+def test_warm_up_makes_keys_and_values_of_as_many_tokens_as_a_step_has_room_for() -> None:
+    limits = StepLimits(64, 400, 1000, 16, expands=LITE.expands)
+    found = [[(item.num_tokens, item.start) for item in items] for items in shares_of(warm_up_plans(limits))]
+    assert [(400, 0), (400, 0), (200, 0)] in found

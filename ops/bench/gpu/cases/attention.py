@@ -107,7 +107,8 @@ def _expanded(device: torch.device, shape: AttentionShape, lengths: Lengths) -> 
     query = batch.query[..., : made + kept].contiguous()
     where = (batch.block_tables, batch.query_starts, batch.context_lens, batch.max_query_len, batch.max_context_len)
     cache, options = LayerCache(batch.key_cache, batch.value_cache), AttentionOptions(batch.scale)
-    return lambda index: expanded_attention(query, cache, key_up, value_up.transpose(1, 2), *where, options)
+    attend = partial(expanded_attention, num_blocks=sum(-(-context // cache.keys.shape[1]) for _, context in lengths))
+    return lambda index: attend(query, cache, key_up, value_up.transpose(1, 2), *where, options)
 
 
 def _contiguous(

@@ -129,14 +129,13 @@ class PagedBatch:
     def step(self, lengths: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionContext]:
         """Return positions and context of a step: `lengths` has tokens to compute, and those cached after it."""
         device, block_size = self._tables.device, self._cache.block_size
-        queries = [query for query, _ in lengths]
+        queries, contexts = [query for query, _ in lengths], [context for _, context in lengths]
         positions = torch.cat([torch.arange(context - query, context, device=device) for query, context in lengths])
         rows = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(queries, device=device))
         query_starts = torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device)
-        context_lens = torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device)
+        context_lens = torch.tensor(contexts, dtype=torch.int32, device=device)
         slots = torch.arange(len(lengths), device=device)
-        longest = max(context for _, context in lengths)
-        sizes = StepSizes(len(lengths), sum(queries), max(queries), longest, self._tables.shape[1] * block_size)
+        sizes = StepSizes.of(queries, contexts, block_size, self._tables.shape[1] * block_size)
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=self._tables[rows, positions // block_size].long() * block_size + positions % block_size,
@@ -144,8 +143,8 @@ class PagedBatch:
             query_starts=query_starts,
             context_lens=context_lens,
             max_query_len=max(queries),
-            max_context_len=longest,
-            is_expanded=self._model.expands(sizes),
+            max_context_len=max(contexts),
+            num_expanded_blocks=sizes.num_blocks if self._model.expands(sizes) else 0,
             states=() if self._states is None else self._states.layers,
             state_rows=StateRows(slots, query_starts, context_lens, max(queries)) if self._states else None,
         )
