@@ -104,7 +104,7 @@ class OutputReading:
     """How the text of an answer is parsed into content, reasoning and tool calls.
 
     Attributes:
-        new_reader: Makes the reader of one choice; the argument says whether the prompt has opened the reasoning.
+        new_reader: Makes the reader of one choice; its argument is true if the prompt has opened the reasoning.
         format_name: Of the chat format that it reads.
         max_calls: Calls that the client can take; further ones are left out. None for any number.
         includes_reasoning: The client gets the reasoning; without, it is read and left out.

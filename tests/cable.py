@@ -41,7 +41,7 @@ class Cable:
         return ("nsenter", "--target", str(self._other), "--net", *command)
 
     def pull(self) -> None:
-        """Let nothing through any more; neither host is told."""
+        """Drop all packets from now on; neither host sees its link go down."""
         _ip("link", "set", self._plug, "down")
 
     def plug_in(self) -> None:

@@ -19,7 +19,7 @@ def is_expansion_less(plain_dim: int, latent_dim: int, value_dim: int, num_pairs
 
     They are made of `num_cached` tokens, all sequences' contexts, and save at each of `num_pairs` pairs of a query and
     a token that it sees: with 512 numbers, 128 of a key and of a value, from some 340 tokens of a new prompt on, and
-    from 170 behind a long context, alone. Each decode beside it adds its context to the tokens expanded, and next to no pairs.
+    from 170 behind a long context, alone. Each decode beside it adds its context, and next to no pairs.
     When a device has measured where the two meet, that factor belongs here.
     """
     saved = num_pairs * (2 * latent_dim - plain_dim - value_dim)

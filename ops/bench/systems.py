@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
-
 from ops.load_generator.connection import Address
 from ops.stack.ports import free_port
 from ops.stack.servers import find_nats_server
@@ -101,6 +99,9 @@ def accepts(port: int) -> bool:
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Return user and system time spent so far by these processes; those that are gone count nothing."""
+    # Not at the top: a bare machine has no psutil, and what runs there reads no times.
+    import psutil
+
     total = 0.0
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -121,6 +122,8 @@ def peak_rss_bytes(pids: Iterable[int]) -> int:
 
 def descendants(pids: Collection[int]) -> list[int]:
     """Return these processes and all their children."""
+    import psutil
+
     found = list(pids)
     for pid in pids:
         with suppress(psutil.NoSuchProcess):

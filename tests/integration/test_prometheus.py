@@ -22,8 +22,8 @@ from tests.ops.alerts.rules import RULES
 
 PROMETHEUS = shutil.which("prometheus", path=sysconfig.get_path("scripts")) or shutil.which("prometheus")
 SCRAPED_S = 12.0
-# What a system without a GPU, drafts, refusals or a day's history cannot show.
-MAY_BE_EMPTY = re.compile(r"headrace_gpu_|spec_decode|promises|retry_after_error|:ratio_rate")
+# What a system without a GPU, drafts, refusals, a golden baseline or a day's history cannot show.
+MAY_BE_EMPTY = re.compile(r"headrace_gpu_|spec_decode|promises|retry_after_error|golden_limit|:ratio_rate")
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not on the PATH")]
 

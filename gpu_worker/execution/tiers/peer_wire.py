@@ -16,6 +16,7 @@ import enum
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from struct import Struct
@@ -181,7 +182,7 @@ class Sender:
                 send_frame(self._connection, Kind.BLOCK, each.header, each.payload)
 
 
-class PlaceSender(Sender):
+class PlaceSender(Sender, ABC):
     """Sends where contents are in memory that the receiver reads."""
 
     def send(self, found: Iterable[Found | None]) -> None:
@@ -191,8 +192,9 @@ class PlaceSender(Sender):
         ]
         send_frame(self._connection, Kind.PLACES, *places)
 
+    @abstractmethod
     def _place(self, found: Found) -> int:
-        raise NotImplementedError
+        """Return the position of a content's payload, as the receiver addresses it."""
 
 
 class SharedSender(PlaceSender):
@@ -243,7 +245,7 @@ class Receiver:
         """Let go of what `begin` has received."""
 
 
-class PlaceReceiver(Receiver):
+class PlaceReceiver(Receiver, ABC):
     """Reads contents in memory that is the sender's."""
 
     def receive(self, asked: Values[Name]) -> Values[Any]:
@@ -261,8 +263,9 @@ class PlaceReceiver(Receiver):
         self._read(place, memoryview(data)[HEADER_BYTES:])
         return data
 
+    @abstractmethod
     def _read(self, place: int, row: memoryview) -> None:
-        raise NotImplementedError
+        """Copy the payload at a position of the sender's memory into `row`."""
 
 
 class SharedReceiver(PlaceReceiver):

@@ -21,7 +21,7 @@ On a bare machine with a GPU, from the root of the repository:
 
   PYTHONUNBUFFERED=1 python3 -m ops.bench.gpu --limit-s 500
 
-That needs torch and triton; the whole steps need msgspec, numpy, safetensors, tokenizers and transformers too. How it
+That needs torch, triton and numpy; the whole steps need msgspec, safetensors, tokenizers and transformers too. How it
 is measured: ops/bench/gpu/METHOD.md. What to do about a low figure: ops/bench/gpu/HOPPER.md."""
 
 

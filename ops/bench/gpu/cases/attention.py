@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.layer_cache import LayerCache
+from kernels.layer_cache import LayerCache, is_quantized, quantize_heads
 from kernels.paged_attention import AttentionOptions, expanded_attention
 from kernels.paged_attention.reference import paged_attention_reference
-from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Case, Check, Entry, Op, OpSuite, Shapes, relative_error, sets_for
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE, AttentionShape, Batch, Lengths, make_batch
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B
 
@@ -43,6 +43,24 @@ def attention_error(
     batch = make_batch(device, shape, lengths).with_cache_in(cache_dtype)
     expected = replace(batch, query=batch.query.float()).attend(paged_attention_reference)
     return relative_error(batch.attend(entry=entry), expected)
+
+
+def expanded_error(
+    device: torch.device, shape: AttentionShape, lengths: Lengths, cache_dtype: torch.dtype = torch.bfloat16
+) -> float:
+    """Compare keys and values made for the step with the reference over latent vectors, which computes in float32."""
+    batch, query, key_up, value_up = _expandable(device, shape, lengths)
+    latent_dim = key_up.shape[2]
+    if is_quantized(cache_dtype):
+        rows, scales = quantize_heads(batch.key_cache, cache_dtype)
+        # One row is key and value, and so is its scale.
+        scales = torch.stack((scales, scales), dim=-1).transpose(1, 2).contiguous()
+        batch = replace(batch, key_cache=rows, value_cache=rows[..., :latent_dim], kv_scales=scales)
+    plain, turning = query.float().split_with_sizes((key_up.shape[1], query.shape[2] - key_up.shape[1]), dim=2)
+    latent = torch.cat((torch.einsum("nhp,hpl->nhl", plain, key_up.float()), turning), dim=2)
+    attended = replace(batch, query=latent).attend(paged_attention_reference)
+    expected = torch.einsum("nhl,hlv->nhv", attended, value_up.float())
+    return relative_error(_attend_expanded(batch, query, key_up, value_up, lengths), expected)
 
 
 def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
@@ -101,14 +119,29 @@ def _case_of(
 
 
 def _expanded(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Candidate:
+    made = _expandable(device, shape, lengths)
+    return lambda index: _attend_expanded(*made, lengths)
+
+
+def _expandable(
+    device: torch.device, shape: AttentionShape, lengths: Lengths
+) -> tuple[Batch, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a batch, its queries in plain heads, and what makes keys and values, about as large as the latents."""
     batch, latent_dim = make_batch(device, shape, lengths), shape.latent_dim or 0
     made, kept = min(128, latent_dim), shape.head_dim - latent_dim
-    key_up, value_up = torch.randn(2, shape.num_heads, made, latent_dim, device=device).bfloat16()
-    query = batch.query[..., : made + kept].contiguous()
+    ups = torch.randn(2, shape.num_heads, made, latent_dim, device=device) * latent_dim**-0.5
+    key_up, value_up = ups.bfloat16()
+    return batch, batch.query[..., : made + kept].contiguous(), key_up, value_up.transpose(1, 2)
+
+
+def _attend_expanded(
+    batch: Batch, query: torch.Tensor, key_up: torch.Tensor, value_up: torch.Tensor, lengths: Lengths
+) -> torch.Tensor:
+    cache = LayerCache(batch.key_cache, batch.value_cache, batch.kv_scales)
     where = (batch.block_tables, batch.query_starts, batch.context_lens, batch.max_query_len, batch.max_context_len)
-    cache, options = LayerCache(batch.key_cache, batch.value_cache), AttentionOptions(batch.scale)
-    attend = partial(expanded_attention, num_blocks=sum(-(-context // cache.keys.shape[1]) for _, context in lengths))
-    return lambda index: attend(query, cache, key_up, value_up.transpose(1, 2), *where, options)
+    num_blocks = sum(-(-context // cache.keys.shape[1]) for _, context in lengths)
+    options = AttentionOptions(batch.scale)
+    return expanded_attention(query, cache, key_up, value_up, *where, options, num_blocks=num_blocks)
 
 
 def _contiguous(
@@ -190,6 +223,7 @@ def _load_varlen_attention() -> Callable[[Batch], object]:
 ATTENTION_OP = Op(attention_error, attention_case, 1e-2)
 EIGHT_BIT_OP = replace(ATTENTION_OP, case=eight_bit_case)
 VARIANT_OP = replace(ATTENTION_OP, case=variant_case)
+EXPANDED_OP = replace(ATTENTION_OP, error=expanded_error, case=variant_case)
 
 
 def _checked(batches: Mapping[str, Lengths]) -> Shapes:
@@ -260,18 +294,38 @@ CHUNK_ATTENTION = ATTENTION_OP.suite(
         **_chunks((SMALL_ATTENTION, 8192, 8192), (LARGE_ATTENTION, 8192, 8192)),
     },
 )
-ATTENTION_FORMS = VARIANT_OP.suite(
-    "attention_forms",
-    {
+# Long enough that a step makes keys and values: of all heads at once, and of one after the other.
+_EXPANSIONS_CHECKED: dict[str, Lengths] = {"1100 new": [(1100, 1100)], "512 new at 8701": [(512, 8701)]}
+EXPANDED_CHECKED: Shapes = {
+    f"{DEEPSEEK_V2_LITE.name} expanded {name} {str(dtype).removeprefix('torch.')} KV": (
+        DEEPSEEK_V2_LITE,
+        lengths,
+        dtype,
+    )
+    for name, lengths in _EXPANSIONS_CHECKED.items()
+    for dtype in (torch.bfloat16, *EIGHT_BITS)
+}
+
+
+def _form_checks(device: torch.device) -> list[Check]:
+    forms: Shapes = {
         f"{shape.name} {name}": (shape, lengths)
         for shape in (GPT_OSS, GPT_OSS_WINDOW, GEMMA2_9B, DEEPSEEK_V2_LITE, DEEPSEEK_V3)
         for name, lengths in _FORMS_CHECKED.items()
-    },
-    {
-        **_decodes((DEEPSEEK_V2_LITE, 64, 8192), (DEEPSEEK_V2_LITE, 1, 32_768), (DEEPSEEK_V3, 64, 4096)),
-        f"{DEEPSEEK_V2_LITE.name} 1 x 8192, 512 new": (DEEPSEEK_V2_LITE, [(512, 8192)]),
-        # Where the latent form and that of keys and values meet, and whole prompts.
-        **_chunks(*((DEEPSEEK_V2_LITE, size, size) for size in (256, 512, 1024, 8192)), (DEEPSEEK_V3, 4096, 4096)),
-        **_decodes((GPT_OSS, 64, 8192), (GPT_OSS_WINDOW, 64, 8192), (GEMMA2_9B, 64, 8192)),
-    },
+    }
+    return VARIANT_OP.checks(device, forms) + EXPANDED_OP.checks(device, EXPANDED_CHECKED)
+
+
+ATTENTION_FORMS = OpSuite(
+    "attention_forms",
+    _form_checks,
+    VARIANT_OP.cases(
+        {
+            **_decodes((DEEPSEEK_V2_LITE, 64, 8192), (DEEPSEEK_V2_LITE, 1, 32_768), (DEEPSEEK_V3, 64, 4096)),
+            f"{DEEPSEEK_V2_LITE.name} 1 x 8192, 512 new": (DEEPSEEK_V2_LITE, [(512, 8192)]),
+            # Where the latent form and that of keys and values meet, and whole prompts.
+            **_chunks(*((DEEPSEEK_V2_LITE, size, size) for size in (256, 512, 1024, 8192)), (DEEPSEEK_V3, 4096, 4096)),
+            **_decodes((GPT_OSS, 64, 8192), (GPT_OSS_WINDOW, 64, 8192), (GEMMA2_9B, 64, 8192)),
+        }
+    ),
 )

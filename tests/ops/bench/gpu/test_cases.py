@@ -14,6 +14,7 @@ import torch
 from kernels.activation.experts import SILU
 from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes
+from kernels.paged_attention import is_expansion_less
 from kernels.ssd import SsdSizes, ssd
 from ops.bench.gpu.case import OURS, Case
 from ops.bench.gpu.cases import attention, attention_batch, elementwise, experts, logits, quantized_linear, recurrent
@@ -43,6 +44,10 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "attention": (partial(attention.attention_error, CPU, TINY_WINDOW, [(1, 40), (9, 9), (3, 17)]), 1e-2),
     "sinks": (partial(attention.attention_error, CPU, TINY_SINKS, [(1, 40), (9, 9), (3, 17)]), 1e-2),
     "latent": (partial(attention.attention_error, CPU, TINY_LATENT, [(1, 40), (9, 9), (3, 17)]), 1e-2),
+    **{
+        f"expanded {dtype}": (partial(attention.expanded_error, CPU, TINY_LATENT, [(12, 60), (9, 9)], dtype), 1e-2)
+        for dtype in (torch.bfloat16, *attention.EIGHT_BITS)
+    },
     "SSD": (partial(recurrent.recurrent_error, CPU, TINY_SSD, 3, 5), 1e-2),
     "gated delta": (partial(recurrent.recurrent_error, CPU, TINY_DELTA, 3, 5), 1e-2),
     "product": (partial(quantized_linear.product_error, CPU, 3, 40, 70), 4e-3),
@@ -113,6 +118,15 @@ def test_baselines_compute_what_ours_does(monkeypatch: pytest.MonkeyPatch) -> No
         torch.manual_seed(0)
         theirs = build().candidates["torch.compile"](0)
         torch.testing.assert_close(ours, theirs, atol=0.06, rtol=0.02)
+
+
+def test_expanded_attention_is_checked_where_steps_expand() -> None:
+    labels = [check.label for check in attention.ATTENTION_FORMS.checks(CPU)]
+    assert set(attention.EXPANDED_CHECKED) < set(labels)
+    assert {dtype for _, _, dtype in attention.EXPANDED_CHECKED.values()} == {torch.bfloat16, *attention.EIGHT_BITS}
+    for shape, [(query_len, context_len)], _ in attention.EXPANDED_CHECKED.values():
+        num_pairs = query_len * (2 * context_len - query_len + 1) // 2
+        assert is_expansion_less(128, shape.latent_dim, 128, num_pairs, context_len)
 
 
 def test_torch_steps_a_state_as_ours_does() -> None:

@@ -1,9 +1,11 @@
-"""The commands of METHOD.md can be typed as they stand there, and none runs longer than nine minutes."""
+"""The commands of METHOD.md can be typed as they stand there, on a bare machine, and none takes over nine minutes."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,28 +16,56 @@ import pytest
 import ops.bench.gpu
 from ops.bench.gpu import __main__ as gpu_bench
 from ops.cli.group import headrace
+from tests.ops.bench.bare_machine import run_without
 
 PAGE = (Path(ops.bench.gpu.__file__).parent / "METHOD.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 LINES = [line.strip() for block in BLOCKS for line in block.splitlines()]
 COMMANDS = [line for line in LINES if re.match(r"(PYTHON|timeout|python3|headrace)", line)]
 NINE_MINUTES_S = 540
+ROOT = Path(__file__).parents[4]
+BENCHES = [command for command in COMMANDS if "-m ops.bench" in command]
+PERPLEXITIES = [command for command in COMMANDS if "-m ops.cli perplexity" in command]
+[PYTEST] = [command for command in COMMANDS if "-m pytest" in command]
+[WHEELS] = [command for command in COMMANDS if "find_spec" in command]
+FOLDERS = ("tests/gpu_worker/execution", "tests/kernels")
+# What METHOD.md does not ask for.
+ABSENT = (
+    *("nats", "pytest_asyncio", "pytest_timeout", "xdist", "psutil"),
+    *("starlette", "redis", "httpx", "hypothesis", "uvloop"),
+)
+_PARSE_ALL = """
+import contextlib, io
+from importlib import import_module
+for name, arguments in {calls!r}:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            import_module(name).main([*arguments, "--no-such-option"])
+    except SystemExit:
+        pass
+    assert "unrecognized arguments: --no-such-option" in said.getvalue(), (name, arguments, said.getvalue())
+"""
+
+
+def bench_call(command: str) -> tuple[str, list[str]]:
+    """Return the module with the `main` of a bench, and its arguments."""
+    module = re.search(r"python3 -m (\S+)", command)
+    assert module is not None
+    spec = find_spec(module[1])
+    is_room = spec is not None and spec.submodule_search_locations is not None
+    return f"{module[1]}.__main__" if is_room else module[1], arguments_of(command, module[1])
 
 
 def arguments_of(command: str, after: str) -> list[str]:
     return shlex.split(command.partition(after)[2])
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "ops.bench" in command])
+@pytest.mark.parametrize("command", BENCHES)
 def test_command_knows_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    module = re.search(r"python3 -m (\S+)", command)
-    assert module is not None
-    name = module[1]
-    spec = find_spec(name)
-    is_room = spec is not None and spec.submodule_search_locations is not None
-    main = import_module(f"{name}.__main__" if is_room else name).main
+    name, arguments = bench_call(command)
     with pytest.raises(SystemExit):
-        main([*arguments_of(command, name), "--no-such-option"])
+        import_module(name).main([*arguments, "--no-such-option"])
     assert "error: unrecognized arguments: --no-such-option\n" in capsys.readouterr().err
 
 
@@ -53,12 +83,70 @@ def test_matrix_vector_products_of_8b_are_the_first_that_are_timed(capsys: pytes
     assert all(case.startswith("Llama-3-8B ") and " 1x" in case for case in cases[:5])
 
 
-def test_perplexity_knows_its_options() -> None:
-    [command] = [command for command in COMMANDS if "headrace perplexity" in command]
-    arguments = [word.replace("$cache", "fp8") for word in arguments_of(command, "headrace ")]
+@pytest.mark.parametrize("command", PERPLEXITIES)
+def test_perplexity_knows_its_options(command: str) -> None:
+    arguments = [word.replace("$cache", "fp8") for word in arguments_of(command, "ops.cli ")]
     with pytest.raises(click.NoSuchOption) as ended:
         headrace.main([*arguments, "--no-such-option"], standalone_mode=False)
     assert ended.value.option_name == "--no-such-option"
+
+
+def test_benches_need_nothing_that_a_bare_machine_lacks() -> None:
+    done = run_without((*ABSENT, "click", "jinja2"), _PARSE_ALL.format(calls=[bench_call(one) for one in BENCHES]))
+    assert done.returncode == 0, done.stderr
+
+
+def test_perplexity_needs_nothing_that_a_bare_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = tmp_path / "text"
+    text.write_text("def parse(text):\n    return text\n")
+    arguments = arguments_of(PERPLEXITIES[0], "ops.cli ")
+    arguments[arguments.index("--text") + 1] = str(text)
+    code = f"from ops.cli import main\nsys.argv = ['headrace', *{arguments!r}]\nmain()"
+    done = run_without(ABSENT, code)
+    assert done.stdout.lstrip().startswith("perplexity "), done.stderr
+
+
+def test_missing_wheels_are_named() -> None:
+    program = shlex.split(WHEELS)[2]
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("torch ", "torch not_there ")], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "not_there\n")
+
+
+def test_files_that_need_hypothesis_have_no_test_of_a_gpu() -> None:
+    left_out = [
+        path
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("test_*.py")
+        if re.search(r"\bhypothesis\b", path.read_text())
+    ]
+    assert left_out
+    assert not [path for path in left_out if re.search(r"mark\.gpu|DEVICES", path.read_text())]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param("tests/kernels/test_rms_norm_triton.py tests/gpu_worker/execution/test_submit.py", id="two"),
+        pytest.param(None, marks=pytest.mark.slow, id="all"),
+    ],
+)
+def test_tests_are_collected_on_a_bare_machine(files: str | None) -> None:
+    before, _, listing = PYTEST.partition("$(")
+    found = subprocess.run(["sh", "-c", listing.removesuffix(")")], cwd=ROOT, capture_output=True, text=True).stdout
+    chosen = (files or found).split()
+    assert set(chosen) <= set(found.split())
+    arguments = [*shlex.split(before.partition("-m pytest ")[2]), "--collect-only", *chosen]
+    # Plugins that are installed here are not there.
+    code = (
+        f"import os, pytest\nos.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'\nsys.exit(pytest.main({arguments!r}))"
+    )
+    done = run_without(ABSENT, code)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+/\d+ tests collected", done.stdout)
 
 
 def test_no_command_runs_longer_than_nine_minutes() -> None:
@@ -66,8 +154,8 @@ def test_no_command_runs_longer_than_nine_minutes() -> None:
         seconds = re.search(r"timeout (\d+) ", command)
         if seconds is None:
             # It has limits of its own.
-            assert re.search(r"ops\.bench\.gpu( |$)|ops\.bench\.gpu\.tune|ops\.demo_model", command), command
+            assert re.search(r"ops\.bench\.gpu( |$)|ops\.bench\.gpu\.tune|ops\.demo_model|find_spec", command), command
         else:
             # Three caches, one after the other.
-            times = 3 if "perplexity" in command else 1
+            times = 3 if "$cache" in command else 1
             assert times * int(seconds[1]) <= NINE_MINUTES_S, command
