@@ -26,7 +26,7 @@ from shared.log_limit import LogLimit
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 128
-"""Where these are taken, a new one gets the place of the oldest that has not opened a lease."""
+"""Where these are taken, a new one gets the place of the oldest that has not opened a lease, of the network's first."""
 _BACKLOG = 1024
 """More that are not accepted yet would be dropped, and be tried again only after a second."""
 OPEN_S = 2.0
@@ -105,7 +105,8 @@ class BlockServer:
     def _take_place(self) -> bool:
         """Cut off the oldest connection without a lease; return whether its place was got."""
         with self._lock:
-            oldest = next(iter(self._strangers), None)
+            # Connections of this host are at another socket: one that is new there may not have sent its lease yet.
+            oldest = min(self._strangers, key=_is_local, default=None)
             if oldest is None:
                 return False
             del self._strangers[oldest]
@@ -163,11 +164,11 @@ class BlockServer:
         return None if lease is None else (lease, self._sender(connection, has_nixl=opening.has_nixl))
 
     def _is_served(self, connection: socket.socket) -> bool:
-        return connection.family != socket.AF_UNIX or shared_memory.is_own_user(connection)
+        return not _is_local(connection) or shared_memory.is_own_user(connection)
 
     def _sender(self, connection: socket.socket, *, has_nixl: bool) -> peer_wire.Sender:
         """Return how contents go to a connection."""
-        if connection.family == socket.AF_UNIX:
+        if _is_local(connection):
             assert self._leases.host.file is not None
             return peer_wire.SharedSender(connection, self._leases.host.file)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,6 +188,10 @@ class BlockServer:
                 header = maker.header(group, digest, lease.salt, row.data)
                 yield peer_wire.Found(host.place(row), header, row.data)
                 self._leases.sent_bytes += row.nbytes
+
+
+def _is_local(connection: socket.socket) -> bool:
+    return connection.family == socket.AF_UNIX
 
 
 def _asked(connection: socket.socket, lease: Lease, sender: peer_wire.Sender) -> list[Name] | None:

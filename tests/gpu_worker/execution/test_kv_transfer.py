@@ -496,11 +496,21 @@ def test_strangers_give_their_places_to_workers_and_readers_keep_theirs(
     pair = make_pair()
     begun, gone = pair.begin()
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(pair.connect()) for _ in range(6)]
+        # A worker of this host that has not sent its lease yet.
+        local = stack.enter_context(socket.socket(socket.AF_UNIX))
+        local.connect(shared_memory._name(pair.giving.server.address))
+        wait_for(lambda: pair.giving.server._strangers)
+        strangers = [stack.enter_context(pair.connect()) for _ in range(7)]
+        assert [each.recv(64) for each in strangers[:4]] == [b""] * 4
+        with pytest.raises(BlockingIOError):
+            local.recv(1, socket.MSG_DONTWAIT)
+        local.close()
+        strangers = strangers[4:]
+        wait_for(lambda: len(pair.giving.server._strangers) == 3)
         assert pair.open(pair.grant(gone))
         strangers += [stack.enter_context(pair.connect()) for _ in range(6)]
         # The oldest were cut off.
-        assert [each.recv(64) for each in strangers[:9]] == [b""] * 9
+        assert [each.recv(64) for each in strangers[:6]] == [b""] * 6
         assert pair.go_on(begun) == (expected, 60)
 
 
