@@ -6,6 +6,7 @@ wrong, late or missing does harm: it is computed. Only `open` and `read` wait, f
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import threading
@@ -262,8 +263,11 @@ class PeerTier:
 
 
 def _open(address: str, opening: bytes, rows: list[int], most_contents: int, nixl: NixlAgent | None) -> PeerSession:
+    host, port = split_address(address)
+    # `ValueError` if it is a name: to look one up may take as long as its domain's servers like.
+    ipaddress.ip_address(host)
     local = shared_memory.connect(address, CONNECT_S)
-    connection = local or socket.create_connection(split_address(address), timeout=CONNECT_S)
+    connection = local or socket.create_connection((host, port), timeout=CONNECT_S)
     receiver = peer_wire.SharedReceiver(connection, rows) if local else peer_wire.Receiver(connection, rows)
     try:
         if local is None:

@@ -617,6 +617,26 @@ def test_memory_is_shared_to_be_read_and_only_with_processes_of_the_same_user(
     assert not pair.open(pair.grant(gone)), "it is not served"
 
 
+def test_process_of_another_user_takes_no_place(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(block_server, "OPEN_S", 60.0)
+    pair = make_pair()
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(pair.connect()) for _ in range(2)]
+        wait_for(lambda: len(pair.giving.server._strangers) == 2)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        for _ in range(8):
+            local = stack.enter_context(connect_blindly(pair.giving.server.address, 1.0))
+            local.settimeout(10)
+            assert local.recv(1) == b""
+        for each in workers:
+            each.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
+
+
 def connect_blindly(address: str, timeout_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(shared_memory._name(address))
@@ -791,6 +811,24 @@ def test_of_a_worker_that_tells_an_address_that_is_none_nothing_is_fetched(addre
     peers = peers_of(ROW_BYTES)
     assert not peers.open(address, "0" * 32, "r", 1, 61)
     assert peers.num_failed == 1
+
+
+def test_no_name_that_a_worker_tells_is_looked_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(host: str, *rest: object, **options: object) -> Any:
+        assert host == "127.0.0.1", "to look up a name may take long"
+        return real(host, *rest, **options)
+
+    server = BlockServer("localhost", pair.giving.leases, lambda: None)
+    server.close()
+    assert server.address.startswith("127.0.0.1:"), "where others find it without looking up a name"
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(shared_memory, "connect", lambda *_: None)
+    _, gone = pair.begin()
+    assert pair.open(pair.grant(gone))
+    peers = peers_of(ROW_BYTES)
+    for address in ("localhost:9", "kv.example:7000", "[kv]:9"):
+        assert not peers.open(address, "0" * 32, "r", 1, 61)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "", ":7000", "a:b", "h:70000", "*"])
