@@ -203,7 +203,7 @@ def remembered() -> Remembered:
         {"sampling": Sampling(seed=1, max_tokens=9)},
         {"suffix": "food"},
         {"adapter": "a" * 64},
-        {"media": (MediaRef(digest="a" * 64, num_bytes=9, width=1, height=1),)},
+        {"media": (MediaRef(digest="a" * 64, num_bytes=9, mime="image/png", width=1, height=1),)},
         {"pooling": Pooling(task="score", query="food")},
         {"kv_budget": KvBudget(64)},
         {"prediction": "food"},
