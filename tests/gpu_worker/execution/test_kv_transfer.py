@@ -749,6 +749,40 @@ def test_of_a_load_that_ends_early_nothing_is_left(pair: Pair) -> None:
     assert not session.is_closed
 
 
+@pytest.mark.parametrize("how", ["read", "forgotten", "suspended"])
+def test_a_worker_that_sends_each_content_just_in_time_holds_loads_up_once(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_wire, "FRAME_S", 0.4)
+    monkeypatch.setattr(peer_wire, "MOST_FRAME_S", 0.8)
+    names, is_over = numbered(40), threading.Event()
+
+    def act(connection: socket.socket) -> None:
+        receive_frame(connection, 512, 5)
+        send_frame(connection, Kind.CONTENTS, b"".join(ITEM.pack(*name) for name in names))
+        _, body = receive_frame(connection, MAX_REQUEST_BYTES, 60)
+        for _, digest in ITEM.iter_unpack(body):
+            is_over.wait(0.25)
+            send_frame(connection, Kind.BLOCK, MAKER.header(0, digest, SALT, memoryview(digest)) + digest)
+
+    peers = peers_of(32)
+    with lying(act) as address:
+        assert peers.open(address, "0" * 32, "r", 1, 161)
+        peers.expect(names)
+        assert peers.read(*names[0], SALT) is not None
+        started = time.monotonic()
+        if how == "read":
+            assert peers.read(*names[39], SALT) is None
+        elif how == "forgotten":
+            peers.forget(names)
+        else:
+            peers.suspend()
+        assert time.monotonic() - started < 5, "all 40 take ten seconds"
+        assert not peers.has(*names[39])
+        assert not peers.open(address, "0" * 32, "r", 1, 161), "it is left alone for a while"
+        is_over.set()
+
+
 def test_right_contents_are_loaded_from_the_same_server() -> None:
     names = numbered(3)
 
