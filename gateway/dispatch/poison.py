@@ -157,8 +157,10 @@ class KnownPoison:
 def kind_of(request: Request) -> bytes:
     """Return a digest of tenant, prompt and parameters, without the seed: the gateway often makes it."""
     sampling = msgspec.structs.replace(request.sampling, seed=None)
-    prompt = (request.text, request.messages, request.chat, request.token_ids)
-    return hashlib.sha256(_encode((request.tenant, request.model, prompt, sampling))).digest()
+    prompt = (request.text, request.suffix, request.messages, request.media, request.chat, request.token_ids)
+    cut = (request.add_special_tokens, request.truncate_prompt_tokens)
+    computed = (request.adapter, request.pooling, request.prediction, request.kv_budget, sampling)
+    return hashlib.sha256(_encode((request.tenant, request.model, prompt, cut, computed))).digest()
 
 
 class ProbationQueue:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError
 from shared.messages import Request
 from shared.nats_connection import SEND_ERRORS
+from shared.temporary_folder import TemporaryFolder
 
 if TYPE_CHECKING:
     from gpu_worker.adapters.reader import PackedAdapter
@@ -208,7 +208,7 @@ class RequestAdapters:
         return True
 
     async def _read(self, digest: str) -> PackedAdapter:
-        with tempfile.TemporaryDirectory(prefix="headrace-adapter-") as name:
+        with TemporaryFolder("headrace-lora-") as name:
             await self._store.fetch(digest, Path(name), self.slots.max_bytes)
             adapter = await asyncio.to_thread(self._read_files, Path(name))
         if adapter.num_bytes > self.slots.max_bytes:

@@ -16,7 +16,6 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -55,6 +54,7 @@ from shared.request_log import RequestLog
 from shared.streams import StreamLimits
 from shared.subjects import check_model_name, check_setting, encode_name, worker_subject
 from shared.telemetry import configure_logging
+from shared.temporary_folder import TemporaryFolder
 from shared.tracing import make_tracing
 
 # The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
@@ -178,7 +178,8 @@ async def _run(
     nats = connecting.result()
     limits, memory_bytes = StreamLimits(), config.image_memory_bytes
     tenants = tuple(name.strip() for name in config.watermark_tenants.split(",") if name.strip())
-    access, own_store = _adapter_access(config, setup)
+    files = contextlib.ExitStack()
+    access = _adapter_access(config, setup, files)
     own = (memory_bytes, config.prefix_wait_s, tenants, as_role(config.role), access)
     worker = Worker(identity, nats, setup, model, limits, observer, stopping, *own)
     events.consumer = worker.consumer
@@ -202,7 +203,7 @@ async def _run(
         await health.close()
         await worker.close()
         await nats.close()
-        own_store.cleanup()
+        files.close()
         if setup.tiers is not None:
             await asyncio.to_thread(setup.tiers.close, TIERS_DRAIN_S)
     has_failed = worker.has_failed.is_set()
@@ -210,15 +211,13 @@ async def _run(
     return 1 if has_failed else 0
 
 
-def _adapter_access(
-    config: WorkerConfig, setup: EngineSetup
-) -> tuple[AdapterAccess | None, tempfile.TemporaryDirectory[str]]:
-    """Return how adapters are had, if there are any, and the store of this worker's own, which may be unused."""
-    own = tempfile.TemporaryDirectory(prefix="headrace-adapters-")
+def _adapter_access(config: WorkerConfig, setup: EngineSetup, files: contextlib.ExitStack) -> AdapterAccess | None:
+    """Return how adapters are had, if there are any; `files` removes a store of this worker's own."""
     if setup.adapting is None:
-        return None, own
-    store = AdapterStore(store_of(config.adapters or own.name, "HEADRACE_ADAPTERS"))
-    return AdapterAccess(store, lora_modules(config), config.max_lora_bytes, config.adapters is not None), own
+        return None
+    place = config.adapters or files.enter_context(TemporaryFolder("headrace-loras-"))
+    store = AdapterStore(store_of(place, "HEADRACE_ADAPTERS"))
+    return AdapterAccess(store, lora_modules(config), config.max_lora_bytes, config.adapters is not None)
 
 
 class _ConnectionEvents:

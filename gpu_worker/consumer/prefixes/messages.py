@@ -21,6 +21,8 @@ MAX_OFFERED_LINKS = 64
 
 Reply = Literal["claim", "later", "decline", "taken"]
 WaitSeconds = Annotated[float, Meta(ge=0.0, le=MAX_WAIT_S)]
+# Written as it is into the command that acknowledges: white space would begin another command, under this login.
+AckSubject = Annotated[str, Meta(max_length=1024, pattern=r"^\$JS\.ACK\.[^\s*>]+\Z")]
 
 
 class Offer(Struct, frozen=True, array_like=True, tag="offer"):
@@ -65,7 +67,7 @@ class Grant(Struct, frozen=True, array_like=True, tag="grant"):
     number: Counter
     subject: Annotated[str, Meta(max_length=512)]
     data: bytes
-    ack_subject: Annotated[str, Meta(max_length=1024)]
+    ack_subject: AckSubject
 
 
 PeerMessage = Offer | Answer | Grant

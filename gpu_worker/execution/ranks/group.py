@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +32,7 @@ from gpu_worker.execution.ranks.watch import FREEZE_S, Watch, exit_within
 from gpu_worker.execution.runner_config import RunnerConfig
 from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError, HeadraceError
+from shared.temporary_folder import TemporaryFolder
 from shared.worker_metrics import RankReading
 
 _LOADING_FREEZE_S = 60.0
@@ -86,7 +86,7 @@ class RankGroup:
         self._hosts: list[LocalHost | RemoteHost] = [own, *([] if remote is None else remote.hosts.values())]
         self.board = own.board
         self.ranks: GroupRanks = group_ranks(0, own.board, config, is_shared=is_shared, interface=interface)
-        self._folder = tempfile.TemporaryDirectory(prefix="headrace-ranks-")
+        self._folder = TemporaryFolder("headrace-group-")
         self._exits_when_stuck = exits_when_stuck
         self._stuck: threading.Timer | None = None
         self._lost: str | None = None

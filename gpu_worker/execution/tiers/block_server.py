@@ -43,7 +43,7 @@ class BlockServer:
     workers of other hosts where both have NIXL.
 
     Attributes:
-        address: Where others find it, `host:port`.
+        address: Where others find it: an IP address and a port, since to look up a name may take long.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class BlockServer:
             server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError("HEADRACE_KV_ADDRESS", f"{address} cannot be listened on: {error.strerror}") from None
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"{shown}:{server.getsockname()[1]}"
+        number, port = server.getsockname()[:2]
+        self.address = f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
         self._leases = leases
         self._maker = maker
         self._nixl = nixl
@@ -92,6 +92,10 @@ class BlockServer:
                 # Of one connection, or no file is left: others may come.
                 time.sleep(0.05)
                 continue
+            if _is_local(connection) and not shared_memory.is_own_user(connection):
+                # Before it takes the place of another.
+                connection.close()
+                continue
             if not self._places.acquire(blocking=False) and not self._take_place():
                 connection.close()
                 continue
@@ -125,7 +129,7 @@ class BlockServer:
         was_read = False
         try:
             maker = self._maker()
-            opened = None if maker is None or not self._is_served(connection) else self._open(connection)
+            opened = None if maker is None else self._open(connection)
             if opened is None or maker is None:
                 send_frame(connection, Kind.REFUSED)
                 return
@@ -162,9 +166,6 @@ class BlockServer:
             return None
         lease = self._leases.open(opening.lease, opening.request, opening.epoch, connection)
         return None if lease is None else (lease, self._sender(connection, has_nixl=opening.has_nixl))
-
-    def _is_served(self, connection: socket.socket) -> bool:
-        return not _is_local(connection) or shared_memory.is_own_user(connection)
 
     def _sender(self, connection: socket.socket, *, has_nixl: bool) -> peer_wire.Sender:
         """Return how contents go to a connection."""

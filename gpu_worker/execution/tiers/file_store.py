@@ -24,6 +24,8 @@ from shared.objects.s3 import bucket_errors, open_bucket
 ABANDONED_S = 300.0
 """Nothing takes so long to write."""
 _BUCKET_TIMEOUT = "10s"
+_MODE = 0o700
+"""Of folders: the name of a file tells who can guess a prompt that it was computed."""
 
 _NOT_FILES = (errno.ELOOP, errno.ENXIO)
 """What opening a symbolic link and a socket ends with."""
@@ -61,7 +63,7 @@ class DirectoryStore:
         self.place = f"the directory {root}"
         self._root = root
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(_MODE, parents=True, exist_ok=True)
             probe = temporary_beside(root / "probe")
             probe.touch()
             probe.unlink()
@@ -74,6 +76,8 @@ class DirectoryStore:
         try:
             file = AtomicFile(target)
         except FileNotFoundError:
+            # Of the maker, since the directory itself may be older.
+            target.parents[2].mkdir(_MODE, parents=True, exist_ok=True)
             target.parent.mkdir(parents=True, exist_ok=True)
             file = AtomicFile(target)
         try:
@@ -101,10 +105,10 @@ class DirectoryStore:
             if not stat.S_ISREG(state.st_mode) or state.st_size > most_bytes:
                 return b""
             data = _read_all(opened, state.st_size)
+            with contextlib.suppress(OSError):
+                os.utime(opened)
         finally:
             os.close(opened)
-        with contextlib.suppress(OSError):
-            os.utime(path)
         return data
 
     def delete(self, key: str) -> None:
@@ -213,5 +217,6 @@ def _subfolders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
+        # The latter is another user's.
         return []

@@ -19,8 +19,10 @@ import socket
 import threading
 import time
 import zlib
+from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Values
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -39,7 +41,7 @@ _NUM_ROWS = 16
 """Contents that are read at once, at most."""
 _MAX_KNOWN = 256
 _POLL_S = 0.0002
-_WAIT_MS = 1
+_PROGRESS_S = 0.001
 
 
 class NixlError(PeerError):
@@ -72,27 +74,52 @@ class NixlAgent:
         self._free = list(range(_NUM_ROWS))
         # Transfers that have ended, or were given up, and the rows that they write to.
         self._begun: list[tuple[Any, int]] = []
+        # By description, the worker that was used last at the end; and how many connections use each.
         self._known: dict[bytes, bytes] = {}
+        self._users: Counter[bytes] = Counter()
         self._lock = threading.Condition()
+        self._num_readers = 0
+        self._is_closed = False
+        self._readers = threading.Condition()
+        threading.Thread(target=self._progress, name="kv-nixl", daemon=True).start()
 
     def connect(self, description: bytes) -> bytes:
-        """Return the name of the worker whose memory is described; `NixlError` if it cannot be reached."""
+        """Return the name of the worker whose memory is described, in use until `release`.
+
+        `NixlError` if it cannot be reached.
+        """
         (checksum,) = _CHECKSUM.unpack_from(description.ljust(_CHECKSUM.size, b"\0"))
         shown = bytes(description[_CHECKSUM.size :])
         # NIXL ends the process at some that are damaged.
         if not shown or checksum != zlib.crc32(shown):
             raise NixlError("the description of its memory is damaged")
         with self._lock:
-            if (known := self._known.get(shown)) is not None:
-                return known
-            while len(self._known) >= _MAX_KNOWN:
-                self._forget(next(iter(self._known.values())))
+            name = self._known.pop(shown, None) or self._add(shown)
+            self._known[shown] = name
+            self._users[name] += 1
+        return name
+
+    def release(self, name: bytes) -> None:
+        """Take note that a connection does not use a worker's memory any more."""
+        with self._lock:
+            self._users[name] -= 1
+            if self._users[name] <= 0:
+                del self._users[name]
+
+    def _add(self, shown: bytes) -> bytes:
+        while len(self._known) >= _MAX_KNOWN:
+            unused = next((known for known in self._known.values() if known not in self._users), None)
+            if unused is None:
+                raise NixlError("the memory of too many workers is being read")
+            self._forget(unused)
         try:
             name: bytes = self._agent.add_remote_agent(shown)
         except Exception as error:
             raise NixlError(f"NIXL does not reach its memory: {error}") from None
-        with self._lock:
-            self._known[shown] = name
+        if name in self._known.values():
+            # One of both lies, and NIXL tells them apart by nothing else.
+            self._forget(name)
+            raise NixlError("it has the name of another worker")
         return name
 
     def read(self, name: bytes, place: int, row: memoryview) -> None:
@@ -103,7 +130,7 @@ class NixlAgent:
                 raise NixlError("NIXL has not ended earlier reads")
             number = self._free.pop()
         own = self._rows[number, : len(row)]
-        handle = None
+        handle, state, why = None, "ERR", "NIXL cannot read its memory"
         try:
             here, there = (
                 self._agent.get_xfer_descs([(address, own.nbytes, 0)], "DRAM") for address in (own.ctypes.data, place)
@@ -113,42 +140,64 @@ class NixlAgent:
             while state == "PROC" and time.monotonic() < until:
                 time.sleep(_POLL_S)
                 state = self._agent.check_xfer_state(handle)
+            if state == "DONE":
+                row[:] = own.data
         except Exception as error:
             state, why = "ERR", f"NIXL cannot read its memory: {error}"
-        else:
-            why = "NIXL is too slow" if state == "PROC" else "NIXL cannot read its memory"
-        if state == "DONE":
-            row[:] = own.data
-        with self._lock:
-            if handle is None:
-                self._free.append(number)
-            else:
-                self._begun.append((handle, number))
-            self._lock.notify()
+        finally:
+            with self._lock:
+                if handle is None:
+                    self._free.append(number)
+                else:
+                    self._begun.append((handle, number))
+                self._lock.notify()
         if state != "DONE":
             self._forget(name)
-            raise NixlError(why)
+            raise NixlError("NIXL is too slow" if state == "PROC" else why)
 
     def _has_row(self) -> bool:
         """Return whether a row is free; those are whose transfer has ended, and that nothing is written to any more."""
         running = []
         for handle, number in self._begun:
+            # A transfer that has failed raises, and has ended too.
             with suppress(Exception):
-                # A transfer that has failed raises, and has ended too.
                 if self._agent.check_xfer_state(handle) == "PROC":
                     running.append((handle, number))
                     continue
+            with suppress(Exception):
                 handle.release()
             self._free.append(number)
         self._begun = running
         return bool(self._free)
 
-    def progress(self) -> None:
-        """Answer readers, as far as the network needs the process for that: to connect, and for all reads over TCP."""
-        self._agent.get_new_notifs()
+    @contextmanager
+    def being_read(self) -> Iterator[None]:
+        """Answer readers meanwhile: to connect, and for all reads over TCP, the network needs the process for that."""
+        with self._readers:
+            self._num_readers += 1
+            self._readers.notify()
+        try:
+            yield
+        finally:
+            with self._readers:
+                self._num_readers -= 1
+
+    def _progress(self) -> None:
+        """Do for all readers together what one needs: a thread for each would wake a thousand times a second, too."""
+        while True:
+            with self._readers:
+                self._readers.wait_for(lambda: self._num_readers or self._is_closed)
+                if self._is_closed:
+                    return
+            with suppress(Exception):
+                self._agent.get_new_notifs()
+            time.sleep(_PROGRESS_S)
 
     def close(self) -> None:
         """End all access by readers."""
+        with self._readers:
+            self._is_closed = True
+            self._readers.notify()
         for each in self._registered:
             with suppress(Exception):
                 self._agent.deregister_memory(each)
@@ -158,8 +207,9 @@ class NixlAgent:
         """Reach a worker anew, should it be there again."""
         with self._lock:
             self._known = {shown: known for shown, known in self._known.items() if known != name}
-        with suppress(Exception):
-            self._agent.remove_remote_agent(name)
+            # Locked: once it is added anew, it would be removed again.
+            with suppress(Exception):
+                self._agent.remove_remote_agent(name)
 
 
 def make_agent(regions: Values[tuple[int, int]], row_bytes: int) -> NixlAgent | None:
@@ -194,11 +244,10 @@ class NixlSender(PlaceSender):
 
     def wait(self, timeout_s: float) -> None:
         """Let the receiver read until it sends a frame, or a time is over."""
-        until = time.monotonic() + timeout_s
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
-        while not poller.poll(_WAIT_MS) and time.monotonic() < until:
-            self._agent.progress()
+        with self._agent.being_read():
+            poller.poll(1000 * max(0.0, timeout_s))
 
     def _place(self, found: Found) -> int:
         return int(np.frombuffer(found.payload, dtype=np.uint8).ctypes.data)
@@ -208,6 +257,7 @@ class NixlReceiver(PlaceReceiver):
     """Reads the sender's memory by NIXL."""
 
     way = "read in its memory, by NIXL"
+    _is_closed = False
 
     def __init__(self, connection: socket.socket, rows: Values[int], agent: NixlAgent, name: bytes) -> None:
         """Read from the worker `name`, to which the agent is connected."""
@@ -217,3 +267,9 @@ class NixlReceiver(PlaceReceiver):
 
     def _read(self, place: int, row: memoryview) -> None:
         self._agent.read(self._name, place, row)
+
+    def close(self) -> None:
+        """Let go of the sender's memory, once."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._agent.release(self._name)

@@ -6,6 +6,7 @@ wrong, late or missing does harm: it is computed. Only `open` and `read` wait, f
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import threading
@@ -21,7 +22,7 @@ from gpu_worker.execution.tiers import peer_wire, shared_memory
 from gpu_worker.execution.tiers.block_server import split_address
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.nixl_transport import MAX_DESCRIPTION_BYTES, NixlAgent, NixlError, NixlReceiver
-from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Name, PeerError, receive_frame, send_frame
+from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Name, PeerError, SlowPeerError, receive_frame, send_frame
 from shared.errors import ConfigError
 from shared.log_limit import LogLimit
 from shared.messages import encode
@@ -54,6 +55,13 @@ class PeerSession:
         self._expected: deque[Name] = deque()
         self._asked: deque[Name] = deque()
         self._received: dict[Name, object | None] = {}
+        # When all that was asked for has to be here, although each content has time of its own.
+        self._due_at = 0.0
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether contents that were asked for are not here yet."""
+        return bool(self._asked)
 
     def expect(self, names: Iterable[Name]) -> None:
         """Ask for these contents as soon as one of them is wanted: they come without a round trip for each."""
@@ -68,6 +76,8 @@ class PeerSession:
                 for _ in range(len(self._expected)):
                     if (name := self._expected.popleft()) not in dropped:
                         self._expected.append(name)
+                # Threads that load for others wait here: what does not come at once is not worth the session.
+                self._due_at = min(self._due_at, time.monotonic() + peer_wire.FRAME_S)
                 while self._asked and not self.is_closed:
                     self._take_in()
                 for name in dropped:
@@ -99,9 +109,12 @@ class PeerSession:
                     asked[later] = None
             send_frame(self._connection, Kind.GET, b"".join(ITEM.pack(*each) for each in asked))
             self._asked.extend(asked)
+            self._due_at = time.monotonic() + peer_wire.MOST_FRAME_S
         self._take_in()
 
     def _take_in(self) -> None:
+        if time.monotonic() > self._due_at:
+            raise SlowPeerError("the other side is too slow")
         for each in self._receiver.receive(self._asked):
             self._received[self._asked.popleft()] = each
 
@@ -162,8 +175,7 @@ class PeerTier:
             # The address is what a heartbeat says.
             self._failed(address, error)
             if not isinstance(error, PeerError):
-                self._distrusted = {name: until for name, until in self._distrusted.items() if until > now}
-                self._distrusted[address] = now + DISTRUST_S
+                self._distrust(address)
             return False
         with self._lock:
             before = session if self._has_ended else self._sessions.pop(request, None)
@@ -223,10 +235,15 @@ class PeerTier:
         return np.frombuffer(payload, dtype=np.uint8)
 
     def suspend(self) -> bool:
-        """Close all sessions, one of which may hang; return whether there were any."""
+        """Close all sessions, one of which may hang; return whether there were any.
+
+        Workers that owe contents are left alone for a while: one of them has made all loads stand still.
+        """
         with self._lock:
             sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
+            if session.is_awaited:
+                self._distrust(session.address)
             session.close()
         return bool(sessions)
 
@@ -249,7 +266,15 @@ class PeerTier:
             self._told[address] = way
             _log.info("KV of %s is %s", address, way)
 
+    def _distrust(self, address: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._distrusted = {name: until for name, until in self._distrusted.items() if until > now}
+            self._distrusted[address] = now + DISTRUST_S
+
     def _failed(self, address: str, error: Exception) -> None:
+        if isinstance(error, SlowPeerError):
+            self._distrust(address)
         now = time.monotonic()
         with self._lock:
             self.num_failed += 1
@@ -262,8 +287,11 @@ class PeerTier:
 
 
 def _open(address: str, opening: bytes, rows: list[int], most_contents: int, nixl: NixlAgent | None) -> PeerSession:
+    host, port = split_address(address)
+    # `ValueError` if it is a name: to look one up may take as long as its domain's servers like.
+    ipaddress.ip_address(host)
     local = shared_memory.connect(address, CONNECT_S)
-    connection = local or socket.create_connection(split_address(address), timeout=CONNECT_S)
+    connection = local or socket.create_connection((host, port), timeout=CONNECT_S)
     receiver = peer_wire.SharedReceiver(connection, rows) if local else peer_wire.Receiver(connection, rows)
     try:
         if local is None:

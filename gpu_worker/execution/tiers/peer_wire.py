@@ -76,6 +76,10 @@ class PeerError(OSError):
     """The other side does not keep to the protocol, or is too slow."""
 
 
+class SlowPeerError(PeerError, TimeoutError):
+    """The other side sends something, and not in time."""
+
+
 def send_frame(connection: socket.socket, kind: Kind, *parts: bytes | memoryview) -> None:
     """Send a frame within the time for one; `OSError` if it cannot be sent."""
     connection.settimeout(FRAME_S)
@@ -142,7 +146,7 @@ def _receive(connection: socket.socket, num_bytes: int, wait_s: float) -> bytear
     while view:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise PeerError("the other side is too slow")
+            raise SlowPeerError("the other side is too slow")
         connection.settimeout(left)
         count = connection.recv_into(view[:_CHUNK_BYTES])
         if count == 0:
@@ -281,11 +285,13 @@ class SharedReceiver(PlaceReceiver):
             raise PeerError("the lease is not known there, or over")
 
     def _read(self, place: int, row: memoryview) -> None:
-        if self._file is None or os.preadv(self._file, [row], place) != len(row):
+        # Another thread may close it.
+        file = self._file
+        if file is None or os.preadv(file, [row], place) != len(row):
             raise PeerError("a content is not where it is said to be")
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)

@@ -22,7 +22,10 @@ from gateway.dispatch.poison import (
 from gateway.errors import ApiError
 from gateway.fleet.deaths import Death
 from shared.dead_letters import DeadAttempt, DeadLetter
+from shared.kv_budget import KvBudget
+from shared.media import MediaRef
 from shared.messages import Request
+from shared.pooling import Pooling
 from shared.sampling import Sampling
 from tests.gateway.dispatch_bench import ListSink
 
@@ -192,7 +195,21 @@ def remembered() -> Remembered:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"tenant": "u"}, {"text": "food"}, {"model": "n"}, {"sampling": Sampling(seed=1, max_tokens=9)}]
+    "changes",
+    [
+        {"tenant": "u"},
+        {"text": "food"},
+        {"model": "n"},
+        {"sampling": Sampling(seed=1, max_tokens=9)},
+        {"suffix": "food"},
+        {"adapter": "a" * 64},
+        {"media": (MediaRef(digest="a" * 64, num_bytes=9, mime="image/png", width=1, height=1),)},
+        {"pooling": Pooling(task="score", query="food")},
+        {"kv_budget": KvBudget(64)},
+        {"prediction": "food"},
+        {"truncate_prompt_tokens": 4},
+        {"add_special_tokens": False},
+    ],
 )
 def test_another_request_is_not_suspected(remembered: Remembered, changes: dict[str, object]) -> None:
     remembered.convict()

@@ -346,6 +346,24 @@ def test_a_disk_that_cannot_be_read_is_left_alone_for_a_while(tmp_path: Path, er
     assert not any(files.has(0, digest) for digest in digests)
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_no_other_user_sees_which_prompts_were_computed(tmp_path: Path, is_new: bool) -> None:
+    tmp_path.chmod(0o755)
+    root = tmp_path / "kv"
+    if not is_new:
+        root.mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        store = DirectoryStore(root)
+        store.write(MAKER.key(0, bytes(32)), [b"content"])
+    finally:
+        os.umask(before)
+    path = (root / MAKER.key(0, bytes(32))).parent
+    closed = [folder for folder in (path, *path.parents) if folder.stat().st_mode & 0o077 == 0]
+    assert {root / MAKER.folder} <= set(closed), "a name is a digest of the prompt"
+    assert (root in closed) is is_new
+
+
 @pytest.mark.parametrize("kind", ["long", "pipe", "link", "socket", "directory"])
 def test_what_is_not_a_file_of_the_right_length_is_neither_read_nor_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

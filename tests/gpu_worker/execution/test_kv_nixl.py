@@ -6,18 +6,23 @@ import logging
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from gpu_worker.execution.tiers import nixl_transport, peer_wire, shared_memory
-from gpu_worker.execution.tiers.nixl_transport import NixlAgent, NixlError, make_agent
+from gpu_worker.execution.tiers.nixl_transport import NixlAgent, NixlError, NixlSender, make_agent
 from tests.gpu_worker.execution.test_kv_transfer import (  # noqa: F401
     WAYS,
     Answer,
@@ -25,6 +30,7 @@ from tests.gpu_worker.execution.test_kv_transfer import (  # noqa: F401
     expected,
     make_pair,
 )
+from tests.waiting import wait_for
 
 pytest.importorskip("nixl", reason="NIXL does not support this platform")
 
@@ -57,8 +63,8 @@ def other_worker() -> Iterator[tuple[subprocess.Popen[str], bytes, int]]:
         memory = np.full({ROW_BYTES}, 7, np.uint8)
         agent = NixlAgent([(memory.ctypes.data, memory.nbytes)], 1)
         print(agent.description.hex(), memory.ctypes.data, flush=True)
-        while not select.select([sys.stdin], (), (), 0.001)[0]:
-            agent.progress()
+        with agent.being_read():
+            select.select([sys.stdin], (), ())
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -111,6 +117,100 @@ def test_a_worker_that_ends_or_stands_still_costs_a_second_and_no_row(
         name = reader.connect(description)
         for _ in range(2 * len(reader._rows)):
             assert read(reader, name, place) == bytes([7]) * ROW_BYTES
+
+
+class CountingAgent:
+    """The part of NIXL that knows other workers: `known` holds their names, `num_progressed` is its polls."""
+
+    def __init__(self) -> None:
+        self.known: set[bytes] = set()
+        self.num_progressed = 0
+        self.released: list[object] = []
+
+    def add_remote_agent(self, shown: bytes) -> bytes:
+        assert shown[:8] not in self.known or shown.endswith(b"liar")
+        self.known.add(shown[:8])
+        return shown[:8]
+
+    def remove_remote_agent(self, name: bytes) -> None:
+        self.known.discard(name)
+
+    def get_new_notifs(self) -> None:
+        self.num_progressed += 1
+
+    def check_xfer_state(self, handle: object) -> str:
+        raise RuntimeError("the transfer has failed")
+
+
+def description(number: int, end: bytes = b"") -> bytes:
+    shown = b"%08d" % number + end
+    return nixl_transport._CHECKSUM.pack(zlib.crc32(shown)) + shown
+
+
+def test_worker_whose_memory_is_being_read_is_forgotten_for_no_other(
+    reader: NixlAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = CountingAgent()
+    monkeypatch.setattr(reader, "_agent", fake)
+    monkeypatch.setattr(nixl_transport, "_MAX_KNOWN", 4)
+    used = reader.connect(description(0))
+    for number in range(1, 20):
+        reader.release(reader.connect(description(number)))
+        # Connected to again and again, so it is never the one that was used least recently.
+        reader.release(reader.connect(description(1)))
+        assert {used, b"00000001"} <= fake.known
+        assert len(fake.known) == min(4, number + 1)
+    in_use = [reader.connect(description(number)) for number in (1, 50, 51)]
+    with pytest.raises(NixlError, match="too many"):
+        reader.connect(description(52))
+    reader.release(in_use[1])
+    assert reader.connect(description(52)) in fake.known
+    assert used in fake.known
+
+
+def test_worker_that_has_the_name_of_another_is_not_read(reader: NixlAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = CountingAgent()
+    monkeypatch.setattr(reader, "_agent", fake)
+    reader.release(reader.connect(description(1)))
+    with pytest.raises(NixlError, match="name of another"):
+        reader.connect(description(1, b"liar"))
+    assert not fake.known, "NIXL may mean either by the name"
+    assert reader.connect(description(1)) in fake.known
+
+
+def test_row_of_a_transfer_that_has_failed_is_free_again_and_the_transfer_released(
+    reader: NixlAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_agent", CountingAgent())
+    handles = [Mock(), Mock(release=Mock(side_effect=RuntimeError))]
+    reader._begun, reader._free = [(handle, number) for number, handle in enumerate(handles)], []
+    assert reader._has_row()
+    assert (reader._free, reader._begun) == ([0, 1], [])
+    for handle in handles:
+        handle.release.assert_called_once_with()
+
+
+def test_many_leases_are_waited_for_at_the_cost_of_one(reader: NixlAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, ends = CountingAgent(), [socket.socketpair() for _ in range(16)]
+    monkeypatch.setattr(reader, "_agent", fake)
+    waiting = [threading.Thread(target=NixlSender(end, reader).wait, args=(60.0,)) for end, _ in ends]
+    for thread in waiting:
+        thread.start()
+    wait_for(lambda: reader._num_readers == len(ends))
+    begun, count = time.monotonic(), fake.num_progressed
+    time.sleep(0.2)
+    # One thread polls, with a pause of a millisecond, however many connections wait.
+    assert 1 <= fake.num_progressed - count <= 2 + (time.monotonic() - begun) / nixl_transport._PROGRESS_S
+    for _, end in ends:
+        end.close()
+    for thread in waiting:
+        thread.join(10)
+        assert not thread.is_alive()
+    count = fake.num_progressed
+    time.sleep(0.1)
+    assert fake.num_progressed <= count + 1, "without a lease it rests"
+    for end, _ in ends:
+        end.close()
 
 
 @pytest.mark.parametrize("has_nixl", [(True, False), (False, True)], ids=["prefill", "decode"])

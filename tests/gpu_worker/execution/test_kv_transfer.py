@@ -617,6 +617,26 @@ def test_memory_is_shared_to_be_read_and_only_with_processes_of_the_same_user(
     assert not pair.open(pair.grant(gone)), "it is not served"
 
 
+def test_process_of_another_user_takes_no_place(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(block_server, "OPEN_S", 60.0)
+    pair = make_pair()
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(pair.connect()) for _ in range(2)]
+        wait_for(lambda: len(pair.giving.server._strangers) == 2)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        for _ in range(8):
+            local = stack.enter_context(connect_blindly(pair.giving.server.address, 1.0))
+            local.settimeout(10)
+            assert local.recv(1) == b""
+        for each in workers:
+            each.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
+
+
 def connect_blindly(address: str, timeout_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(shared_memory._name(address))
@@ -729,6 +749,40 @@ def test_of_a_load_that_ends_early_nothing_is_left(pair: Pair) -> None:
     assert not session.is_closed
 
 
+@pytest.mark.parametrize("how", ["read", "forgotten", "suspended"])
+def test_a_worker_that_sends_each_content_just_in_time_holds_loads_up_once(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_wire, "FRAME_S", 0.4)
+    monkeypatch.setattr(peer_wire, "MOST_FRAME_S", 0.8)
+    names, is_over = numbered(40), threading.Event()
+
+    def act(connection: socket.socket) -> None:
+        receive_frame(connection, 512, 5)
+        send_frame(connection, Kind.CONTENTS, b"".join(ITEM.pack(*name) for name in names))
+        _, body = receive_frame(connection, MAX_REQUEST_BYTES, 60)
+        for _, digest in ITEM.iter_unpack(body):
+            is_over.wait(0.25)
+            send_frame(connection, Kind.BLOCK, MAKER.header(0, digest, SALT, memoryview(digest)) + digest)
+
+    peers = peers_of(32)
+    with lying(act) as address:
+        assert peers.open(address, "0" * 32, "r", 1, 161)
+        peers.expect(names)
+        assert peers.read(*names[0], SALT) is not None
+        started = time.monotonic()
+        if how == "read":
+            assert peers.read(*names[39], SALT) is None
+        elif how == "forgotten":
+            peers.forget(names)
+        else:
+            peers.suspend()
+        assert time.monotonic() - started < 5, "all 40 take ten seconds"
+        assert not peers.has(*names[39])
+        assert not peers.open(address, "0" * 32, "r", 1, 161), "it is left alone for a while"
+        is_over.set()
+
+
 def test_right_contents_are_loaded_from_the_same_server() -> None:
     names = numbered(3)
 
@@ -791,6 +845,24 @@ def test_of_a_worker_that_tells_an_address_that_is_none_nothing_is_fetched(addre
     peers = peers_of(ROW_BYTES)
     assert not peers.open(address, "0" * 32, "r", 1, 61)
     assert peers.num_failed == 1
+
+
+def test_no_name_that_a_worker_tells_is_looked_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(host: str, *rest: object, **options: object) -> Any:
+        assert host == "127.0.0.1", "to look up a name may take long"
+        return real(host, *rest, **options)
+
+    server = BlockServer("localhost", pair.giving.leases, lambda: None)
+    server.close()
+    assert server.address.startswith("127.0.0.1:"), "where others find it without looking up a name"
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(shared_memory, "connect", lambda *_: None)
+    _, gone = pair.begin()
+    assert pair.open(pair.grant(gone))
+    peers = peers_of(ROW_BYTES)
+    for address in ("localhost:9", "kv.example:7000", "[kv]:9"):
+        assert not peers.open(address, "0" * 32, "r", 1, 61)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "", ":7000", "a:b", "h:70000", "*"])

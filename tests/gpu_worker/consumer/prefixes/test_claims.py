@@ -8,8 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from gpu_worker.consumer.prefixes.claims import PrefixClaims
-from gpu_worker.consumer.prefixes.messages import Answer, Grant, Offer
+from gpu_worker.consumer.prefixes.messages import Answer, Grant, Offer, decode_peer_message
 from gpu_worker.consumer.prefixes.waiting import ANSWER_S, WaitingRequests
+from shared.messages import UNDECODABLE, encode
 
 # Of a worker with one request, 50 blank blocks, and 100 tokens of each offered prefix, which other prompts share.
 OFFER: dict[str, Any] = {
@@ -63,6 +64,19 @@ def test_memory_that_is_blank_here_goes_to_a_request_that_has_no_room_where_it_w
     claims.receive_offer(Offer(**OFFER))
     claims.receive_grant(Grant("other", 1, "hr.req.m.interactive", b"", "$JS.ACK.S.c.1.1.1.1.0"))
     assert [each[0][1].reply for each in peers.send.call_args_list[-2:]] == ["decline"] * 2
+
+
+@pytest.mark.parametrize(
+    "end", ["", "\r\nPUB hr.cancel.m 4\r\nEVIL\r\nPUB x", " hr.cancel.m", "\thr.cancel.m", "\n", ">", "*"]
+)
+def test_granted_request_is_acknowledged_by_one_command_to_its_queue_alone(end: str) -> None:
+    for subject in ("$JS.ACK.S.c.1.2.3.4.0", "hr.cancel.m.1.2.3.4.5"):
+        grant = Grant("other", 1, "hr.req.m.interactive", b"", subject + end)
+        if subject.startswith("$") and not end:
+            assert decode_peer_message(encode(grant)) == grant
+            continue
+        with pytest.raises(UNDECODABLE):
+            decode_peer_message(encode(grant))
 
 
 def test_room_that_is_kept_for_an_offer_is_kept_once_however_often_it_comes() -> None:
