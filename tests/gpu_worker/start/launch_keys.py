@@ -198,6 +198,7 @@ def expand_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return triton_attention.paged_attention_triton(batch, args[5], GPU, in_chunks=in_chunks).zero_()
 
     monkeypatch.setattr(latent_attention.LatentShape, "can_expand", lambda *_: True)
+    monkeypatch.setattr(expanded, "FEWEST_EXPANDED", 42)
     monkeypatch.setattr(expanded, "paged_attention", attend)
     return lengths
 
