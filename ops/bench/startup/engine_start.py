@@ -1,7 +1,7 @@
 """Starts the engine once, in a process of its own; prints its times, memory, time of readiness, and first requests.
 
-Run by `ops.bench.startup`. Arguments: model directory, device, number of ranks, captured steps. A runner that has just started serves
-its first requests; the record has their times, and which kernels were compiled for them.
+Run by `ops.bench.startup`. Arguments: model directory, device, number of ranks, captured steps. A runner that has just
+started serves its first requests; the record has their times, and which kernels were compiled for them.
 """
 
 from __future__ import annotations
