@@ -18,8 +18,9 @@ from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM
 from kernels.layer_cache import CachedTokens
+from kernels.paged_attention import ExpandedBlocks
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
+from tests.gpu_worker.execution.device_runs import DEVICES, TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import Outcome, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.latent_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
@@ -62,7 +63,12 @@ def answer(model: CausalLM, *, is_graphed: bool = False, captured: CapturedSteps
 def test_prompts_in_either_form_have_the_same_answers(
     model: Path, monkeypatch: pytest.MonkeyPatch, expanded: list[int]
 ) -> None:
-    outcome = answer(load(model, "cpu"))
+    found, find = [], ExpandedBlocks.of
+    monkeypatch.setattr(ExpandedBlocks, "of", lambda *args: found.append(args) or find(*args))
+    loaded = load(model, "cpu")
+    outcome = answer(loaded)
+    # Blocks are found once a step for all layers.
+    assert len(expanded) == loaded.config.num_layers * len(found)
     # Each layer, in each step with a prompt of more than eight tokens.
     assert len(expanded) >= 2 * 3
     assert max(expanded) == TOKEN_BUDGET
@@ -70,13 +76,16 @@ def test_prompts_in_either_form_have_the_same_answers(
     assert outcome.tokens == answer(load(model, "cpu")).tokens
 
 
-def test_new_prompts_make_keys_and_values_with_and_without_graphs(model: Path, expanded: list[int]) -> None:
-    outcome, eager = answer(load(model, "cpu")), expanded.copy()
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_prompts_make_keys_and_values_with_and_without_graphs(
+    model: Path, expanded: list[int], device: str
+) -> None:
+    outcome, eager = answer(load(model, device)), expanded.copy()
     expanded.clear()
-    assert answer(load(model, "cpu"), is_graphed=True, captured=CapturedSteps.DECODE).tokens == outcome.tokens
+    assert answer(load(model, device), is_graphed=True, captured=CapturedSteps.DECODE).tokens == outcome.tokens
     assert expanded == eager != []
     expanded.clear()
-    assert answer(load(model, "cpu"), is_graphed=True).tokens == outcome.tokens
+    assert answer(load(model, device), is_graphed=True).tokens == outcome.tokens
     # Graphs of one size, to which steps are padded.
     assert set(expanded) == {TOKEN_BUDGET}
 
