@@ -166,7 +166,7 @@ class TorchModelRunner:
             self._max_draft_tokens,
             tuple(group.num_blocks for group in self.cache.groups[1:]),
             None if self._states is None else self.num_state_slots,
-            self.model.expands,
+            self.model.expands if self.model.can_expand else None,
         )
 
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
@@ -235,7 +235,12 @@ class TorchModelRunner:
     def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture steps, which are replayed from then on; call it before the first step, and after `warm_up()`."""
         limits = (self._rows.spare, self._max_num_batched_tokens, self._max_draft_tokens)
-        shapes = graph_shapes(self._captured, *limits, has_many_launches=self.model.config.has_many_launches)
+        shapes = graph_shapes(
+            self._captured,
+            *limits,
+            has_many_launches=self.model.config.has_many_launches,
+            expanded_block_size=self.cache.block_size if self.model.can_expand else None,
+        )
         if not shapes:
             return
         started = time.monotonic()
@@ -254,13 +259,12 @@ class TorchModelRunner:
         if self._encoder is not None:
             self._encoder.encode(plan)
             media = self._encoder.inputs(plan, step.sequences, step.layout)
-        shape, num_expanded_blocks = None, 0
+        shape, (num_expanded_blocks, outweighs_launches) = None, self._expansion(step.layout)
         is_plain = media is None and step.adapters is None and step.scores is None
         if graphs is not None and is_plain:
-            shape = graphs.shape_for(step.layout, is_decode=step.is_decode)
-        if shape is None:
-            # A graph reads contexts of any length, so it does not make the keys and values of one.
-            num_expanded_blocks = self._num_expanded_blocks(step.layout)
+            shape = graphs.shape_for(step.layout, is_decode=step.is_decode, num_expanded_blocks=num_expanded_blocks)
+            if shape is None and num_expanded_blocks and not outweighs_launches:
+                shape = graphs.shape_for(step.layout, is_decode=step.is_decode)
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
         upload.send()
@@ -284,12 +288,18 @@ class TorchModelRunner:
             land = partial(self._land, drafting, step, computed.hidden)
         return SubmittedStep(step, outputs, self._downloads, land)
 
-    def _num_expanded_blocks(self, layout: HostStep) -> int:
-        if layout.max_query_len == 1:
-            return 0
+    def _expansion(self, layout: HostStep) -> tuple[int, bool]:
+        """Return of how many blocks a step makes keys and values, and whether that repays to launch it without a graph.
+
+        A graph with room for a long context would make the keys and values of the longest one.
+        """
+        if layout.max_query_len == 1 or not self.model.can_expand:
+            return 0, False
         query_lens = np.diff(layout.query_starts)
         sizes = StepSizes.of(query_lens, layout.context_lens, self.cache.block_size, self.max_model_len)
-        return sizes.num_blocks if self.model.expands(sizes) else 0
+        if not self.model.expands(sizes):
+            return 0, False
+        return sizes.num_blocks, self.model.outweighs_launches(sizes)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
         changes, rows = self._sequences.apply(plan), self._rows
@@ -358,7 +368,8 @@ class TorchModelRunner:
             drafting.observe(ComputedStep(step.shares, step.layout, hidden, sampled, step.departed))
 
     def _compute(self, step: DeviceStep, shape: GraphShape) -> ComputedRows:
-        hidden = self._forward(step, self.max_model_len, knows_tokens=False)
+        inputs = (None, None, None, shape.num_expanded_blocks)
+        hidden = self._forward(step, self.max_model_len, inputs, knows_tokens=False)
         return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and self._is_last else None)
 
     def _forward(

@@ -55,7 +55,7 @@ _SAMPLINGS = (
 class StepLimits:
     """What bounds a step; `max_model_len` tokens have blocks. In the spare slot for states there is no sequence's.
 
-    `expands` tells which steps make keys and values of latent vectors.
+    `expands` tells which steps make keys and values of latent vectors; None where none does.
     """
 
     max_num_seqs: int
@@ -95,6 +95,8 @@ class _Shape:
     """The slot that the first sequence's state is copied to."""
     num_cached: int = 0
     """Tokens of each sequence before these."""
+    last_cached: int = 0
+    """The same of the last sequence alone."""
 
 
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
@@ -152,12 +154,13 @@ def _plans(shapes: Iterable[_Shape], limits: StepLimits) -> Iterator[StepPlan]:
     writer = PlanWriter()
     departed: list[Sequence] = []
     for shape in shapes:
+        before = [shape.num_cached] * len(shape.lengths)
+        before[-1] += shape.last_cached
         scheduled = [
             ScheduledSequence(
-                _sequence(shape.num_cached + length, num_drafts, shape.sampling, limits),
-                *(shape.num_cached, length, True, num_drafts),
+                _sequence(cached + length, num_drafts, shape.sampling, limits), cached, length, True, num_drafts
             )
-            for length, num_drafts in zip(shape.lengths, shape.drafts, strict=True)
+            for cached, length, num_drafts in zip(before, shape.lengths, shape.drafts, strict=True)
         ]
         plan = writer.write_any(scheduled, departed)
         departed = [item.sequence for item in scheduled]
@@ -171,12 +174,16 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
     largest = _spread(limits.max_num_batched_tokens, most, limits.max_model_len)
     for sampling in reversed(_SAMPLINGS):
         yield _Shape(largest, sampling, [0] * most)
+    # Beside a decode with the longest context no keys and values are made: the same kernels with and without.
+    longest = 0 if limits.expands is None else limits.max_model_len - 1
+    if longest and most > 1:
+        yield _Shape(largest, _GREEDY, [0] * most, last_cached=longest)
     for sampling in _SAMPLINGS:
         yield _Shape([1], sampling, [0])
     for count in range(1, min(most, _MAX_DISTINCT_ROWS) + 1):
         yield _Shape([1] * count, _GREEDY, [0] * count)
     for count, query_len in _mixtures(limits):
-        yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * count)
+        yield _Shape([query_len] + [1] * (count - 1), _GREEDY, [0] * count, last_cached=longest if count > 1 else 0)
     yield from _expanded_shapes(limits)
     if limits.spare_state_slot is not None:
         for query_len in (1, min(_FIRST_CHUNK, limits.max_num_batched_tokens, limits.max_model_len - 1)):

@@ -17,7 +17,7 @@ from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.media_inputs import MediaInputs
 from kernels.layer_cache import LayerCache
 from kernels.low_rank import AdapterRows
-from kernels.paged_attention import AttentionOptions, block_attention
+from kernels.paged_attention import AttentionOptions, ExpandedBlocks, block_attention
 from kernels.state_rows import StateRows
 
 
@@ -120,8 +120,8 @@ class AttentionContext(Struct, frozen=True):
         media: Images of the step; None in a step without.
         adapters: Which tokens have an adapter; None where none has.
         scored: Tokens that are asked how they attend; None where none is.
-        num_expanded_blocks: Blocks of all sequences, of which attention by latent vectors makes keys and values for the
-            step; 0 where it makes none.
+        expanded: Blocks of all sequences, of which attention by latent vectors makes keys and values for the step; None
+            where it makes none.
         observer: Given the modules and the input of each linear layer of blocks before it multiplies: calibration.
     """
 
@@ -140,7 +140,7 @@ class AttentionContext(Struct, frozen=True):
     observer: Callable[[tuple[str, ...], torch.Tensor], None] | None = None
     adapters: AdapterRows | None = None
     scored: ScoredTokens | None = None
-    num_expanded_blocks: int = 0
+    expanded: ExpandedBlocks | None = None
 
     @property
     def may_round(self) -> bool:

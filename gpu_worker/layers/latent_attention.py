@@ -23,12 +23,15 @@ from gpu_worker.layers.rotations import GrowthTable, QueryGrowth
 from kernels.layer_cache import EVERY_TOKEN, CacheShape
 from kernels.linear.dense import make_head_linear
 from kernels.linear.rounding import InputRounding, Rows, common_rounding
-from kernels.paged_attention import AttentionOptions, expanded_attention, is_expansion_less
+from kernels.paged_attention import AttentionOptions, expanded_attention, is_expansion_less, products_saved
 from kernels.rms_norm import rms_norm, rms_norm_rounded
 from kernels.rope_kv_write import rope_kv_write
 
 # Of the normalisations within attention, whatever that of the layers is.
 _EPS = 1e-6
+# The host takes 0.3 ms for the some 28 launches of a layer, in which an H200 does so many: 400 TFLOP/s are half of what
+# it reaches. The device computes the rest of the layer meanwhile, so this is the most that launches can cost.
+_PRODUCTS_OF_LAUNCHES = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,16 @@ class LatentShape:
         The latent vectors are gathered of no more tokens than the step or the longest sequence has, so what the warm-up
         takes is the most, but for the ends of sequences' last blocks.
         """
-        return sizes.num_cached <= max(sizes.num_tokens, sizes.max_model_len) and is_expansion_less(
-            self.plain_dim, self.latent_dim, self.value_dim, sizes.num_pairs, sizes.num_cached
-        )
+        is_within = sizes.num_cached <= max(sizes.num_tokens, sizes.max_model_len)
+        return is_within and is_expansion_less(*self._sums(sizes))
+
+    def outweighs_launches(self, sizes: StepSizes, num_ranks: int) -> bool:
+        """Return True where keys and values save more than it takes the host to launch a layer kernel by kernel."""
+        return self.num_heads // num_ranks * products_saved(*self._sums(sizes)) > _PRODUCTS_OF_LAUNCHES
+
+    def _sums(self, sizes: StepSizes) -> tuple[int, int, int, int, int, int]:
+        dims = (self.plain_dim, self.latent_dim, self.value_dim)
+        return (*dims, sizes.num_tokens, sizes.num_pairs, sizes.num_cached)
 
     def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
         """Declare the projections to queries and latent vectors, what makes keys and values of these, and that back."""
@@ -203,7 +213,7 @@ class LatentAttention:
     def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the latent vectors of `x` into the cache, and attend from `x` to the cache."""
         query, latent = self._project(x, context)
-        attend = self._attend_expanded if context.num_expanded_blocks else self._attend_latent
+        attend = self._attend_expanded if context.expanded is not None else self._attend_latent
         return self._output(attend(query, latent, positions, context).flatten(1), context)
 
     def _project(self, x: Rows, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,6 +253,7 @@ class LatentAttention:
     ) -> torch.Tensor:
         shape, cache = self._shape, context.caches[self._index]
         assert self._expansion is not None, "the step is of a device with one form"
+        assert context.expanded is not None
         self._keep(latent.new_empty(len(latent), 1, shape.key_dim), latent, positions, context)
         turned = rope_kv_write(
             query,
@@ -259,13 +270,12 @@ class LatentAttention:
             self._scaled(turned, positions),
             cache,
             *self._expansion,
-            context.block_tables,
+            context.expanded,
             context.query_starts,
             context.context_lens,
             context.max_query_len,
             context.max_context_len,
             self._options,
-            num_blocks=context.num_expanded_blocks,
         )
 
     def _keep(

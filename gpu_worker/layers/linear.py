@@ -261,7 +261,8 @@ class LayerParts:
             gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation, modules: ExpertModules | None
         ) -> Experts:
             share = None if modules is None else modules.share
-            made = make_experts(linears, gate_up, down, activation, 0 if share is None else share.own.start)
+            first, num_places = (0, None) if share is None else (share.own.start, len(share.places))
+            made = make_experts(linears, gate_up, down, activation, first, num_places)
             if adapters is not None and modules is not None:
                 if isinstance(made, AdaptableExperts):
                     made.have_adapters(*expert_tables(adapters, modules))

@@ -133,6 +133,15 @@ class CausalLM:
         """Return True where attention by latent vectors makes keys and values for a step."""
         return self._expanding is not None and self._expanding.expands(sizes)
 
+    @property
+    def can_expand(self) -> bool:
+        """Whether any step can have keys and values made of latent vectors."""
+        return self._expanding is not None
+
+    def outweighs_launches(self, sizes: StepSizes) -> bool:
+        """Return True where such keys and values save more than launching a step kernel by kernel takes."""
+        return self._expanding is not None and self._expanding.outweighs_launches(sizes, self._ranks.size)
+
     def interrupt_by(self, interrupt: StepInterrupt) -> None:
         """From now on compute no further layer of a step with prompts that is asked to end, and return anything."""
         assert isinstance(self._decoder, LayeredDecoder | FusedDecoder), "an encoder computes whole prompts"

@@ -74,7 +74,9 @@ class GpuExperts:
         gpu: Gpu,
         *,
         has_float8: bool = False,
+        num_places: int | None = None,
     ) -> None:
+        """Take experts; pairs are shared out among `num_places` of all ranks, or among these alone."""
         self._gate_up, self._down = _of_one_type(gate_up, down)
         self._activation = activation
         self._first_expert = first_expert
@@ -85,6 +87,7 @@ class GpuExperts:
         )
         device = gate_up.words.device if isinstance(gate_up, PackedStack) else gate_up.weight.device
         num_experts = gate_up.shape[0]
+        self._num_places = num_places or num_experts
         self._counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64, device=device)
 
@@ -133,11 +136,11 @@ class GpuExperts:
             x = x.bfloat16()
         ids, weights = ids.contiguous(), weights.contiguous()
         num_experts = len(self._counts)
-        num_rows = ids.numel()
-        is_rounded = self._rounds_inputs and dtype is not torch.float32 and num_rows > SCALED_ROWS * num_experts
+        num_rows, num_places = ids.numel(), self._num_places
+        is_rounded = self._rounds_inputs and dtype is not torch.float32 and num_rows > SCALED_ROWS * num_places
         if is_rounded:
-            launch = launch or launch_for(_SCALED[self._gpu.generation], -(-num_rows // num_experts))
-        launch = launch or expert_launch(self._gpu.generation, num_rows, num_experts, is_packed=is_packed)
+            launch = launch or launch_for(_SCALED[self._gpu.generation], -(-num_rows // num_places))
+        launch = launch or expert_launch(self._gpu.generation, num_rows, num_places, is_packed=is_packed)
         if x.dtype is torch.float32:
             # Numbers of twice the size: as many bytes at once.
             launch = replace(launch, block_k=launch.block_k // 2)

@@ -137,6 +137,7 @@ def make_experts(
     down: ExpertWeights,
     activation: ExpertActivation,
     first_expert: int = 0,
+    num_places: int | None = None,
 ) -> Experts:
     """Make the experts of a layer; the plain weights can be freed afterwards.
 
@@ -147,6 +148,7 @@ def make_experts(
         down: `[num_experts, hidden_size, intermediate_size]`.
         activation: Of all experts.
         first_expert: The number of the first of these experts among those of all ranks, as routing counts them.
+        num_places: Experts of all ranks, by which the rows of each are estimated; None is these alone.
     """
     is_gated = isinstance(activation, GatedActivation)
     layouts = layout_of(gate_up), layout_of(down)
@@ -158,7 +160,7 @@ def make_experts(
 
         stacks = stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False)
         gpu, multiplies_float8 = gpu_of(gate_up.device), has_float8(gate_up.device)
-        return GpuExperts(*stacks, activation, first_expert, gpu, has_float8=multiplies_float8)
+        return GpuExperts(*stacks, activation, first_expert, gpu, has_float8=multiplies_float8, num_places=num_places)
     return LinearExperts(_make_layers(factory, gate_up, down), activation, first_expert, gate_up.device, factory)
 
 

@@ -7,23 +7,70 @@ Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1.2.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from kernels.layer_cache import LayerCache, dequantize_heads
+from kernels.layer_cache import LayerCache
 from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.options import AttentionOptions
 
+# Below so many tokens a step saves less than its further launches take: two products, and keys put together.
+FEWEST_EXPANDED = 256
 
-def is_expansion_less(plain_dim: int, latent_dim: int, value_dim: int, num_pairs: int, num_cached: int) -> bool:
+
+def is_expansion_less(
+    plain_dim: int, latent_dim: int, value_dim: int, num_tokens: int, num_pairs: int, num_cached: int
+) -> bool:
     """Return True where making keys and values takes fewer products than they save, by the sums of a step.
 
-    They are made of `num_cached` tokens, all sequences' contexts, and save at each of `num_pairs` pairs of a query and
-    a token that it sees: with 512 numbers, 128 of a key and of a value, from some 340 tokens of a new prompt on, and
-    from 170 behind a long context, alone. Each decode beside it adds its context, and next to no pairs.
-    When a device has measured where the two meet, that factor belongs here.
+    They are made of `num_cached` tokens, all sequences' contexts. The products saved are those of each of `num_pairs`
+    pairs of a query and a token that it sees, and those that take the step's own tokens to latent vectors and back: as
+    many a token as making its key and value. So of new prompts they cost nothing. A chunk pays for the tokens before
+    it where it has 170 of 512 numbers, 128 of a key and of a value. Each decode beside it adds its context, and next
+    to no pairs. When a device has measured where the two meet, that factor belongs here.
     """
-    saved = num_pairs * (2 * latent_dim - plain_dim - value_dim)
-    return saved > num_cached * latent_dim * (plain_dim + value_dim)
+    saved = products_saved(plain_dim, latent_dim, value_dim, num_tokens, num_pairs, num_cached)
+    return num_tokens >= FEWEST_EXPANDED and saved > 0
+
+
+def products_saved(
+    plain_dim: int, latent_dim: int, value_dim: int, num_tokens: int, num_pairs: int, num_cached: int
+) -> int:
+    """Return how many products of two numbers a head saves in a step; below zero it takes more."""
+    made = (num_cached - num_tokens) * latent_dim * (plain_dim + value_dim)
+    return num_pairs * (2 * latent_dim - plain_dim - value_dim) - made
+
+
+class ExpandedBlocks(NamedTuple):
+    """The blocks of a step's sequences end to end, the same for all layers.
+
+    Attributes:
+        blocks: `[num_blocks]` int32.
+        tables: `[num_seqs, max_blocks]` int32, the places there of each sequence's blocks, as wide as the step's own
+            tables. Behind a sequence's blocks are places of others, or none: no tokens that are read.
+    """
+
+    blocks: torch.Tensor
+    tables: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, block_tables: torch.Tensor, context_lens: torch.Tensor, block_size: int, num_blocks: int
+    ) -> ExpandedBlocks:
+        """Gather `num_blocks` blocks: those of all contexts, each sequence's counted by themselves, or more."""
+        num_seqs, capacity = block_tables.shape
+        columns = torch.arange(capacity, dtype=torch.int32, device=block_tables.device)
+        if num_seqs == 1:
+            return cls(block_tables[0, :num_blocks], columns[None])
+        counts = (context_lens + (block_size - 1)) // block_size
+        ends = counts.cumsum(0, dtype=torch.int32)
+        firsts = ends - counts
+        places = torch.arange(num_blocks, dtype=torch.int32, device=block_tables.device)
+        # Places behind all blocks, which graphs have, are of any block.
+        owners = torch.searchsorted(ends, places, right=True).clamp_(max=num_seqs - 1)
+        blocks = block_tables[owners, (places - firsts[owners]).clamp_(max=capacity - 1)]
+        return cls(blocks, firsts[:, None] + columns)
 
 
 def expanded_attention(
@@ -31,23 +78,20 @@ def expanded_attention(
     cache: LayerCache,
     key_up: torch.Tensor,
     value_up: torch.Tensor,
-    block_tables: torch.Tensor,
+    expanded: ExpandedBlocks,
     query_starts: torch.Tensor,
     context_lens: torch.Tensor,
     max_query_len: int,
     max_context_len: int,
     options: AttentionOptions,
-    *,
-    num_blocks: int,
 ) -> torch.Tensor:
     """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
 
-    They take no more memory than those of the step's own tokens would, or those of one head: of a longer context, some
-    heads are made after the others. The query has plain heads, the dimensions that turn behind the others. The cache
-    has each token's latent vector and the dimensions of its key that turn; `key_up` makes the others of the vector,
-    `value_up` the value. `num_blocks` is how many blocks the sequences' contexts lie in, each counted by itself. All
-    else is as in `paged_attention`, which is called with strides and a table that are the same for any lengths and
-    numbers of heads, so that one kernel of a GPU serves all steps.
+    They take no more memory than those of the step's own tokens would, in whole blocks, or those of one head: of a
+    longer context, some heads are made after the others. The query has plain heads, the dimensions that turn behind
+    the others. The cache has each token's latent vector and the dimensions of its key that turn; `key_up` makes the
+    others of the vector, `value_up` the value. All else is as in `paged_attention`, which is called with strides and a
+    table that are the same for any lengths and numbers of heads, so that one kernel of a GPU serves all steps.
 
     Shapes:
         query: `[num_tokens, num_heads, plain_dim + rotary_dim]`
@@ -58,51 +102,31 @@ def expanded_attention(
     """
     num_tokens, num_heads, _ = query.shape
     block_size = cache.keys.shape[1]
-    blocks, tables = _gathered(block_tables, context_lens, block_size, num_blocks)
-    kept = cache.keys.index_select(0, blocks)
+    kept = cache.keys.index_select(0, expanded.blocks).to(query.dtype)
     if cache.scales is not None:
-        kept = dequantize_heads(kept, cache.scales.index_select(0, blocks)[..., 0].transpose(1, 2))
-    kept = kept.to(query.dtype).flatten(0, 2)
+        # Eight bits are exact in sixteen; the product is rounded once, in place.
+        kept.mul_(cache.scales.index_select(0, expanded.blocks)[..., 0].transpose(1, 2)[..., None].float())
+    kept = kept.flatten(0, 2)
     latents, turning = kept.split_with_sizes((key_up.shape[2], query.shape[2] - key_up.shape[1]), dim=1)
-    result = query.new_empty(num_tokens, num_heads, value_up.shape[2])
-    at_once = max(1, num_heads * num_tokens // max(1, len(latents)))
-    for first in range(0, num_heads, at_once):
-        heads = slice(first, first + at_once)
+    # The ends of last blocks do not count, and groups of heads are equally large: each has launches of its own.
+    most = max(1, num_heads * (num_tokens + len(context_lens) * block_size) // max(1, len(latents)))
+    at_once = -(-num_heads // -(-num_heads // min(most, num_heads)))
+    lengths = (query_starts, context_lens, max_query_len, max_context_len)
+
+    def attend(heads: slice) -> torch.Tensor:
         own = latents.expand(len(key_up[heads]), -1, -1)
         plain = torch.bmm(own, key_up[heads].transpose(1, 2))
         keys = torch.cat((plain, turning.expand(len(own), -1, -1)), dim=2)
-        values = torch.bmm(own, value_up[heads])
-        result[:, heads] = paged_attention(
-            query[:, heads],
-            LayerCache(_in_blocks(keys, block_size), _in_blocks(values, block_size)),
-            tables,
-            query_starts,
-            context_lens,
-            max_query_len,
-            max_context_len,
-            options,
-            in_chunks=True,
-        )
+        made = LayerCache(_in_blocks(keys, block_size), _in_blocks(torch.bmm(own, value_up[heads]), block_size))
+        return paged_attention(query[:, heads], made, expanded.tables, *lengths, options, in_chunks=True)
+
+    if at_once == num_heads:
+        return attend(slice(num_heads))
+    result = query.new_empty(num_tokens, num_heads, value_up.shape[2])
+    for first in range(0, num_heads, at_once):
+        heads = slice(first, first + at_once)
+        result[:, heads] = attend(heads)
     return result
-
-
-def _gathered(
-    block_tables: torch.Tensor, context_lens: torch.Tensor, block_size: int, num_blocks: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return all sequences' blocks end to end, and the table of their places there, as wide as the step's own.
-
-    Behind a sequence's blocks it has places of others, or none: no tokens that are read.
-    """
-    num_seqs, capacity = block_tables.shape
-    columns = torch.arange(capacity, dtype=torch.int32, device=block_tables.device)
-    if num_seqs == 1:
-        return block_tables[0, :num_blocks], columns[None]
-    counts = (context_lens + (block_size - 1)) // block_size
-    ends = counts.cumsum(0, dtype=torch.int32)
-    firsts = ends - counts
-    places = torch.arange(num_blocks, dtype=torch.int32, device=block_tables.device)
-    owners = torch.searchsorted(ends, places, right=True)
-    return block_tables[owners, places - firsts[owners]], firsts[:, None] + columns
 
 
 def _in_blocks(heads: torch.Tensor, block_size: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ from ops.bench.gpu.step.random_model import random_model
 SHARD_BYTES = 4 << 30
 _DRAWN = 1 << 22
 _CONV_WIDTH = 4
+_PLAIN_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Shape:
     """The sizes of a Llama.
 
     With experts, of a Mixtral; `intermediate_size` is then that of an expert. With `attends_every`, of a Qwen3.5: one
-    layer in `attends_every` attends, the others are recurrent, with as many heads of the same size.
+    layer in `attends_every` attends, the others are recurrent, with as many heads of the same size. With
+    `latent_dim`, of a DeepSeek-V2, whose heads have 128 numbers and 64 that turn.
     """
 
     vocab_size: int
@@ -40,6 +42,7 @@ class Shape:
     num_experts: int = 0
     experts_per_token: int = 2
     attends_every: int = 0
+    latent_dim: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -53,6 +56,7 @@ SHAPES = {
     # As many weights, of which a token meets half.
     "160m-moe": Shape(32000, 768, 416, 12, 12, 4, is_tied=False, num_experts=8),
     "160m-hybrid": Shape(32000, 768, 2560, 12, 6, 2, is_tied=False, attends_every=4),
+    "160m-latent": Shape(32000, 768, 512, 12, 16, 16, is_tied=False, num_experts=4, latent_dim=512),
     # Of Llama-3.2-1B and Llama-3-8B.
     "1b": Shape(128_256, 2048, 8192, 16, 32, 8, is_tied=True),
     "8b": Shape(128_256, 4096, 14_336, 32, 32, 8, is_tied=False, max_len=8192),
@@ -108,6 +112,24 @@ def configuration(shape: Shape) -> dict[str, object]:
 
 def _family(shape: Shape) -> dict[str, object]:
     """Return the fields by which a shape's family differs from others."""
+    if shape.latent_dim:
+        return {
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "model_type": "deepseek_v2",
+            "q_lora_rank": None,
+            "kv_lora_rank": shape.latent_dim,
+            "qk_nope_head_dim": _PLAIN_DIM,
+            "qk_rope_head_dim": _PLAIN_DIM // 2,
+            "v_head_dim": _PLAIN_DIM,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": shape.intermediate_size,
+            "n_routed_experts": shape.num_experts,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": shape.experts_per_token,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": False,
+            "topk_method": "greedy",
+        }
     if shape.num_experts:
         return {
             "architectures": ["MixtralForCausalLM"],

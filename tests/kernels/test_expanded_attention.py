@@ -10,14 +10,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.layer_cache import LayerCache, quantize_heads
-from kernels.paged_attention import AttentionOptions, expanded, expanded_attention, is_expansion_less, paged_attention
+from kernels.paged_attention import (
+    AttentionOptions,
+    ExpandedBlocks,
+    expanded,
+    expanded_attention,
+    is_expansion_less,
+    paged_attention,
+    products_saved,
+)
 from tests.kernels.poisoned_memory import poisoned_memory
 
 BLOCK, PLAIN, ROTARY, VALUE = 4, 12, 8, 20
 SCALE = 0.17
+LENGTHS = [[(9, 9)], [(7, 30), (12, 12), (1, 40)], [(3, 50), (1, 1)], [(9, 9), (1, 0), (1, 0)]]
 
 
 def batch(lengths: list[tuple[int, int]], num_heads: int, latent_dim: int) -> dict[str, Any]:
@@ -53,17 +63,25 @@ def in_latent_form(query: Any, cache: Any, key_up: Any, value_up: Any, where: An
 
 
 def in_expanded_form(
-    query: Any, cache: Any, key_up: Any, value_up: Any, where: Any, scales: torch.Tensor | None = None
-) -> torch.Tensor:
+    query: Any, cache: Any, key_up: Any, value_up: Any, where: Any,
+    scales: torch.Tensor | None = None, num_spare: int = 0,
+) -> torch.Tensor:  # fmt: skip
     kept = LayerCache(cache, cache[..., : key_up.shape[2]], scales)
     with poisoned_memory():
-        num_blocks = sum(-(-context // BLOCK) for context in where[2].tolist())
-        return expanded_attention(query, kept, key_up, value_up, *where, AttentionOptions(SCALE), num_blocks=num_blocks)
+        tables, starts, lens, *most = where
+        num_blocks = sum(-(-context // BLOCK) for context in lens.tolist()) + num_spare
+        blocks = ExpandedBlocks.of(tables, lens, BLOCK, num_blocks)
+        options = AttentionOptions(SCALE)
+        return expanded_attention(query, kept, key_up, value_up, blocks, starts, lens, *most, options)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
-@pytest.mark.parametrize("lengths", [[(9, 9)], [(7, 30), (12, 12), (1, 40)], [(3, 50), (1, 1)]], ids=str)
-def test_both_forms_are_equal(lengths: list[tuple[int, int]], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("num_spare", [0, 50])
+def test_both_forms_are_equal(
+    lengths: list[tuple[int, int]], num_spare: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs have room for further blocks, and sequences of padding."""
     if backend == "triton":
         if importlib.util.find_spec("triton") is None:
             pytest.skip("Triton does not support this platform")
@@ -77,7 +95,7 @@ def test_both_forms_are_equal(lengths: list[tuple[int, int]], backend: str, monk
         monkeypatch.setattr(expanded, "paged_attention", attend)
     given = batch(lengths, num_heads=4, latent_dim=24)
     expected = in_latent_form(**given)
-    actual = in_expanded_form(**given)
+    actual = in_expanded_form(**given, num_spare=num_spare)
     assert (actual - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
@@ -106,8 +124,9 @@ def test_keys_and_values_take_the_memory_of_the_steps_own_tokens(monkeypatch: py
     sizes.clear()
     given = batch([(16, 16), (1, 3), (1, 45)], num_heads=8, latent_dim=24)
     torch.testing.assert_close(in_expanded_form(**given), in_latent_form(**given), atol=1e-4, rtol=1e-4)
-    # Of each sequence its own blocks, not as many as the longest has: 16, 4 and 48 tokens.
-    assert sizes == [(68, 2)] * 4
+    # Of each sequence its own blocks, not as many as the longest has: 16, 4 and 48 tokens. Its own 18 have 12 more at
+    # the ends of blocks.
+    assert sizes == [(68, 3), (68, 3), (68, 2)]
 
 
 class Keys(set[object]):
@@ -159,11 +178,11 @@ def test_one_compiled_kernel_serves_prompts_of_all_lengths(num_heads: int, monke
     for num_seqs, query_len, context_len in itertools.product(
         (1, 2, 3), (1, 7, 171, 512, 2047), (2048, 2065, 8000, 32_767)
     ):
-        where = (places(num_seqs, 2048), places(num_seqs + 1), places(num_seqs), query_len, context_len)
+        where = (places(num_seqs + 1), places(num_seqs), query_len, context_len)
+        blocks = ExpandedBlocks.of(places(num_seqs, 2048), where[1], 16, num_seqs * -(-context_len // 16))
         expanded_attention(
             empty(num_seqs * query_len, num_heads, 192), LayerCache(cache, cache[..., :512], is_latent=True),
-            empty(num_heads, 128, 512), empty(num_heads, 512, 128), *where, AttentionOptions(SCALE),
-            num_blocks=num_seqs * -(-context_len // 16),
+            empty(num_heads, 128, 512), empty(num_heads, 512, 128), blocks, *where, AttentionOptions(SCALE),
         )  # fmt: skip
     assert len(at_once) >= 4
     assert {name: len(found) for name, found in keys.items() if found} == {
@@ -175,15 +194,15 @@ def test_one_compiled_kernel_serves_prompts_of_all_lengths(num_heads: int, monke
 @pytest.mark.parametrize(
     ("query_len", "context_len", "num_decoded", "expected"),
     [
-        (340, 340, 0, False),
-        (344, 344, 0, True),
+        # Of a new prompt they cost nothing, but launches.
+        (255, 255, 0, False),
+        (256, 256, 0, True),
         (8192, 8192, 0, True),
-        # Behind a long context half as many do.
-        (160, 100_000, 0, False),
-        (180, 100_000, 0, True),
         # Tokens of decodes beside a prompt that pays for them, beside one that does not, and alone.
-        (2048, 2048, 10_000, True),
-        (2048, 2048, 11_000, False),
+        (512, 512, 760, True),
+        (512, 512, 780, False),
+        (2048, 2048, 12_000, True),
+        (2048, 2048, 12_500, False),
         (0, 0, 8192, False),
     ],
 )
@@ -192,4 +211,70 @@ def test_prompts_of_some_hundred_tokens_are_expanded(
 ) -> None:
     """DeepSeek's sizes."""
     num_pairs = query_len * (2 * context_len - query_len) // 2 + num_decoded
-    assert is_expansion_less(128, 512, 128, num_pairs, context_len + num_decoded) is expected
+    sizes = (query_len + bool(num_decoded), num_pairs, context_len + num_decoded)
+    assert is_expansion_less(128, 512, 128, *sizes) is expected
+
+
+def test_products_are_counted_as_both_forms_multiply() -> None:
+    """Two chunks and a decode: what the latent form takes, less what the other one does, head by head."""
+    lengths, (plain, latent, value) = [(70, 300), (512, 512), (1, 40)], (128, 512, 128)
+    num_tokens, num_cached = (sum(column) for column in zip(*lengths, strict=True))
+    num_pairs = sum(context - query + place for query, context in lengths for place in range(1, query + 1))
+    in_latents = num_pairs * 2 * latent + num_tokens * (plain * latent + latent * value)
+    in_heads = num_pairs * (plain + value) + num_cached * (latent * plain + latent * value)
+    assert products_saved(plain, latent, value, num_tokens, num_pairs, num_cached) == in_latents - in_heads
+
+
+class Widest(TorchDispatchMode):
+    """Records the sizes of tensors in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = [0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype is torch.float32:
+            self.sizes.append(result.numel())
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_eight_bits_are_widened_once_to_the_type_of_queries(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[torch.Tensor] = []
+
+    def attend(query: torch.Tensor, cache: LayerCache, *_: Any, **__: Any) -> torch.Tensor:
+        kept.append(cache.values)
+        return query.new_zeros(len(query), query.shape[1], VALUE)
+
+    monkeypatch.setattr(expanded, "paged_attention", attend)
+    given = batch([(64, 64)], num_heads=1, latent_dim=24)
+    heads, scales = quantize_heads(given["cache"].nan_to_num(), dtype)
+    kv_scales = scales.transpose(1, 2)[..., None].expand(-1, -1, -1, 2).contiguous()
+    given |= {name: given[name].bfloat16() for name in ("query", "key_up", "value_up")}
+    with Widest() as widest:
+        in_expanded_form(**(given | {"cache": heads}), scales=kv_scales)
+    # Scales alone.
+    assert max(widest.sizes) == 64
+    rows = (heads.float() * scales.float()[..., None]).bfloat16()[given["where"][0][0, :16].long()].flatten(0, 2)
+    expected = rows[:, :24] @ given["value_up"][0]
+    torch.testing.assert_close(kept[0].flatten(0, 2), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(32, [8]), (29, [8]), (30, [8]), (17, [8]), (11, [4, 4])])
+def test_no_group_of_heads_is_left_over_for_the_end_of_a_block(
+    num_tokens: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are as large as one another: each has launches of its own."""
+    counts: list[int] = []
+
+    def attend(query: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        counts.append(query.shape[1])
+        return query.new_zeros(len(query), query.shape[1], VALUE)
+
+    monkeypatch.setattr(expanded, "paged_attention", attend)
+    context = 20 if num_tokens == 11 else num_tokens
+    in_expanded_form(**batch([(num_tokens, context)], num_heads=8, latent_dim=24))
+    assert counts == expected

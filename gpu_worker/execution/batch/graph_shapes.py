@@ -8,7 +8,7 @@ powers of four, and up to 2,048 of models whose layers are many small kernels. L
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 MAX_VERIFIED_ROWS = 256
@@ -23,6 +23,10 @@ _MIXED_SEQS = (4, 16, 64, 256)
 # few billion weights each. At this size attention is not divided further, and padding sequences costs nothing.
 _LARGE_MIXED_TOKENS = (768, 1024, 1536, 2048)
 _LARGE_MIXED_SEQS = (16, 256)
+# New prompts whose keys and values are made, where attention takes latent vectors: such a graph has room for the step's
+# own tokens alone, since it makes what it has room for. Smaller steps save nothing, and are padded to these at most.
+_EXPANDED_TOKENS = (384, 512, *_LARGE_MIXED_TOKENS)
+_EXPANDED_SEQS = 8
 
 
 class CapturedSteps(StrEnum):
@@ -40,6 +44,8 @@ class GraphShape:
     Attributes:
         query_len: Tokens of one sequence at most.
         has_drafts: Whether sequences may verify drafts.
+        num_expanded_blocks: Blocks of all sequences at most, of which attention by latent vectors makes keys and
+            values; 0 where it makes none.
         has_logits: Whether all tokens are sampled behind. Else the graph ends with hidden vectors: what becomes of them
             depends on which sequences sample.
     """
@@ -49,10 +55,14 @@ class GraphShape:
     query_len: int
     has_drafts: bool
     has_logits: bool
+    num_expanded_blocks: int = 0
 
-    def holds(self, num_tokens: int, num_seqs: int, query_len: int) -> bool:
-        """Return whether a step fits, padded."""
-        return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and query_len <= self.query_len
+    def holds(self, num_tokens: int, num_seqs: int, query_len: int, num_expanded_blocks: int = 0) -> bool:
+        """Return whether a step fits, padded, in the form that makes keys and values or in the one that does not."""
+        if (num_expanded_blocks > 0) != (self.num_expanded_blocks > 0):
+            return False
+        is_within = num_tokens <= self.num_tokens and num_expanded_blocks <= self.num_expanded_blocks
+        return is_within and num_seqs <= self.num_seqs and query_len <= self.query_len
 
 
 def decode_shape(num_seqs: int, query_len: int = 1) -> GraphShape:
@@ -72,8 +82,9 @@ def graph_shapes(
     max_draft_tokens: int,
     *,
     has_many_launches: bool = False,
+    expanded_block_size: int | None = None,
 ) -> list[GraphShape]:
-    """Return what to capture."""
+    """Return what to capture; `expanded_block_size` is that of models with steps that make keys and values."""
     if captured is CapturedSteps.OFF:
         return []
     shapes = [decode_shape(size) for size in bucket_sizes(max_num_seqs)]
@@ -86,6 +97,12 @@ def graph_shapes(
             batches: Sequence[int] = _MIXED_SEQS if num_tokens <= _MIXED_TOKENS[-1] else _LARGE_MIXED_SEQS
             for num_seqs in _up_to(batches, min(max_num_seqs, num_tokens)):
                 shapes.append(mixed_shape(num_tokens, num_seqs, has_drafts=max_draft_tokens > 0))
+        if expanded_block_size is not None:
+            for num_tokens in _up_to(_EXPANDED_TOKENS, max_num_batched_tokens):
+                num_seqs = min(_EXPANDED_SEQS, max_num_seqs, num_tokens)
+                shape = mixed_shape(num_tokens, num_seqs, has_drafts=max_draft_tokens > 0)
+                num_blocks = num_tokens // expanded_block_size + num_seqs
+                shapes.append(replace(shape, num_expanded_blocks=num_blocks))
     return shapes
 
 

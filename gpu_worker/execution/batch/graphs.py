@@ -50,7 +50,7 @@ class StepGraphs:
         self._spare_row, self._spare_slot = spare_row, spare_slot
         self._body = body
         self._device = device
-        self._shapes = sorted(shapes, key=lambda shape: (shape.num_tokens, shape.query_len, shape.num_seqs))
+        self._shapes = sorted(shapes, key=_size)
         self._sizes = [shape.num_tokens for shape in self._shapes]
         self._no_step = no_step(num_windows)
         self._buffer = torch.zeros(max(map(self._num_bytes, self._shapes)), dtype=torch.uint8, device=device)
@@ -71,10 +71,13 @@ class StepGraphs:
             if progress is not None:
                 progress(num_captured, len(self._shapes))
 
-    def shape_for(self, layout: HostStep, *, is_decode: bool) -> GraphShape | None:
-        """Return the smallest shape that a step fits into, None where there is none."""
+    def shape_for(self, layout: HostStep, *, is_decode: bool, num_expanded_blocks: int = 0) -> GraphShape | None:
+        """Return the smallest shape that a step fits into, None where there is none.
+
+        With `num_expanded_blocks`, it makes keys and values of these.
+        """
         first = bisect_left(self._sizes, len(layout.token_ids))
-        size = (len(layout.token_ids), len(layout.rows), layout.max_query_len)
+        size = (len(layout.token_ids), len(layout.rows), layout.max_query_len, num_expanded_blocks)
         fitting = (shape for shape in self._shapes[first:] if shape.holds(*size))
         return next((shape for shape in fitting if is_decode or not shape.has_logits), None)
 
@@ -115,6 +118,10 @@ class StepGraphs:
             return aliases
 
         return replay
+
+
+def _size(shape: GraphShape) -> tuple[int, int, int, int]:
+    return shape.num_tokens, shape.query_len, shape.num_seqs, shape.num_expanded_blocks
 
 
 class _Bytes:

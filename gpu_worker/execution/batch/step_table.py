@@ -27,6 +27,7 @@ from gpu_worker.execution.memory.kv_cache import KVCache, StatePool
 from gpu_worker.layers.attention_context import AttentionContext, ScoredTokens, WindowContext
 from gpu_worker.layers.media_inputs import MediaInputs
 from kernels.low_rank import AdapterRows
+from kernels.paged_attention import ExpandedBlocks
 from kernels.state_rows import StateRows, StateSaves
 
 Array = TypeVar("Array")
@@ -234,8 +235,13 @@ def step_context(
     scored: ScoredTokens | None = None,
     num_expanded_blocks: int = 0,
 ) -> AttentionContext:
-    """Describe a step to the layers; `max_context_len` tokens of a sequence are in the cache at most."""
-    state_rows = None
+    """Describe a step to the layers; `max_context_len` tokens of a sequence are in the cache at most.
+
+    Keys and values are made of `num_expanded_blocks` blocks, which hold all contexts.
+    """
+    block_tables, state_rows, expanded = rows.whole.of(step.rows), None, None
+    if num_expanded_blocks:
+        expanded = ExpandedBlocks.of(block_tables, step.context_lens, cache.block_size, num_expanded_blocks)
     if states is not None:
         assert step.state_slots is not None, "the step was laid out without states"
         saves = None
@@ -246,7 +252,7 @@ def step_context(
     return AttentionContext(
         caches=cache.layers,
         slot_mapping=step.slots,
-        block_tables=rows.whole.of(step.rows),
+        block_tables=block_tables,
         query_starts=step.query_starts,
         context_lens=step.context_lens,
         max_query_len=step.max_query_len,
@@ -261,7 +267,7 @@ def step_context(
         media=media,
         adapters=adapters,
         scored=scored,
-        num_expanded_blocks=num_expanded_blocks,
+        expanded=expanded,
     )
 
 

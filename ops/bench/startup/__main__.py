@@ -4,7 +4,7 @@
 once with its files evicted from the page cache (`cold`) and once with them in it (`warm`); files of a file system in
 memory cannot be evicted, so they have a `warm` start alone. Each start is a process of its own, or, with `--num-ranks`,
 a group of them, each of which reads its part. It then serves a request twice and a mixed load, and counts the kernels
-compiled meanwhile: none should be. On a GPU the record has the driver's own count of memory beside ours.
+compiled meanwhile: none should be. On a GPU each row is followed by the lines of the worker's memory, and the driver's.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from ops.bench.comparison import add_shapes
 from ops.bench.gpu.results import machine_of
 from ops.bench.make_model import SHAPES, write_checkpoint
@@ -32,8 +34,8 @@ from ops.bench.record import ResultTable
 _READ_BYTES = 16 << 20
 _TIMEOUT_S = 900.0
 _COLUMNS = (
-    *("shape", "ranks", "gb", "files", "plain_read_s", "load_s", "load_gb_per_s", "profile_s", "capture_s", "ready_s"),
-    *("peak_rss_gb", "first_ms", "second_ms", "compiled"),
+    *("shape", "ranks", "graphs", "gb", "files", "plain_read_s", "load_s", "load_gb_per_s", "profile_s", "capture_s"),
+    *("ready_s", "peak_rss_gb", "first_ms", "second_ms", "compiled"),
 )
 
 
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_shapes(parser)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--num-ranks", type=positive, default=1, help="processes among which the model is divided")
+    parser.add_argument("--cuda-graphs", choices=list(CapturedSteps), default=CapturedSteps.ALL, help="steps captured")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made; choose a real disk")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -56,11 +59,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             evict(directory)
             for files in ("warm",) if is_cached(directory) else ("cold", "warm"):
                 facts: dict[str, object] = {"shape": shape, "ranks": options.num_ranks, "files": files}
-                facts["gb"] = round(num_bytes / 1e9, 2)
-                start = partial(run_child, "startup.engine_start", directory, options.device, str(options.num_ranks))
+                facts |= {"graphs": options.cuda_graphs, "gb": round(num_bytes / 1e9, 2)}
+                arguments = (directory, options.device, str(options.num_ranks), options.cuda_graphs)
+                start = partial(run_child, "startup.engine_start", *arguments)
                 row = facts | measure(directory, num_bytes, start, is_cold=files == "cold")
                 table.add(row, **machine_of(torch.device(options.device)))
+                print("".join(f"    {line}\n" for line in memory_lines(row)), end="", flush=True)
     return 0
+
+
+def memory_lines(row: Mapping[str, object]) -> list[str]:
+    """Return what the worker says of its memory, then what the driver does, and kernels compiled too late."""
+    names = ("driver_gb", "reserved_gb", "kv_cache_gb", "device_gb")
+    lines = list(cast("list[str]", row.get("memory", [])))
+    if "driver_gb" in row:
+        lines.append("driver: " + ", ".join(f"{name.removesuffix('_gb')} {row[name]} GB" for name in names))
+    late = cast("list[str]", row.get("compiled_kernels", []))
+    return [*lines, *(f"compiled while serving: {name}" for name in late)]
 
 
 def measure(

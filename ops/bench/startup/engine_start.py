@@ -1,12 +1,13 @@
 """Starts the engine once, in a process of its own; prints its times, memory, time of readiness, and first requests.
 
-Run by `ops.bench.startup`. Arguments: model directory, device, number of ranks. A runner that has just started serves
-its first requests; the record has their times, and which kernels were compiled for them.
+Run by `ops.bench.startup`. Arguments: model directory, device, number of ranks, captured steps. A runner that has just
+started serves its first requests; the record has their times, and which kernels were compiled for them.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -31,7 +32,7 @@ _MIXED = tuple(1 + 37 * number % 900 for number in range(40))
 _TIMEOUT_S = 120.0
 
 
-def main(directory: str, device: str, num_ranks: str) -> None:
+def main(directory: str, device: str, num_ranks: str, cuda_graphs: str = "all") -> None:
     """Build a runner as a worker would with its default settings, or a group of ranks."""
     # Imports from here on count as part of the start.
     start_up = StartUp()
@@ -48,8 +49,9 @@ def main(directory: str, device: str, num_ranks: str) -> None:
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=CPU_BATCHED_TOKENS if device == "cpu" else GPU_BATCHED_TOKENS,
         tensor_parallel_size=int(num_ranks),
+        cuda_graphs=cuda_graphs,
     )
-    imported_s = start_up.total_s
+    imported_s, said = start_up.total_s, memory_said()
     group = None if config.num_ranks == 1 else RankGroup(config, "warning")
     with nullcontext() if group is None else closing(group):
         divided = None if group is None else build_group_runner(config, group, start_up)
@@ -63,8 +65,24 @@ def main(directory: str, device: str, num_ranks: str) -> None:
         served = first_requests(runner, divided)
         seconds = {f"{stage.value}_s": round(duration, 3) for stage, duration in start_up.seconds.items()}
         pids = [os.getpid()] if group is None else list(group.pids.values())
-        memory = {"peak_rss_gb": round(peak_rss_bytes(pids) / 1e9, 2)} | device_memory(runner)
+        rss_gb = round(peak_rss_bytes(pids) / 1e9, 2)
+        memory = {"peak_rss_gb": rss_gb, "memory": said, **device_memory(runner)}
     print(json.dumps({"import_s": round(imported_s, 3), **seconds, **memory, **served, "ready_s": ready_s}))
+
+
+def memory_said() -> list[str]:
+    """Return a list that the lines of a GPU's memory are added to, as the worker logs them."""
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("memory: "):
+                lines.append(record.getMessage())
+
+    logger = logging.getLogger("gpu_worker.execution.build")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Kept())
+    return lines
 
 
 def device_memory(runner: TorchModelRunner) -> dict[str, float]:
@@ -150,4 +168,4 @@ def serve_s(engine: EngineThread, outcomes: Queue[StepOutcome], sequences: list[
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:5])

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.warm_up import StepLimits, warm_up_plans
 from gpu_worker.layers import latent_attention
 from gpu_worker.layers.attention_context import StepSizes
 from gpu_worker.layers.latent_attention import LatentShape
-from gpu_worker.layers.ranks import ALONE
+from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM
+from kernels.layer_cache import CachedTokens
+from kernels.paged_attention import ExpandedBlocks
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner
+from tests.gpu_worker.execution.device_runs import DEVICES, TOKEN_BUDGET, load, make_device_runner
 from tests.gpu_worker.execution.engine_run import Outcome, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.latent_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
@@ -42,7 +46,7 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return attend(query, *args, **settings)
 
     monkeypatch.setattr(LatentShape, "can_expand", lambda *_: True)
-    monkeypatch.setattr(latent_attention, "is_expansion_less", lambda *sizes: sizes[3] > 36)
+    monkeypatch.setattr(latent_attention, "is_expansion_less", lambda *sizes: sizes[4] > 36)
     monkeypatch.setattr(latent_attention, "expanded_attention", counted)
     return lengths
 
@@ -59,7 +63,12 @@ def answer(model: CausalLM, *, is_graphed: bool = False, captured: CapturedSteps
 def test_prompts_in_either_form_have_the_same_answers(
     model: Path, monkeypatch: pytest.MonkeyPatch, expanded: list[int]
 ) -> None:
-    outcome = answer(load(model, "cpu"))
+    found, find = [], ExpandedBlocks.of
+    monkeypatch.setattr(ExpandedBlocks, "of", lambda *args: found.append(args) or find(*args))
+    loaded = load(model, "cpu")
+    outcome = answer(loaded)
+    # Blocks are found once a step for all layers.
+    assert len(expanded) == loaded.config.num_layers * len(found)
     # Each layer, in each step with a prompt of more than eight tokens.
     assert len(expanded) >= 2 * 3
     assert max(expanded) == TOKEN_BUDGET
@@ -67,15 +76,49 @@ def test_prompts_in_either_form_have_the_same_answers(
     assert outcome.tokens == answer(load(model, "cpu")).tokens
 
 
-def test_prompts_make_keys_and_values_where_no_graph_is_captured(model: Path, expanded: list[int]) -> None:
-    """A graph reads contexts of any length, so it makes no keys and values: and of small steps launches count more."""
-    outcome, eager = answer(load(model, "cpu")), expanded.copy()
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_prompts_make_keys_and_values_with_and_without_graphs(
+    model: Path, expanded: list[int], device: str
+) -> None:
+    outcome, eager = answer(load(model, device)), expanded.copy()
     expanded.clear()
-    assert answer(load(model, "cpu"), is_graphed=True, captured=CapturedSteps.DECODE).tokens == outcome.tokens
+    assert answer(load(model, device), is_graphed=True, captured=CapturedSteps.DECODE).tokens == outcome.tokens
     assert expanded == eager != []
     expanded.clear()
+    assert answer(load(model, device), is_graphed=True).tokens == outcome.tokens
+    # Graphs of one size, to which steps are padded.
+    assert set(expanded) == {TOKEN_BUDGET}
+
+
+@pytest.mark.parametrize("outweighs", [False, True])
+def test_a_chunk_behind_a_context_leaves_its_graph_where_it_repays_launches(
+    model: Path, expanded: list[int], outweighs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph has room for the keys and values of its own tokens alone."""
+    outcome = answer(load(model, "cpu"))
+    expanded.clear()
+    monkeypatch.setattr(LatentShape, "outweighs_launches", lambda *_: outweighs)
+    launched: list[int] = []
+    launch = TorchModelRunner._launch
+
+    def counted(self: TorchModelRunner, step: Any, staged: Any, inputs: Any) -> Any:
+        launched.append(inputs[3])
+        return launch(self, step, staged, inputs)
+
+    monkeypatch.setattr(TorchModelRunner, "_launch", counted)
     assert answer(load(model, "cpu"), is_graphed=True).tokens == outcome.tokens
-    assert expanded == []
+    # Each step that leaves its graph does so for them.
+    assert bool(launched) == outweighs
+    assert all(launched)
+
+
+def test_only_large_savings_repay_launches() -> None:
+    """DeepSeek-V2-Lite: a new prompt that fits into graphs never does, a chunk behind a long context does."""
+    saving = {(2048, 2048): False, (256, 2000): False, (512, 20_000): True, (2048, 6000): True}
+    for lengths, expected in saving.items():
+        assert LITE.outweighs_launches(sizes_of([lengths], 131_072), 1) is expected
+    # A rank of eight has an eighth of the heads.
+    assert not LITE.outweighs_launches(sizes_of([(512, 20_000)], 131_072), 8)
 
 
 def test_a_cpu_has_one_form_and_a_gpu_both(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +128,11 @@ def test_a_cpu_has_one_form_and_a_gpu_both(model: Path, monkeypatch: pytest.Monk
     answer(loaded)
     shape = loaded.config.layers[0].mixer
     assert isinstance(shape, LatentShape)
-    assert shape.can_expand(torch.device("cuda"), ALONE)
+    cuda = torch.device("cuda")
+    assert shape.can_expand(cuda, ALONE)
+    # Tokens of ranks are read from a message: equal, not the same.
+    assert shape.can_expand(cuda, cast("Ranks", SimpleNamespace(tokens=CachedTokens())))
+    assert not shape.can_expand(cuda, cast("Ranks", SimpleNamespace(tokens=CachedTokens(1, 2))))
 
 
 # The sizes of DeepSeek-V2-Lite.
@@ -144,8 +191,21 @@ def test_warm_up_makes_keys_and_values_of_a_long_context_with_the_fewest_and_the
     }
     assert (8192, 32_768 - 8192) in found
     fewest = min(num_tokens for num_tokens, start in found if start)
-    assert 170 <= fewest <= 180
+    assert fewest == 256
     assert not expands([(fewest - 1, 32_768)], 32_768)
+
+
+def test_warm_up_takes_the_memory_and_compiles_the_kernels_of_latent_steps_of_all_sizes_too() -> None:
+    """The largest step beside a long context, and batches of all sizes with a chunk in each."""
+    limits = StepLimits(256, 32_768, 8192, 16, expands=LITE.expands)
+    latent = [
+        items
+        for items in shares_of(warm_up_plans(limits))
+        if not expands([(item.num_tokens, item.start + item.num_tokens) for item in items], 32_768)
+    ]
+    assert max(sum(item.num_tokens for item in items) for items in latent) == 8192
+    sizes = {(len(items), items[0].num_tokens) for items in latent}
+    assert {(count, length) for count in (2, 64, 256) for length in (1, 2, 16, 128)} <= sizes
 
 
 def test_warm_up_makes_keys_and_values_of_as_many_tokens_as_a_step_has_room_for() -> None:

@@ -18,7 +18,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.warm_up import WarmUpProposer
 from gpu_worker.layers.attention import AttentionShape
-from gpu_worker.layers.attention_context import AttentionContext, StepSizes
+from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import CacheLayout
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
@@ -160,9 +160,7 @@ class ValuelessModel:
     device = torch.device("meta")
     dtype = torch.float32
     adapters = None
-
-    def expands(self, sizes: StepSizes) -> bool:
-        return False
+    can_expand = False
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         sizes = [len(context.block_tables), len(context.query_starts) - 1, len(context.context_lens)]

@@ -198,6 +198,7 @@ def expand_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return triton_attention.paged_attention_triton(batch, args[5], GPU, in_chunks=in_chunks).zero_()
 
     monkeypatch.setattr(latent_attention.LatentShape, "can_expand", lambda *_: True)
+    monkeypatch.setattr(expanded, "FEWEST_EXPANDED", 42)
     monkeypatch.setattr(expanded, "paged_attention", attend)
     return lengths
 
@@ -266,8 +267,8 @@ CASES: dict[str, dict[str, Any]] = {
     **{kind: {"speculative": kind} for kind in ("ngram", "draft", "eagle")},
     "eagle3": {"speculative": "eagle"},
     **{kind: {} for kind in ("mixture", "fp8-mixture", "hybrid", "latent", "expanded")},
-    **{f"{kind}-eager": {"cuda_graphs": "off"} for kind in ("hybrid", "expanded")},
-    **{f"{kind}-decode": {"cuda_graphs": "decode"} for kind in ("dense", "mixture", "expanded")},
+    **{f"{kind}-eager": {"cuda_graphs": "off"} for kind in ("mixture", "fp8-mixture", "hybrid", "expanded")},
+    **{f"{kind}-decode": {"cuda_graphs": "decode"} for kind in ("dense", "mixture", "hybrid", "expanded")},
 }
 # Latent attention whose prompts make keys and values from 42 tokens on, of heads of 16 bytes times a whole number.
 EXPANDED = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
@@ -383,7 +384,7 @@ def main(case: str, drafts: str, output: str) -> None:
         forbid_waits_while_capturing(monkeypatch)
         if case in FORMS:
             quantize_all(monkeypatch, FORMS[case])
-        if case == "fp8-mixture":
+        if case.startswith("fp8-mixture"):
             quantize_experts(monkeypatch)
         expanded = expand_prompts(monkeypatch) if "expanded" in case else []
         machine = Machine(monkeypatch, 400 * MB)

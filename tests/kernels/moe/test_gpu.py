@@ -305,6 +305,34 @@ def test_experts_of_other_ranks_contribute_nothing(device: torch.device) -> None
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 8])
+def test_tiles_follow_the_rows_of_an_expert_among_all_ranks(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank with an eighth of the experts gets an eighth of the pairs: its rows an expert are those of one rank."""
+    chosen: list[tuple[int, bool]] = []
+    sort = gpu.sort_pairs
+
+    def sorted_by(ids: torch.Tensor, *args: Any) -> Any:
+        chosen.append((args[-1], False))
+        return sort(ids, *args)
+
+    def multiplied(inputs: torch.Tensor, *_: Any, is_rounded: bool) -> torch.Tensor:
+        chosen[-1] = (chosen[-1][0], is_rounded)
+        return inputs
+
+    monkeypatch.setattr(gpu, "sort_pairs", sorted_by)
+    monkeypatch.setattr(gpu, "multiply", multiplied)
+    monkeypatch.setattr(gpu, "combine", lambda outputs, *_: outputs)
+    num_experts = 64 // num_ranks
+    weights = [ExpertWeights((replace(fp8(rows, 256, 0), activation="dynamic"),) * num_experts) for rows in (512, 256)]
+    stacks = [stack_experts(each, is_gated=each is weights[0]) for each in weights]
+    experts = GpuExperts(stacks[0], stacks[1], ACTIVATIONS["silu"][0], 0, H200, has_float8=True, num_places=64)
+    for num_tokens in (8, 512, 1024):
+        ids = torch.arange(num_tokens * 4, dtype=torch.int32).view(-1, 4) % 64
+        experts(torch.zeros(num_tokens, 256, dtype=torch.bfloat16), ids, torch.zeros(num_tokens, 4))
+    # A row, 32 and 64 an expert, the last of which repay that inputs are rounded.
+    assert chosen == [(16, False), (32, False), (64, True)]
+
+
 def test_tiles_follow_the_rows_of_an_expert() -> None:
     for generation in GpuGeneration:
         few, many = (expert_launch(generation, rows, 128, is_packed=False).block_m for rows in (8, 65_536))

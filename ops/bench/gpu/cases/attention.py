@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.layer_cache import LayerCache, is_quantized, quantize_heads
-from kernels.paged_attention import AttentionOptions, expanded_attention
+from kernels.paged_attention import AttentionOptions, ExpandedBlocks, expanded_attention
 from kernels.paged_attention.reference import paged_attention_reference
 from ops.bench.gpu.case import OURS, Candidate, Case, Check, Entry, Op, OpSuite, Shapes, relative_error, sets_for
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE, AttentionShape, Batch, Lengths, make_batch
@@ -138,10 +138,11 @@ def _attend_expanded(
     batch: Batch, query: torch.Tensor, key_up: torch.Tensor, value_up: torch.Tensor, lengths: Lengths
 ) -> torch.Tensor:
     cache = LayerCache(batch.key_cache, batch.value_cache, batch.kv_scales)
-    where = (batch.block_tables, batch.query_starts, batch.context_lens, batch.max_query_len, batch.max_context_len)
-    num_blocks = sum(-(-context // cache.keys.shape[1]) for _, context in lengths)
-    options = AttentionOptions(batch.scale)
-    return expanded_attention(query, cache, key_up, value_up, *where, options, num_blocks=num_blocks)
+    block_size = cache.keys.shape[1]
+    num_blocks = sum(-(-context // block_size) for _, context in lengths)
+    expanded = ExpandedBlocks.of(batch.block_tables, batch.context_lens, block_size, num_blocks)
+    where = (batch.query_starts, batch.context_lens, batch.max_query_len, batch.max_context_len)
+    return expanded_attention(query, cache, key_up, value_up, expanded, *where, AttentionOptions(batch.scale))
 
 
 def _contiguous(

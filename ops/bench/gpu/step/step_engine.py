@@ -22,6 +22,7 @@ from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.layers.attention_context import AttentionContext, StepSizes
 from gpu_worker.models.decoder import CausalLM
+from kernels.paged_attention import ExpandedBlocks
 from kernels.sampling import SamplingParameters, sample_tokens
 from kernels.state_rows import StateRows
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -136,15 +137,18 @@ class PagedBatch:
         context_lens = torch.tensor(contexts, dtype=torch.int32, device=device)
         slots = torch.arange(len(lengths), device=device)
         sizes = StepSizes.of(queries, contexts, block_size, self._tables.shape[1] * block_size)
+        tables, expanded = self._tables[: len(lengths)], None
+        if self._model.expands(sizes):
+            expanded = ExpandedBlocks.of(tables, context_lens, block_size, sizes.num_blocks)
         context = AttentionContext(
             caches=self._cache.layers,
             slot_mapping=self._tables[rows, positions // block_size].long() * block_size + positions % block_size,
-            block_tables=self._tables[: len(lengths)],
+            block_tables=tables,
             query_starts=query_starts,
             context_lens=context_lens,
             max_query_len=max(queries),
             max_context_len=max(contexts),
-            num_expanded_blocks=sizes.num_blocks if self._model.expands(sizes) else 0,
+            expanded=expanded,
             states=() if self._states is None else self._states.layers,
             state_rows=StateRows(slots, query_starts, context_lens, max(queries)) if self._states else None,
         )

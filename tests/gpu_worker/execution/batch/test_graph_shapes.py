@@ -74,6 +74,29 @@ def test_steps_of_2048_tokens_are_captured_where_launches_are_many(
     )
 
 
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+@pytest.mark.parametrize("most_tokens", [600, 2048, 8192])
+def test_new_prompts_up_to_2048_tokens_have_a_captured_step_with_room_for_their_blocks(
+    most_tokens: int, block_size: int
+) -> None:
+    """Alone, or as eight of any lengths; of a prompt twice as long no graph makes keys and values."""
+    arguments, settings = (CapturedSteps.ALL, 256, most_tokens, 0), {"has_many_launches": True}
+    plain = graph_shapes(*arguments, **settings)
+    shapes = graph_shapes(*arguments, **settings, expanded_block_size=block_size)
+    expanded = [shape for shape in shapes if shape.num_expanded_blocks]
+    assert [shape for shape in shapes if not shape.num_expanded_blocks] == plain
+    assert len(expanded) == {600: 3, 2048: 6, 8192: 6}[most_tokens]
+    for num_tokens in range(256, min(most_tokens, 2048) + 1):
+        for num_seqs, num_blocks in ((1, -(-num_tokens // block_size)), (8, num_tokens // block_size + 8)):
+            held = [shape for shape in expanded if shape.holds(num_tokens, num_seqs, num_tokens, num_blocks)]
+            assert held
+            assert min(shape.num_tokens for shape in held) <= 1.5 * num_tokens
+    assert not any(shape.holds(512, 1, 512, 4096 // block_size) for shape in expanded)
+    # Neither form stands for the other.
+    assert not any(shape.holds(300, 1, 300) for shape in expanded)
+    assert not any(shape.holds(300, 1, 300, 1) for shape in plain)
+
+
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 64, 200, 256, 300, 8192])
 @pytest.mark.parametrize("most_tokens", [1, 63, 64, 100, 512, 513, 8192])
 @pytest.mark.parametrize("num_drafts", [0, 5])

@@ -126,7 +126,7 @@ def test_expanded_attention_is_checked_where_steps_expand() -> None:
     assert {dtype for _, _, dtype in attention.EXPANDED_CHECKED.values()} == {torch.bfloat16, *attention.EIGHT_BITS}
     for shape, [(query_len, context_len)], _ in attention.EXPANDED_CHECKED.values():
         num_pairs = query_len * (2 * context_len - query_len + 1) // 2
-        assert is_expansion_less(128, shape.latent_dim, 128, num_pairs, context_len)
+        assert is_expansion_less(128, shape.latent_dim, 128, query_len, num_pairs, context_len)
 
 
 def test_torch_steps_a_state_as_ours_does() -> None:

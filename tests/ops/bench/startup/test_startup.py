@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from gpu_worker.models.loader import load_model
-from ops.bench.make_model import Shape, write_checkpoint
+from ops.bench.make_model import SHAPES, Shape, write_checkpoint
 from ops.bench.peers.engines import PeerUnavailableError
 from ops.bench.startup import __main__ as startup
+from ops.bench.startup.engine_start import memory_said
 
 TINY = Shape(96, 32, 48, 3, 4, 2, is_tied=False, max_len=64)
 
@@ -39,6 +42,33 @@ def test_group_starts_from_a_checkpoint(tmp_path: Path) -> None:
     result = startup.run_child("startup.engine_start", tmp_path, "cpu", "2")
     assert 0 < result["load_s"] < result["ready_s"]
     assert result["compiled"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["160m-moe", "160m-hybrid", "160m-latent"])
+def test_engine_starts_from_a_checkpoint_of_every_kind(name: str, tmp_path: Path) -> None:
+    """Fewer and narrower layers, heads as they are."""
+    shape = replace(
+        SHAPES[name], vocab_size=96, num_layers=2, intermediate_size=64, attends_every=2 * (name == "160m-hybrid")
+    )
+    write_checkpoint(shape, tmp_path)
+    result = startup.run_child("startup.engine_start", tmp_path, "cpu", "1", "decode")
+    assert 0 < result["load_s"] < result["ready_s"]
+    assert result["compiled"] == 0
+
+
+def test_memory_of_the_worker_stands_beside_the_drivers() -> None:
+    said = memory_said()
+    logger = logging.getLogger("gpu_worker.execution.build")
+    for line in ("memory: weights 16.1 GB", "loaded it"):
+        logger.info(line)
+    found = {"driver_gb": 130.1, "reserved_gb": 120, "kv_cache_gb": 99, "device_gb": 150.8}
+    assert startup.memory_lines({"memory": said, "compiled_kernels": ["sort_kernel"], **found}) == [
+        "memory: weights 16.1 GB",
+        "driver: driver 130.1 GB, reserved 120 GB, kv_cache 99 GB, device 150.8 GB",
+        "compiled while serving: sort_kernel",
+    ]
+    assert startup.memory_lines({"memory": [], "compiled_kernels": []}) == []
 
 
 def test_files_in_memory_are_never_called_cold() -> None:
