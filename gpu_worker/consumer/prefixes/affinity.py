@@ -33,11 +33,12 @@ from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import cache_salt
 from shared.calls import call_process
 from shared.direct_client import DirectClient
+from shared.errors import InvalidNameError
 from shared.messages import UNDECODABLE, Request, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.prefixes import MAX_WAIT_S, PrefixNews
 from shared.server_clock import ServerClock
-from shared.subjects import peer_subject
+from shared.subjects import check_name, peer_subject
 
 WHOLE_EVERY = 5
 """Heartbeats from one that announces all links to the next; those between announce only new links."""
@@ -190,7 +191,9 @@ class PrefixAffinity:
             return
         try:
             said = decode_peer_message(message.data)
-        except UNDECODABLE:
+            # No subject can name its sender otherwise, and each look at the offers would fail.
+            check_name(said.worker)
+        except (InvalidNameError, *UNDECODABLE):
             return
         if isinstance(said, Offer):
             self._claims.receive_offer(said)

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from gpu_worker.consumer.prefixes.affinity import PeerConnection, PrefixAffinity
 from gpu_worker.consumer.prefixes.claims import PrefixClaims
 from gpu_worker.consumer.prefixes.messages import Answer, Grant, Offer, decode_peer_message
 from gpu_worker.consumer.prefixes.waiting import ANSWER_S, WaitingRequests
@@ -77,6 +78,22 @@ def test_granted_request_is_acknowledged_by_one_command_to_its_queue_alone(end: 
             continue
         with pytest.raises(UNDECODABLE):
             decode_peer_message(encode(grant))
+
+
+def test_offer_of_a_worker_that_no_subject_can_name_is_dropped() -> None:
+    nats = Mock(is_connected=True, max_payload=1 << 20)
+    engine = Mock(stats=Mock(waiting_tokens=0), num_blank_blocks=50)
+    capacity = Mock(num_interactive=0, num_blocks_for=lambda num_tokens: 4)
+    affinity = PrefixAffinity(PeerConnection(nats, "own", "m", Mock()), engine, capacity, 16)
+    affinity._claims.start(Mock())
+    affinity._receive(Mock(data=b""))
+    # As many characters as a name may have bytes, of three bytes each.
+    name = "\u20ac" * 128
+    for said in (Offer(**OFFER | {"worker": name, "links": ()}), Grant(name, 1, "s", b"", "$JS.ACK.S.c.1.1.1.1.0")):
+        affinity._receive(Mock(data=encode(said)))
+        affinity.review()
+    capacity.reserve.assert_not_called()
+    nats.send.assert_not_called()
 
 
 def test_room_that_is_kept_for_an_offer_is_kept_once_however_often_it_comes() -> None:
