@@ -166,7 +166,7 @@ class TorchModelRunner:
             self._max_draft_tokens,
             tuple(group.num_blocks for group in self.cache.groups[1:]),
             None if self._states is None else self.num_state_slots,
-            self.model.expands if self.model.can_expand else None,
+            None if self.model.expanding is None else self.model.expanding.expands,
         )
 
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
@@ -239,7 +239,7 @@ class TorchModelRunner:
             self._captured,
             *limits,
             has_many_launches=self.model.config.has_many_launches,
-            expanded_block_size=self.cache.block_size if self.model.can_expand else None,
+            expanded_block_size=None if self.model.expanding is None else self.cache.block_size,
         )
         if not shapes:
             return
@@ -293,13 +293,14 @@ class TorchModelRunner:
 
         A graph with room for a long context would make the keys and values of the longest one.
         """
-        if layout.max_query_len == 1 or not self.model.can_expand:
+        latent = self.model.expanding
+        if layout.max_query_len == 1 or latent is None:
             return 0, False
         query_lens = np.diff(layout.query_starts)
         sizes = StepSizes.of(query_lens, layout.context_lens, self.cache.block_size, self.max_model_len)
-        if not self.model.expands(sizes):
+        if not latent.expands(sizes):
             return 0, False
-        return sizes.num_blocks, self.model.outweighs_launches(sizes)
+        return sizes.num_blocks, latent.outweighs_launches(sizes, self._ranks.size)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
         changes, rows = self._sequences.apply(plan), self._rows

@@ -10,7 +10,7 @@ import torch
 
 from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import HEAD, AdapterTargets, EmbeddingAdapters
-from gpu_worker.layers.attention_context import AttentionContext, StepSizes
+from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.division import Division, divided_weights
 from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
@@ -53,6 +53,7 @@ class CausalLM:
         embedding: `[vocab_size, hidden_size]`; of 16 bits where the checkpoint has it so, even if `dtype` is float32.
         linears: Makes its linear layers, and those of proposers of drafts.
         adapters: The adapters beside its matrices; None where there can be none.
+        expanding: Attention by latent vectors, which says which steps make keys and values; None where none does.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class CausalLM:
         self.linears = linears
         self._ranks = ranks
         latent = next((layer.mixer for layer in config.layers if isinstance(layer.mixer, LatentShape)), None)
-        self._expanding = latent if latent is not None and latent.can_expand(device, ranks) else None
+        self.expanding = latent if latent is not None and latent.can_expand(device, ranks) else None
         words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
         division = None if ranks.size == 1 else Division.of(ranks)
         if ranks.stage == 0 or (is_last(ranks) and config.tie_word_embeddings):
@@ -128,19 +129,6 @@ class CausalLM:
         if not is_last(self._ranks):
             self._ranks.send(hidden)
         return hidden
-
-    def expands(self, sizes: StepSizes) -> bool:
-        """Return True where attention by latent vectors makes keys and values for a step."""
-        return self._expanding is not None and self._expanding.expands(sizes)
-
-    @property
-    def can_expand(self) -> bool:
-        """Whether any step can have keys and values made of latent vectors."""
-        return self._expanding is not None
-
-    def outweighs_launches(self, sizes: StepSizes) -> bool:
-        """Return True where such keys and values save more than launching a step kernel by kernel takes."""
-        return self._expanding is not None and self._expanding.outweighs_launches(sizes, self._ranks.size)
 
     def interrupt_by(self, interrupt: StepInterrupt) -> None:
         """From now on compute no further layer of a step with prompts that is asked to end, and return anything."""

@@ -15,7 +15,7 @@ from kernels.layer_cache import LayerCache
 from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.options import AttentionOptions
 
-# Below so many tokens a step saves less than its further launches take: two products, and keys put together.
+# A step of fewer tokens saves less than its further launches take: two products, and keys put together.
 FEWEST_EXPANDED = 256
 
 

@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for files in ("warm",) if is_cached(directory) else ("cold", "warm"):
                 facts: dict[str, object] = {"shape": shape, "ranks": options.num_ranks, "files": files}
                 facts |= {"graphs": options.cuda_graphs, "gb": round(num_bytes / 1e9, 2)}
-                arguments = (directory, options.device, str(options.num_ranks), options.cuda_graphs)
-                start = partial(run_child, "startup.engine_start", *arguments)
+                started_with = (directory, options.device, str(options.num_ranks), options.cuda_graphs)
+                start = partial(run_child, "startup.engine_start", *started_with)
                 row = facts | measure(directory, num_bytes, start, is_cold=files == "cold")
                 table.add(row, **machine_of(torch.device(options.device)))
                 print("".join(f"    {line}\n" for line in memory_lines(row)), end="", flush=True)

@@ -138,7 +138,7 @@ class PagedBatch:
         slots = torch.arange(len(lengths), device=device)
         sizes = StepSizes.of(queries, contexts, block_size, self._tables.shape[1] * block_size)
         tables, expanded = self._tables[: len(lengths)], None
-        if self._model.expands(sizes):
+        if self._model.expanding is not None and self._model.expanding.expands(sizes):
             expanded = ExpandedBlocks.of(tables, context_lens, block_size, sizes.num_blocks)
         context = AttentionContext(
             caches=self._cache.layers,
