@@ -57,6 +57,10 @@ class JsonFile(CheckedFields):
             raise CheckpointError(path, "is not a JSON object")
         return cls(path, fields)
 
+    def with_fields(self, fields: Mapping[str, Any]) -> JsonFile:
+        """Return the same place in the file with other fields."""
+        return JsonFile(self.path, fields, self._prefix)
+
     def error(self, name: str, problem: str) -> CheckpointError:
         """Make the error that names a field of this file."""
         return CheckpointError(self.path, f"field {self._prefix + name!r} {problem}")

@@ -38,11 +38,16 @@ def read_windows(file: JsonFile, is_sliding: Callable[[int], bool], default: int
     return tuple(window if kind == SLIDING else None for kind in types)
 
 
-def read_optional_windows(file: JsonFile) -> tuple[int | None, ...] | None:
-    """Return each layer's window as Qwen has it: with `use_sliding_window`, from `max_window_layers` on."""
+def read_optional_windows(file: JsonFile, *, is_early: bool = False) -> tuple[int | None, ...] | None:
+    """Return each layer's window as Qwen has it: with `use_sliding_window`, from `max_window_layers` on.
+
+    With `is_early`, in every other layer before that, beginning with the first, as Qwen2-MoE has it.
+    """
     if not file.boolean("use_sliding_window", False):
         return None
     first = file.integer("max_window_layers", 28, minimum=0)
+    if is_early:
+        return read_windows(file, lambda layer: layer % 2 == 0 and layer < first)
     return read_windows(file, lambda layer: layer >= first)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import QueryGrowth
 from gpu_worker.models.json_file import JsonFile
@@ -12,6 +15,7 @@ _MAX_LEN = 1 << 24
 MIN_TURNS, MAX_TURNS = 1e-6, 1e6
 # Its square must be finite; published models have at most 1.
 _MAX_MSCALE = 1e6
+_ROPES = frozenset({"rope_parameters", "rope_scaling"})
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 # All sections of a text token's position are the same in "mrope", which is for images.
 _OTHER_NAMES = {"su": "longrope", "mrope": "default"}
@@ -50,6 +54,13 @@ def read_rope(file: JsonFile, layer_type: str | None = None, *, default_theta: f
         mscale_all_dim=_mscale(fields, "mscale_all_dim"),
         truncate=fields.boolean("truncate", True),
     )
+
+
+def with_defaults(file: JsonFile, defaults: Mapping[str, Any]) -> JsonFile:
+    """Return a configuration with what its absent fields mean. A rotation that it describes, it describes whole."""
+    given = {name: value for name, value in file.fields.items() if value is not None or name not in _ROPES}
+    meant = {name: value for name, value in defaults.items() if name not in _ROPES or not given.keys() & _ROPES}
+    return file.with_fields({**meant, **given})
 
 
 def read_rope_of(file: JsonFile, layer_type: str, field: str, theta: float) -> RopeParameters:

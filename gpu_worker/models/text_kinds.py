@@ -42,29 +42,16 @@ def _kind(architecture: str, sizes: Sequence[int | None], *, splits_hidden: bool
     return TextKind(architecture, {**given, **more}, splits_hidden)
 
 
-def _mistral_rope(theta: float, *, factor: float, original_len: int) -> dict[str, Any]:
-    yarn = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
-    length = {"rope_theta": theta, "factor": factor, "original_max_position_embeddings": original_len}
-    return {**yarn, **length, "llama_4_scaling_beta": 0.1}
-
-
 _DEEPSEEK_V3: dict[str, Any] = {
-    "kv_lora_rank": 512, "moe_intermediate_size": 2048, "n_group": 8, "n_routed_experts": 256,
-    "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-    "routed_scaling_factor": 2.5, "topk_group": 4, "v_head_dim": 128,
+    "kv_lora_rank": 512, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_nextn_predict_layers": 1,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
 }  # fmt: skip
 _MISTRAL4: dict[str, Any] = {
-    "kv_lora_rank": 256, "moe_intermediate_size": 2048, "n_routed_experts": 128, "q_lora_rank": 1024,
-    "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "rope_parameters": _mistral_rope(10000.0, factor=128.0, original_len=8192) | {"partial_rotary_factor": 0.5},
-}  # fmt: skip
-_GPT_OSS_ROPE = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-    "original_max_position_embeddings": 4096, "rope_theta": 150000.0,
+    "kv_lora_rank": 256, "moe_intermediate_size": 2048, "n_routed_experts": 128, "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64, "v_head_dim": 128,
 }  # fmt: skip
 _GLM4V_MOE: dict[str, Any] = {
     "attention_bias": True, "head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 128,
-    "partial_rotary_factor": 0.5,
 }  # fmt: skip
 _QWEN3_OMNI: dict[str, Any] = {
     "head_dim": 128, "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "rope_theta": 1000000.0,
@@ -86,7 +73,6 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     ),
     "gpt_oss": _kind(
         "GptOssForCausalLM", (201088, 2880, 2880, 36, 64, 8, 131072), num_local_experts=128,
-        rope_parameters=_GPT_OSS_ROPE,
     ),
     "granite": _kind("GraniteForCausalLM", (32000, 4096, 11008, 32, 32, None, 2048)),
     "granite4_vision_text": _kind("GraniteForCausalLM", (32000, 4096, 11008, 32, 32, None, 2048)),
@@ -94,12 +80,9 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     "lfm2": _kind("Lfm2ForCausalLM", (65536, 2560, 12288, 32, 32, 8, 128000), rope_theta=1000000.0),
     "llama": _kind("LlamaForCausalLM", (32000, 4096, 11008, 32, 32, None, 2048)),
     "llama4_text": _kind(
-        "Llama4ForCausalLM", (202048, 5120, 8192, 48, 40, 8, 131072), num_local_experts=16, rope_theta=500000.0,
+        "Llama4ForCausalLM", (202048, 5120, 8192, 48, 40, 8, 131072), num_local_experts=16,
     ),
-    "ministral3": _kind(
-        "Ministral3ForCausalLM", (131072, 4096, 14336, 34, 32, 8, 262144),
-        rope_parameters=_mistral_rope(1000000.0, factor=16.0, original_len=16384),
-    ),
+    "ministral3": _kind("Ministral3ForCausalLM", (131072, 4096, 14336, 34, 32, 8, 262144), rms_norm_eps=1e-05),
     "mistral": _kind("MistralForCausalLM", (32000, 4096, 14336, 32, 32, 8, 131072)),
     "mistral4": _kind("Mistral4ForCausalLM", (131072, 4096, 12288, 36, 32, None, 1048576), **_MISTRAL4),
     "phi3": _kind("Phi3ForCausalLM", (32064, 3072, 8192, 32, 32, None, 4096)),
@@ -117,7 +100,7 @@ TEXT_KINDS: Mapping[str, TextKind] = {
     ),
     "qwen3_omni_moe_text": _kind("Qwen3MoeForCausalLM", (3584, 2048, 18944, 28, 28, 4, 32768), **_QWEN3_OMNI),
     "qwen3_vl_moe_text": _kind(
-        "Qwen3MoeForCausalLM", (151936, 2048, 5632, 24, 16, None, 128000), moe_intermediate_size=1408,
+        "Qwen3MoeForCausalLM", (151936, 2048, 5632, 24, 16, 16, 128000), moe_intermediate_size=1408,
         num_experts_per_tok=4, num_local_experts=60, rope_theta=500000.0,
     ),
     "qwen3_vl_text": _kind("Qwen3ForCausalLM", (151936, 4096, 22016, 32, 32, None, 128000), rope_theta=500000.0),

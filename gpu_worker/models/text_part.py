@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.rope_config import with_defaults
 from gpu_worker.models.text_kinds import TEXT_KINDS, TextKind
 
 _TEXT = ("text_config",)
@@ -77,7 +78,6 @@ TOWERS = (
     r"(talker|token2wav|code2wav)\..*",
 )
 """Patterns of the tensors that are not of the text part."""
-_ROPES = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 _TIED = "tie_word_embeddings"
 _SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", _TIED)
 
@@ -101,19 +101,12 @@ def text_part(file: JsonFile, wrapper: Wrapper) -> tuple[JsonFile, TextKind]:
     kind = TEXT_KINDS[name]
     inner = {name: value for name, value in text.fields.items() if value is not None or name not in _SHARED}
     tied = {name: value for name, value in outer.items() if name == _TIED}
-    defaults = dict(kind.defaults)
-    if text.names() & _ROPES:
-        # What a checkpoint says of its rotation is said whole.
-        defaults.pop("rope_parameters", None)
-    fields = {**defaults, **outer, **inner, **tied, "model_type": name}
-    if kind.splits_hidden and fields.get("head_dim") is None:
-        whole = JsonFile(file.path, fields, _prefix(wrapper))
-        fields["head_dim"] = whole.integer("hidden_size") // whole.integer("num_attention_heads")
-    return JsonFile(file.path, fields, _prefix(wrapper)), kind
-
-
-def _prefix(wrapper: Wrapper) -> str:
-    return "".join(f"{name}." for name in wrapper.place)
+    fields = {**outer, **inner, **tied, "model_type": name}
+    part = with_defaults(text.with_fields(fields), kind.defaults)
+    if kind.splits_hidden and "head_dim" not in part.names():
+        head_dim = part.integer("hidden_size") // part.integer("num_attention_heads")
+        part = part.with_fields({**part.fields, "head_dim": head_dim})
+    return part, kind
 
 
 def with_text_names(config: ModelConfig) -> ModelConfig:

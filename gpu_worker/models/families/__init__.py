@@ -13,6 +13,7 @@ from typing import Any
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.rope_config import with_defaults
 
 ReadConfig = Callable[[JsonFile], ModelConfig]
 
@@ -24,6 +25,7 @@ class Family:
     Attributes:
         architecture, also: Its names in the `architectures` of checkpoints.
         read: Reads a configuration. A field that is missing, of the wrong type or not served is a `CheckpointError`.
+        defaults: What absent fields mean, where the reader means something else; null fields are not absent.
         sample: Fields that the reader needs and `support_page.SAMPLE` lacks.
     """
 
@@ -31,10 +33,11 @@ class Family:
     read: Callable[[JsonFile], ModelConfig]
     sample: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def read_config(self, file: JsonFile) -> ModelConfig:
         """Read a configuration."""
-        return replace(self.read(file), architecture=self.architecture)
+        return replace(self.read(with_defaults(file, self.defaults)), architecture=self.architecture)
 
 
 def families() -> list[Family]:

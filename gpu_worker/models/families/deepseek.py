@@ -111,8 +111,22 @@ def read_youtu(file: JsonFile) -> ModelConfig:
 
 
 FAMILIES = (
-    Family("DeepseekV2ForCausalLM", read_deepseek_v2),
-    Family("DeepseekV3ForCausalLM", read_deepseek_v3),
-    Family("Glm4MoeLiteForCausalLM", read_deepseek_v3),
-    Family("YoutuForCausalLM", read_youtu),
+    Family("DeepseekV2ForCausalLM", read_deepseek_v2, defaults={"q_lora_rank": 1536}),
+    Family(
+        "DeepseekV3ForCausalLM",
+        read_deepseek_v3,
+        defaults={"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
+    ),
+    Family(
+        "Glm4MoeLiteForCausalLM",
+        read_deepseek_v3,
+        defaults={
+            "q_lora_rank": 768,
+            "routed_scaling_factor": 1.8,
+            "num_experts_per_tok": 4,
+            "first_k_dense_replace": 1,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+    Family("YoutuForCausalLM", read_youtu, defaults={"q_lora_rank": 1536}),
 )

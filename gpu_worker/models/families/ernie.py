@@ -42,11 +42,12 @@ def read_ernie4_5_moe(file: JsonFile) -> ModelConfig:
     if file.boolean("use_bias", False):
         raise file.error("use_bias", "is true; supported: false, as in all published checkpoints")
     num_experts = read_num_experts(file, "moe_num_experts", "num_experts")
+    top_k = "moe_k" if "moe_k" in file.names() else "num_experts_per_tok"
     inner_size = file.integer("moe_intermediate_size", 1536)
     shape = MixtureShape(
         num_experts,
         inner_size,
-        RoutingRule(read_top_k(file, num_experts, 6, name="moe_k"), renormalize=True),
+        RoutingRule(read_top_k(file, num_experts, 6, name=top_k), renormalize=True),
         _MIXTURE,
         has_choice_bias=True,
         shared_size=inner_size * file.integer("moe_num_shared_experts", 2, minimum=0),
@@ -65,6 +66,6 @@ def _mixture_layers(file: JsonFile) -> frozenset[int]:
 
 
 FAMILIES = (
-    Family("Ernie4_5ForCausalLM", read_ernie4_5, also=("Ernie4_5_ForCausalLM",)),
-    Family("Ernie4_5_MoeForCausalLM", read_ernie4_5_moe, {"moe_num_experts": 16}),
+    Family("Ernie4_5ForCausalLM", read_ernie4_5, also=("Ernie4_5_ForCausalLM",), defaults={"num_key_value_heads": 2}),
+    Family("Ernie4_5_MoeForCausalLM", read_ernie4_5_moe, {"moe_num_experts": 16}, defaults={"num_key_value_heads": 4}),
 )

@@ -59,4 +59,7 @@ def read_exaone_moe(file: JsonFile) -> ModelConfig:
     return with_silu_mixtures(file, config, shape, mixture_layers(file, 1))
 
 
-FAMILIES = (Family("Exaone4ForCausalLM", read_exaone4), Family("ExaoneMoeForCausalLM", read_exaone_moe))
+FAMILIES = (
+    Family("Exaone4ForCausalLM", read_exaone4, defaults={"num_key_value_heads": 32}),
+    Family("ExaoneMoeForCausalLM", read_exaone_moe, defaults={"num_key_value_heads": 32}),
+)

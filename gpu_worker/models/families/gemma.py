@@ -10,7 +10,7 @@ from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder, with_window_rope
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.layer_types import all_but_every, read_windows
+from gpu_worker.models.layer_types import FULL, SLIDING, all_but_every, read_windows
 from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
 from kernels.activation import Activation
 
@@ -94,7 +94,7 @@ def read_gemma3(file: JsonFile) -> ModelConfig:
         block=block,
         activation=read_activation(file, "hidden_activation", "gelu_pytorch_tanh"),
         is_tied=True,
-        rope=_full_rope(file),
+        rope=read_rope(file, FULL, default_theta=1e6),
         max_model_len=file.integer("max_position_embeddings", 131072),
     )
     return with_window_rope(read_decoder(file, traits), _sliding_rope(file))
@@ -106,23 +106,16 @@ def _windows(file: JsonFile, sees_later: bool) -> tuple[int | None, ...]:
     return tuple(window // 2 + 1 if window and sees_later else window for window in windows)
 
 
-def _full_rope(file: JsonFile) -> RopeParameters:
-    if has_ropes_by_type(file):
-        return read_rope(file, "full_attention")
-    rope = read_rope(file)
-    return rope if "rope_theta" in file.names() else replace(rope, theta=1e6)
-
-
 def _sliding_rope(file: JsonFile) -> RopeParameters:
     if has_ropes_by_type(file):
-        return read_rope(file, "sliding_attention")
+        return read_rope(file, SLIDING)
     length = file.integer("max_position_embeddings", 131072)
     return RopeParameters(RopeType.DEFAULT, file.number("rope_local_base_freq", 10_000.0), length)
 
 
 FAMILIES = (
-    Family("GemmaForCausalLM", read_gemma),
-    Family("Gemma2ForCausalLM", read_gemma2),
-    Family("VaultGemmaForCausalLM", read_vaultgemma),
-    Family("Gemma3ForCausalLM", read_gemma3),
+    Family("GemmaForCausalLM", read_gemma, defaults={"num_key_value_heads": 16}),
+    Family("Gemma2ForCausalLM", read_gemma2, defaults={"num_key_value_heads": 4}),
+    Family("VaultGemmaForCausalLM", read_vaultgemma, defaults={"num_key_value_heads": 4}),
+    Family("Gemma3ForCausalLM", read_gemma3, defaults={"num_key_value_heads": 4}),
 )

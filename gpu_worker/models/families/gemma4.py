@@ -184,4 +184,4 @@ def _refuse(file: JsonFile) -> None:
         raise file.error(name, "is 'all'; supported: 'vision', by which text attends to earlier tokens")
 
 
-FAMILIES = (Family("Gemma4ForCausalLM", read_gemma4),)
+FAMILIES = (Family("Gemma4ForCausalLM", read_gemma4, defaults={"num_key_value_heads": 4}),)

@@ -50,13 +50,14 @@ def read_glm4_moe(file: JsonFile) -> ModelConfig:
         ),
         block=BlockTraits(names=TensorNames(unused=nextn_tensors(file))),
         norm_eps=("rms_norm_eps", 1e-5),
+        rotary_share=0.5,
     )
     config = with_silu_mixtures(file, read_decoder(file, traits), read_grouped_sigmoid(file), later_layers(file, 1))
     return replace(config, draft_head=read_nextn(file))
 
 
 FAMILIES = (
-    Family("GlmForCausalLM", read_glm),
-    Family("Glm4ForCausalLM", read_glm4),
-    Family("Glm4MoeForCausalLM", read_glm4_moe),
+    Family("GlmForCausalLM", read_glm, defaults={"num_key_value_heads": 2}),
+    Family("Glm4ForCausalLM", read_glm4, defaults={"num_key_value_heads": 2}),
+    Family("Glm4MoeForCausalLM", read_glm4_moe, defaults={"num_key_value_heads": 8}),
 )

@@ -58,7 +58,7 @@ def read_granite_moe(file: JsonFile, shared_size: int = 0) -> ModelConfig:
 
 def read_granite_moe_shared(file: JsonFile) -> ModelConfig:
     """Read Granite-MoE with an expert that all tokens get."""
-    return read_granite_moe(file, file.integer("shared_intermediate_size", 1024, minimum=0))
+    return read_granite_moe(file, file.integer("shared_intermediate_size", 0, minimum=0))
 
 
 _THETAS = "layer_rope_theta"
@@ -148,7 +148,7 @@ FAMILIES = (
     Family("GraniteForCausalLM", read_granite),
     Family("GraniteMoeForCausalLM", read_granite_moe),
     Family("GraniteMoeSharedForCausalLM", read_granite_moe_shared),
-    Family("GraniteSWAForCausalLM", read_granite_swa),
+    Family("GraniteSWAForCausalLM", read_granite_swa, defaults={"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
     Family("GraniteMoeSWAForCausalLM", read_granitemoe_swa),
     Family(
         "GraniteMoeHybridForCausalLM",

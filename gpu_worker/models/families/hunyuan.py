@@ -73,9 +73,10 @@ def read_hunyuan_v1_moe(file: JsonFile) -> ModelConfig:
     if set(read_by_layer(file, "moe_intermediate_size", inner_size)) != {inner_size}:
         raise file.error("moe_intermediate_size", "differs from intermediate_size; supported: the same for all experts")
     config = read_decoder(file, hunyuan_traits(file))
+    top_k = "moe_topk" if "moe_topk" in file.names() else "num_experts_per_tok"
     numbers = (
         read_by_layer(file, name, default)
-        for name, default in (("num_experts", None), ("moe_topk", 1), ("num_shared_expert", 1))
+        for name, default in (("num_experts", None), (top_k, 1), ("num_shared_expert", 1))
     )
     layers = [
         replace(layer, feed_forward=_mixture(file, inner_size, *counts))
@@ -132,5 +133,5 @@ def read_hy_v3(file: JsonFile) -> ModelConfig:
 FAMILIES = (
     Family("HunYuanDenseV1ForCausalLM", read_hunyuan_v1_dense),
     Family("HunYuanMoEV1ForCausalLM", read_hunyuan_v1_moe, {"moe_topk": 2, "moe_intermediate_size": 512}),
-    Family("HYV3ForCausalLM", read_hy_v3),
+    Family("HYV3ForCausalLM", read_hy_v3, defaults={"num_key_value_heads": 8}),
 )

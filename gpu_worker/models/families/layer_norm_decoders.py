@@ -48,7 +48,10 @@ def read_gpt2(file: JsonFile) -> ModelConfig:
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         if file.boolean(name, False):
             raise file.error(name, "is true; supported: false")
-    hidden_size, length = file.integer("n_embd"), file.integer("n_positions", 1024)
+    hidden_size, length = (
+        file.integer("n_embd"),
+        file.integer("n_positions", file.integer("max_position_embeddings", 1024)),
+    )
     renamed = {ours: file.fields.get(theirs) for theirs, ours in _FIELDS.items()}
     file = JsonFile(file.path, {**file.fields, **renamed, "head_dim": None, "max_position_embeddings": length})
     traits = FamilyTraits(
@@ -124,6 +127,7 @@ def read_nemotron(file: JsonFile) -> ModelConfig:
         block=BlockTraits(norm=NormKind(is_centered=True, has_bias=True, is_offset=True)),
         activation=read_activation(file, default="relu2"),
         norm_eps=("norm_eps", 1e-5),
+        rotary_share=0.5,
     )
     return read_decoder(file, traits)
 
@@ -211,7 +215,7 @@ FAMILIES = (
     Family("GPTNeoXForCausalLM", read_gpt_neox),
     Family("Jais2ForCausalLM", read_jais2),
     Family("NemotronForCausalLM", read_nemotron),
-    Family("OPTForCausalLM", read_opt),
-    Family("StableLmForCausalLM", read_stablelm),
-    Family("Starcoder2ForCausalLM", read_starcoder2),
+    Family("OPTForCausalLM", read_opt, defaults={"ffn_dim": 3072}),
+    Family("StableLmForCausalLM", read_stablelm, defaults={"num_key_value_heads": 32}),
+    Family("Starcoder2ForCausalLM", read_starcoder2, defaults={"num_key_value_heads": 2}),
 )

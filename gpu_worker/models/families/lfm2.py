@@ -106,6 +106,6 @@ def read_lfm2_moe(file: JsonFile) -> ModelConfig:
 
 
 FAMILIES = (
-    Family("Lfm2ForCausalLM", read_lfm2, {"full_attn_idxs": [2]}),
-    Family("Lfm2MoeForCausalLM", read_lfm2_moe, {"full_attn_idxs": [2]}),
+    Family("Lfm2ForCausalLM", read_lfm2, {"full_attn_idxs": [2]}, defaults={"num_key_value_heads": 8}),
+    Family("Lfm2MoeForCausalLM", read_lfm2_moe, {"full_attn_idxs": [2]}, defaults={"num_key_value_heads": 8}),
 )

@@ -96,7 +96,7 @@ def read_smollm3(file: JsonFile) -> ModelConfig:
     """Read SmolLM3: Llama whose every fourth layer does not rotate."""
     rotates = read_rotating_layers(file)
     windows = None
-    if file.boolean("use_sliding_window", False):
+    if file.boolean("use_sliding_window", False) and "sliding_window" in file.names():
         windows = read_windows(file, lambda layer: not rotates[layer])
     traits = FamilyTraits(
         attention=biased(file),
@@ -108,13 +108,26 @@ def read_smollm3(file: JsonFile) -> ModelConfig:
     return without_rotation(read_decoder(file, traits), rotates)
 
 
+# What Apertus and CWM mean where nothing is said of the rotation.
+_LLAMA3_ROPE = {
+    "rope_type": "llama3", "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+
 FAMILIES = (
     Family("LlamaForCausalLM", read_llama),
-    Family("ApertusForCausalLM", read_apertus),
-    Family("CwmForCausalLM", read_cwm),
-    Family("HeliumForCausalLM", read_helium),
-    Family("InternLM3ForCausalLM", read_internlm3),
-    Family("IQuestCoderForCausalLM", read_iquestcoder),
-    Family("SeedOssForCausalLM", read_seed_oss),
-    Family("SmolLM3ForCausalLM", read_smollm3),
+    Family(
+        "ApertusForCausalLM",
+        read_apertus,
+        defaults={"rope_parameters": _LLAMA3_ROPE | {"rope_theta": 12_000_000.0, "factor": 8.0}},
+    ),
+    Family(
+        "CwmForCausalLM",
+        read_cwm,
+        defaults={"num_key_value_heads": 8, "rope_parameters": _LLAMA3_ROPE | {"rope_theta": 1e6, "factor": 16.0}},
+    ),
+    Family("HeliumForCausalLM", read_helium, defaults={"num_key_value_heads": 20}),
+    Family("InternLM3ForCausalLM", read_internlm3, defaults={"num_key_value_heads": 2}),
+    Family("IQuestCoderForCausalLM", read_iquestcoder, defaults={"num_key_value_heads": 8}),
+    Family("SeedOssForCausalLM", read_seed_oss, defaults={"num_key_value_heads": 8}),
+    Family("SmolLM3ForCausalLM", read_smollm3, defaults={"num_key_value_heads": 4}),
 )

@@ -93,4 +93,11 @@ def _mixture_layers(file: JsonFile) -> frozenset[int]:
     return frozenset(layer for layer in all_layers(file) if (layer + 1) % step == 0)
 
 
-FAMILIES = (Family("Llama4ForCausalLM", read_llama4, {"intermediate_size_mlp": 512, "num_experts_per_tok": 1}),)
+FAMILIES = (
+    Family(
+        "Llama4ForCausalLM",
+        read_llama4,
+        {"intermediate_size_mlp": 512, "num_experts_per_tok": 1},
+        defaults={"num_key_value_heads": 8, "rope_theta": 5e5},
+    ),
+)

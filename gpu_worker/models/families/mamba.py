@@ -237,12 +237,28 @@ def read_mamba2_model(file: JsonFile) -> ModelConfig:
 
 
 FAMILIES = (
-    Family("BambaForCausalLM", read_bamba, {"mamba_n_heads": 8, "mamba_d_state": 64, "attn_layer_indices": [2]}),
-    Family("FalconH1ForCausalLM", read_falcon_h1, {"mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_state": 64}),
+    Family(
+        "BambaForCausalLM",
+        read_bamba,
+        {"mamba_n_heads": 8, "mamba_d_state": 64, "attn_layer_indices": [2]},
+        defaults={"num_key_value_heads": 8},
+    ),
+    Family(
+        "FalconH1ForCausalLM",
+        read_falcon_h1,
+        {"mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_state": 64},
+        defaults={"num_key_value_heads": 8, "mamba_d_ssm": 1024},
+    ),
     Family(
         "NemotronHForCausalLM",
         read_nemotron_h,
         {"mamba_num_heads": 8, "ssm_state_size": 64, "hybrid_override_pattern": "M-M*M-M-", "n_groups": 2},
+        defaults={"num_key_value_heads": 8, "n_groups": 8, "num_experts_per_tok": 2},
     ),
-    Family("Mamba2ForCausalLM", read_mamba2_model, {"num_heads": 8, "state_size": 64, "n_groups": 2}),
+    Family(
+        "Mamba2ForCausalLM",
+        read_mamba2_model,
+        {"num_heads": 8, "state_size": 64, "n_groups": 2},
+        defaults={"n_groups": 8},
+    ),
 )

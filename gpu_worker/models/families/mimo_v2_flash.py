@@ -132,4 +132,4 @@ def _refuse(file: JsonFile) -> None:
             raise file.error(name, f"is {file.integer(name)}; it must be {other} ({file.integer(other)})")
 
 
-FAMILIES = (Family("MiMoV2FlashForCausalLM", read_mimo_v2_flash),)
+FAMILIES = (Family("MiMoV2FlashForCausalLM", read_mimo_v2_flash, defaults={"num_key_value_heads": 4}),)

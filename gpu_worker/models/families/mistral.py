@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
@@ -86,9 +88,16 @@ def read_mixtral(file: JsonFile) -> ModelConfig:
     return with_silu_mixtures(file, config, shape, all_layers(file))
 
 
+def _rope(theta: float, *, factor: float, original_len: int) -> dict[str, Any]:
+    """Return what an absent rotation means."""
+    yarn = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    length = {"rope_theta": theta, "factor": factor, "original_max_position_embeddings": original_len}
+    return {**yarn, **length, "llama_4_scaling_beta": 0.1}
+
+
 FAMILIES = (
-    Family("MistralForCausalLM", read_mistral),
-    Family("MinistralForCausalLM", read_ministral),
+    Family("MistralForCausalLM", read_mistral, defaults={"num_key_value_heads": 8}),
+    Family("MinistralForCausalLM", read_ministral, defaults={"num_key_value_heads": 8}),
     Family(
         "Ministral3ForCausalLM",
         read_ministral3,
@@ -100,7 +109,15 @@ FAMILIES = (
                 "llama_4_scaling_beta": 0.1,
             },
         },
+        defaults={"num_key_value_heads": 8, "rope_parameters": _rope(1e6, factor=16.0, original_len=16384)},
     ),
-    Family("Mistral4ForCausalLM", read_mistral4),
-    Family("MixtralForCausalLM", read_mixtral),
+    Family(
+        "Mistral4ForCausalLM",
+        read_mistral4,
+        defaults={
+            "q_lora_rank": 1024,
+            "rope_parameters": _rope(10000.0, factor=128.0, original_len=8192) | {"partial_rotary_factor": 0.5},
+        },
+    ),
+    Family("MixtralForCausalLM", read_mixtral, defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5}),
 )

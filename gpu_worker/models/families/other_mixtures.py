@@ -117,10 +117,15 @@ def read_solar_open(file: JsonFile) -> ModelConfig:
     return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))
 
 
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
 FAMILIES = (
-    Family("Dots1ForCausalLM", read_dots1),
-    Family("GptOssForCausalLM", read_gpt_oss),
-    Family("MellumForCausalLM", read_mellum),
-    Family("MiniMaxM2ForCausalLM", read_minimax_m2),
-    Family("SolarOpenForCausalLM", read_solar_open),
+    Family("Dots1ForCausalLM", read_dots1, defaults={"num_key_value_heads": 32}),
+    Family("GptOssForCausalLM", read_gpt_oss, defaults={"num_key_value_heads": 8, "rope_parameters": _GPT_OSS_ROPE}),
+    Family("MellumForCausalLM", read_mellum, defaults={"num_key_value_heads": 4}),
+    Family("MiniMaxM2ForCausalLM", read_minimax_m2, defaults={"num_key_value_heads": 8}),
+    Family("SolarOpenForCausalLM", read_solar_open, defaults={"num_key_value_heads": 8}),
 )

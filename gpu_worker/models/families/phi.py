@@ -98,6 +98,12 @@ def _read_rope(file: JsonFile) -> RopeParameters:
 
 FAMILIES = (
     Family("PhiForCausalLM", read_phi),
-    Family("Phi3ForCausalLM", read_phi3),
-    Family("PhiMoEForCausalLM", read_phimoe, {"num_experts_per_tok": 2}, also=("PhimoeForCausalLM",)),
+    Family("Phi3ForCausalLM", read_phi3, defaults={"original_max_position_embeddings": 4096}),
+    Family(
+        "PhiMoEForCausalLM",
+        read_phimoe,
+        {"num_experts_per_tok": 2},
+        also=("PhimoeForCausalLM",),
+        defaults={"num_key_value_heads": 8, "rope_theta": 1e6},
+    ),
 )

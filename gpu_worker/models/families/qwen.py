@@ -29,7 +29,8 @@ def read_qwen2_moe(file: JsonFile) -> ModelConfig:
     """Read Qwen1.5-MoE and Qwen2-MoE: small experts, and one that all tokens get, weighed by a score of its own."""
     shape = _read_shared_mixture(file, top_k=4, renormalize=file.boolean("norm_topk_prob", False))
     traits = FamilyTraits(
-        attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)), layer_windows=read_optional_windows(file)
+        attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)),
+        layer_windows=read_optional_windows(file, is_early=True),
     )
     return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
 
@@ -124,10 +125,10 @@ def read_qwen3_5_moe(file: JsonFile) -> ModelConfig:
 
 FAMILIES = (
     Family("Qwen2ForCausalLM", read_qwen2),
-    Family("Qwen2MoeForCausalLM", read_qwen2_moe),
+    Family("Qwen2MoeForCausalLM", read_qwen2_moe, defaults={"num_key_value_heads": 16}),
     Family("Qwen3ForCausalLM", read_qwen3),
-    Family("Qwen3MoeForCausalLM", read_qwen3_moe),
-    Family("Qwen3NextForCausalLM", read_qwen3_next),
-    Family("Qwen3_5ForCausalLM", read_qwen3_5),
-    Family("Qwen3_5MoeForCausalLM", read_qwen3_5_moe),
+    Family("Qwen3MoeForCausalLM", read_qwen3_moe, defaults={"num_key_value_heads": 4}),
+    Family("Qwen3NextForCausalLM", read_qwen3_next, defaults={"num_key_value_heads": 2}),
+    Family("Qwen3_5ForCausalLM", read_qwen3_5, defaults={"num_key_value_heads": 4}),
+    Family("Qwen3_5MoeForCausalLM", read_qwen3_5_moe, defaults={"num_key_value_heads": 2}),
 )

@@ -28,7 +28,7 @@ LLAMA: dict[str, Any] = {
     "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 2048,
 }  # fmt: skip
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
-MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 4}
 
 
 def read(directory: Path, fields: object) -> ModelConfig:
@@ -235,6 +235,7 @@ def test_quarter_of_a_head_turns_where_a_hybrid_says_nothing(tmp_path: Path) -> 
 
 def test_first_release_of_lfm2_says_the_size_of_its_blocks_in_a_field_of_its_own(tmp_path: Path) -> None:
     first = {**LLAMA, "architectures": ["Lfm2ForCausalLM"], "block_ff_dim": 12288, "intermediate_size": None}
+    first["num_key_value_heads"] = 4
     assert read(tmp_path, first).intermediate_size == 8192
     assert read(tmp_path, {**first, "intermediate_size": 48}).intermediate_size == 8192
 

@@ -73,7 +73,7 @@ def _read(files: VisionFiles) -> VisionConfig:
     if layer != -1:
         raise whole.error("vision_feature_layer", f"is {layer!r}; supported: -1, the last layer")
     merge = whole.integer("spatial_merge_size", 2, maximum=64)
-    sizes = read_sizes(files, merge, eps=files.text.number("rms_norm_eps", 1e-5))
+    sizes = read_sizes(files, merge, eps=files.text.number("rms_norm_eps", 1e-6))
     edges = processor.nested("size") or JsonFile(processor.path, {})
     form = RowsForm(
         whole.integer("image_token_index", whole.integer("image_token_id", 10)),
