@@ -2,7 +2,8 @@
 
 A mutant meets mypy, since `make lint` has to pass too, then the tests of its file, those that import it and those of
 its folder, in a copy of the tree. One that crashes wherever its line runs says nothing about the tests, and is not
-counted. The same `--seed`, code and `--sample` try the same mutants, and `--skip` goes on where an earlier run ended.
+counted. One whose tests ran out of time is counted apart, and a room with many of these fails. The same `--seed`, code
+and `--sample` try the same mutants, and `--skip` goes on where an earlier run ended.
 Mutants without effect are in `equivalent.toml`. `--serious` tries the mutants of `serious.toml` instead.
 """
 
@@ -24,16 +25,13 @@ from ops.bench.record import append_record
 from ops.mutation.fork import changed_file, prepare, run_forked
 from ops.mutation.judge import CoveringTests, Judge, Verdict
 from ops.mutation.mutant import Mutant, equivalent_mutants, serious_mutants
+from ops.mutation.report import is_goal_reached, report
 from ops.mutation.sample import ROOT, draw, rooms
 from ops.mutation.semantic import is_crash
 
-GOAL = 0.9
-# Left out of the rate.
-_NOT_COUNTED = (Verdict.CRASHED, Verdict.EQUIVALENT, Verdict.UNFINISHED)
-
 
 def main() -> int:
-    """Run the sample and print the verdicts; 1 if a room's tests noticed fewer than nine in ten."""
+    """Run the sample and print the verdicts; 1 if a room missed the goal of `report`."""
     options = _options()
     with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
         copy = _copy_tree(Path(directory))
@@ -51,7 +49,10 @@ def main() -> int:
             counts[room][verdict] += 1
             print(f"{verdict.upper()} {mutant}" + (f"\n    {test}" if test else ""), flush=True)
     num_left = len(drawn) - sum(each.total() for each in counts.values())
-    return _report(counts, options.record, f"{num_left} of {len(drawn)} in the sample not tried")
+    print(f"\n{report(counts)}; {num_left} of {len(drawn)} in the sample not tried")
+    if options.record:
+        _record(counts)
+    return 0 if all(map(is_goal_reached, counts.values())) else 1
 
 
 def _sample(options: argparse.Namespace) -> list[tuple[str, Mutant]]:
@@ -89,21 +90,11 @@ def _try_serious(copy: Path, wanted: tuple[str, ...]) -> int:
     return min(1, num_survived)
 
 
-def _report(rooms: dict[str, Counter[Verdict]], is_recorded: bool, left: str) -> int:
-    print(f"\n{'room':30}" + "".join(f"{verdict:>11}" for verdict in Verdict) + f"{'noticed':>9}")
-    is_reached = True
+def _record(rooms: dict[str, Counter[Verdict]]) -> None:
     for room, counts in rooms.items():
-        num_tested = counts.total() - sum(counts[verdict] for verdict in _NOT_COUNTED)
-        share = 1 - counts[Verdict.SURVIVED] / num_tested if num_tested else None
-        is_reached = is_reached and (share is None or share >= GOAL)
-        shown = "".join(f"{counts[verdict]:11}" for verdict in Verdict)
-        print(f"{room:30}{shown}{'-' if share is None else f'{share:.0%}':>9}")
-        if is_recorded:
-            # A verdict is called "time", as is the moment of every record.
-            row = {"case": room, "group": "semantic", **{f"num_{verdict}": counts[verdict] for verdict in Verdict}}
-            append_record("mutants", f"make mutants ARGS={shlex.quote(shlex.join(sys.argv[1:]))}", row)
-    print(f"goal {GOAL:.0%} of each; {left}")
-    return 0 if is_reached else 1
+        # A verdict is called "time", as is the moment of every record.
+        row = {"case": room, "group": "semantic", **{f"num_{verdict}": counts[verdict] for verdict in Verdict}}
+        append_record("mutants", f"make mutants ARGS={shlex.quote(shlex.join(sys.argv[1:]))}", row)
 
 
 def _type_error(copy: Path, mutant: Mutant) -> str | None:
