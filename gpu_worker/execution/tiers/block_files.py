@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from contextlib import suppress
@@ -76,6 +77,8 @@ class BlockFiles:
         self._to_do: Queue[Callable[[], None]] = Queue(_MAX_WAITING)
         self._suspended_until = self._paused_until = -1.0
         self._stamps: dict[str, int | None] = {}
+        # What may be wrong: in the order in which it is deleted, and all of it, to be found no more.
+        self._to_delete: deque[bytes] = deque()
         self._forgetting: set[bytes] = set()
         self._num_failed_reads = 0
         self._is_closed = threading.Event()
@@ -127,14 +130,16 @@ class BlockFiles:
             self.num_dropped += 1
 
     def forget(self, digests: Iterable[bytes]) -> None:
-        """Delete contents, in all groups, some time later; they are not found from now on."""
+        """Delete contents, in all groups, some time later; they are not found from now on.
+
+        A delete that fails is tried again until it succeeds, or this process ends.
+        """
         digests = tuple(digests)
         self._forgetting.update(digests)
-        try:
-            self._to_do.put_nowait(partial(self._delete_all, digests))
-        except Full:
-            # They are not deleted, and stay unused here.
-            _log.error("%s has contents that may be wrong, and are not deleted", self._store.place)
+        self._to_delete.extend(digests)
+        # If too much waits, they are deleted after the next look.
+        with suppress(Full):
+            self._to_do.put_nowait(self._delete_forgotten)
 
     def retain(self, tenant: str, weight: float, digests: Values[bytes], until: float) -> None:
         """Delete contents last, in all groups, until a time, as far as the tenant's quota goes."""
@@ -200,6 +205,7 @@ class BlockFiles:
             try:
                 self._look()
                 self.is_ready.set()
+                self._delete_forgotten()
                 self._make_room()
                 self._do_what_was_asked()
                 pause_s = self._store.refresh_s
@@ -207,6 +213,7 @@ class BlockFiles:
                 self._failed("listed", error)
                 self._is_closed.wait(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        self._delete_forgotten()
 
     def _look(self) -> None:
         names = set()
@@ -233,12 +240,18 @@ class BlockFiles:
                 return
             ask()
 
-    def _delete_all(self, digests: Values[bytes]) -> None:
-        for digest in digests:
-            for group in range(len(self._groups)):
-                self._index.remove(self._maker.key(group, digest))
-                self._store.delete(self._maker.key(group, digest))
-            self._forgetting.discard(digest)
+    def _delete_forgotten(self) -> None:
+        """Try to delete all that is to be forgotten, in the time between two looks."""
+        until = time.monotonic() + self._store.refresh_s
+        for _ in range(len(self._to_delete)):
+            digest = self._to_delete.popleft()
+            deleted = [self._delete(self._maker.key(group, digest)) for group in range(len(self._groups))]
+            if all(deleted):
+                self._forgetting.discard(digest)
+            else:
+                self._to_delete.append(digest)
+            if time.monotonic() > until:
+                break
 
     def _retain(self, tenant: str, weight: float, digests: Values[bytes], until: float) -> None:
         for group, contents in enumerate(self._groups):
@@ -276,7 +289,7 @@ class BlockFiles:
             self._index.add(key, len(header) + row.nbytes)
             if not self._rows.is_current(kept.group, kept.digest, row):
                 # It may be wrong, which was found meanwhile.
-                self._delete(key)
+                self.forget([kept.digest])
         self.stored_bytes += len(header) + row.nbytes
 
     def _make_room(self) -> None:
@@ -284,12 +297,14 @@ class BlockFiles:
             self._store.delete(cheapest)
             self.num_evicted += 1
 
-    def _delete(self, key: str) -> None:
+    def _delete(self, key: str) -> bool:
         self._index.remove(key)
         try:
             self._store.delete(key)
         except OSError as error:
             self._failed("deleted", error)
+            return False
+        return True
 
     def _tokens_of(self, kind: str) -> int:
         folder, _, group = kind.partition("/")

@@ -494,6 +494,31 @@ def test_what_is_forgotten_is_not_found_while_it_waits_to_be_deleted(tmp_path: P
     wait_for(lambda: not list(tmp_path.rglob("*.kv")))
 
 
+@pytest.mark.parametrize("is_closed", [False, True], ids=["later", "at the end"])
+def test_what_is_forgotten_is_deleted_although_a_delete_fails(tmp_path: Path, is_closed: bool) -> None:
+    class StaleStore(DirectoryStore):
+        fails = True
+
+        def delete(self, key: str) -> None:
+            if self.fails and key == MAKER.key(0, DIGESTS[0]):
+                raise OSError(errno.ESTALE, "stale")
+            super().delete(key)
+
+    store = StaleStore(tmp_path)
+    for digest in DIGESTS:
+        store.write(MAKER.key(0, digest), [stored(MAKER, 0, digest)])
+    files = open_files(tmp_path, store=store)
+    files.forget(DIGESTS)
+    wait_for(lambda: len(list(tmp_path.rglob("*.kv"))) == 1)
+    assert not files.has(0, DIGESTS[0])
+    assert files.read(0, DIGESTS[0], SALT) is None
+    store.fails = False
+    if is_closed:
+        files.close(30)
+        assert not list(tmp_path.rglob("*.kv"))
+    wait_for(lambda: not list(tmp_path.rglob("*.kv")))
+
+
 def test_a_worker_that_is_stopped_writes_what_it_has_computed(tmp_path: Path) -> None:
     files = open_files(tmp_path)
     for digest in DIGESTS:
