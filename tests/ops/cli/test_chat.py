@@ -40,7 +40,8 @@ def test_server_can_be_named_instead_of_found(cli_system: System, tmp_path: Path
 def test_conversation_answers_each_line_until_its_input_ends(state_dir: Path) -> None:
     done = headrace("chat", "--max-tokens", "3", "--state-dir", str(state_dir), given="hello\n\nagain\n")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("> ") == 4
+    # Four prompts; an answer may look like one.
+    assert re.fullmatch(r"> .+\n> > .+\n> \n", done.stdout, re.DOTALL)
     assert "headrace-demo at http://" in done.stderr
 
 
