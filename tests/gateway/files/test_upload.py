@@ -50,19 +50,22 @@ async def test_upload_that_was_cut_off_is_refused_as_that_wherever_it_was_cut() 
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("body", "param", "code"),
     [
-        (text_field("purpose", b"batch"), "file"),
-        (FILE, "purpose"),
-        (text_field("purpose", b"\xff") + FILE, "purpose"),
+        (text_field("purpose", b"batch"), "file", "missing_required_parameter"),
+        (FILE, "purpose", "missing_required_parameter"),
+        (text_field("purpose", b"\xff") + FILE, "purpose", "invalid_value"),
         (text_field("purpose", b"batch") + text_field("expires_after[anchor]", b"created_at") + FILE,
-         "expires_after[seconds]"),
-        (FILE * 2, "file"),
-        (text_field("purpose", b"batch") * 2 + FILE, "purpose"),
+         "expires_after[seconds]", "invalid_value"),
+        (FILE * 2, "file", "invalid_value"),
+        (text_field("purpose", b"batch") * 2 + FILE, "purpose", "invalid_value"),
     ],
 )  # fmt: skip
-async def test_complete_form_that_lacks_or_repeats_something_is_refused_for_that(body: bytes, param: str) -> None:
-    assert (await refused(body + b"--b--\r\n")).param == param
+async def test_complete_form_that_lacks_or_repeats_something_is_refused_for_that(
+    body: bytes, param: str, code: str
+) -> None:
+    error = await refused(body + b"--b--\r\n")
+    assert (error.param, error.code) == (param, code)
 
 
 @pytest.mark.parametrize("seconds", ["3600", "2592000"])

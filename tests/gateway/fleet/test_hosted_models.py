@@ -51,6 +51,10 @@ def test_load_that_was_asked_for_follows_what_the_host_tells() -> None:
         assert model is not None
         shown.append((model.state, model.ready_in_s))
     assert shown == told
+    # The model is known while workers of others are there, and no model that no host has.
+    fleet.note_heartbeat(msgspec.structs.replace(BEAT, model="other"), 1.0)
+    assert [fleet.knows(name) for name in ("m", "none")] == [True, False]
+    assert fleet.load("none") is None
 
 
 def test_model_with_workers_does_not_wait_for_its_host() -> None:
