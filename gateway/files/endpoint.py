@@ -138,9 +138,8 @@ class FileRoutes:
             "content-disposition": f'attachment; filename="{_UNQUOTABLE.sub("_", found.record.filename)}"',
             "accept-ranges": "bytes",
             "content-length": str(end - start),
+            **({"content-range": f"bytes {start}-{end - 1}/{size}"} if asked else {}),
         }
-        if asked:
-            headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
         if request.method == "HEAD" or not size:
             return Response(b"", 200, headers, BYTES)
         if self._downloads[principal.tenant] >= MAX_DOWNLOADS:

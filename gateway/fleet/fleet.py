@@ -124,9 +124,9 @@ class Fleet:
 
     def note_host_beat(self, beat: HostBeat, now: float) -> None:
         """Record a host's heartbeat: its models are known even while no worker serves them."""
-        self._loads.clear()
         self.hosted.note_beat(beat, now)
         self._known_models |= dict.fromkeys((model.name for model in beat.models), now)
+        self._loads.clear()
 
     @property
     def gateways(self) -> frozenset[str]:

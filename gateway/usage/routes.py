@@ -236,12 +236,11 @@ def _span(query: QueryParams, width: _Width, now: int) -> tuple[int, int]:
 def _date(texts: list[str], name: str) -> datetime | None:
     if not texts:
         return None
-    if len(texts) > 1:
-        raise invalid_value(name, f"'{name}' must be given once.")
     try:
-        return datetime.strptime(texts[0], "%Y-%m-%d").replace(tzinfo=UTC)
+        (text,) = texts
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
-        raise invalid_value(name, f"'{name}' must be a day, as 2026-11-29.") from None
+        raise invalid_value(name, f"'{name}' must be one day, as 2026-11-29.") from None
 
 
 def _flag(text: str | None) -> bool | None:

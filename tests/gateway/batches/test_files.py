@@ -255,6 +255,7 @@ async def test_range_of_a_file_comes_with_its_length(
         assert answer.headers.get("content-range") == told
         head = await raw.head(url)
         assert (head.status_code, head.headers["content-length"], head.content) == (200, "15", b"")
+        assert "content-range" not in head.headers
 
 
 @pytest.mark.parametrize("path", ["/v1/files?after=nope", "/v1/batches?after=nope", "/v1/batches?after=batch_1"])

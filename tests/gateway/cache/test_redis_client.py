@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 
-from gateway.cache.redis_client import RedisCache, Script
+from gateway.cache.redis_client import RETRY_MAX_S, RedisCache, Script
 from gateway.cache.redis_pipeline import MAX_LINE_BYTES, Reply, ReplyParser
 from gateway.metrics import GatewayMetrics
 from tests.gateway.wire_worker import until
@@ -110,6 +110,27 @@ async def test_redis_that_is_not_there_is_a_miss(metrics: GatewayMetrics, caplog
     assert metrics.is_redis_open
     assert [message.count("redis cannot be reached") for message in caplog.messages] == [1]
     await cache.close()
+
+
+async def test_redis_that_is_not_there_is_tried_again_soon_and_then_ever_more_seldom(
+    metrics: GatewayMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("gateway.cache.redis_client.asyncio.sleep", noted)
+    cache = RedisCache("redis://127.0.0.1:1", TIMEOUT_S, metrics)
+    starting = asyncio.create_task(cache.start())
+    async with asyncio.timeout(30):
+        while len(waits) < 8:
+            await sleep(0.001)
+    await cache.close()
+    await starting
+    assert waits[:8] == [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, RETRY_MAX_S, RETRY_MAX_S]
 
 
 async def test_redis_that_takes_connections_and_answers_none_is_told_by_its_failure(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.files.form_data import FieldStart, FormData
-from gateway.files.upload import UploadForm
 
 
 def read(content_type: str, pieces: list[bytes]) -> tuple[list[tuple[str, str | None, bytes]], bool]:
@@ -109,12 +107,3 @@ def test_broken_form_is_refused_with_its_reason(content_type: str, body: bytes, 
     with pytest.raises(ApiError, match=problem) as caught:
         read(content_type, [body])
     assert caught.value.status == 400
-
-
-async def test_second_file_in_a_form_is_refused() -> None:
-    async def body() -> AsyncIterator[bytes]:
-        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n' * 2 + b"--b--\r\n"
-
-    upload = UploadForm(FormData("multipart/form-data; boundary=b"))
-    with pytest.raises(ApiError, match="'file' stands in the form more than once"):
-        _ = [piece async for piece in upload.pieces(body())]

@@ -14,7 +14,15 @@ from gateway.metrics import make_registry
 from gateway.telemetry.stream_watch import StreamState, UsageWatch
 from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
-from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, RankReading, WorkerMetrics
+from shared.worker_metrics import (
+    STEP_TOKENS_BOUNDS,
+    GpuReading,
+    HistogramCounts,
+    KvGroup,
+    KvTierReading,
+    RankReading,
+    WorkerMetrics,
+)
 from tests.gateway.fleet.test_fleet import BEAT
 from tests.gateway.fleet.test_worker_needs import needs_of
 
@@ -167,6 +175,19 @@ def test_each_part_of_a_worker_is_shown_and_a_reading_of_nothing_too() -> None:
     assert shown == {"g0": 0.0, "g1": 0.5}
     assert [value for key, value in values.items() if key[0] == "headrace_worker_rank_last_step"] == [5, 6]
     assert not [key for key in values if key[0] == "headrace_gpu_power_watts"]
+
+
+def test_hits_of_the_device_stand_beside_those_of_the_tiers_and_it_has_no_other_figure_of_one() -> None:
+    # One that lies calls a tier as the device.
+    tiers = tuple(KvTierReading(name, 5, 50, hit_tokens=hits) for name, hits in (("host", 10), ("device", 99)))
+    told = WorkerMetrics(prefix_hits=40, device_hits=30, kv_tiers=tiers)
+    values = scrape(fleet("gw", 1.0, msgspec.structs.replace(BEAT, metrics=told)))
+    shown = {key: value for key, value in values.items() if key[0].startswith("headrace_worker_kv_tier_")}
+    hits = {key[2:]: shown.pop(key) for key in list(shown) if key[0].endswith("_hit_tokens_total")}
+    assert sorted(hits.values()) == [10, 30], hits
+    assert values["headrace_worker_kv_tier_hit_tokens_total", "m", "device", "w1"] == 30
+    assert shown["headrace_worker_kv_tier_used_bytes", "m", "host", "w1"] == 5
+    assert not [key for key in shown if "device" in key]
 
 
 def test_models_of_hosts_are_shown_with_their_state_and_a_scrape_of_them_is_bounded() -> None:

@@ -41,6 +41,22 @@ def test_sleeping_model_is_served_and_read_as_its_last_worker_read_it() -> None:
     assert readiness(fleet, is_connected=True).models == ("m",)
 
 
+def test_load_that_was_asked_for_follows_what_the_host_tells() -> None:
+    fleet = new_fleet()
+    told: list[tuple[HostedState, float]] = [("asleep", 9.0), ("loading", 4.0), ("loading", 1.0), ("failed", 0.0)]
+    shown = []
+    for state, ready_in_s in told:
+        fleet.note_host_beat(beat(state, ready_in_s=ready_in_s), 1.0)
+        model = coming(fleet)
+        assert model is not None
+        shown.append((model.state, model.ready_in_s))
+    assert shown == told
+    # The model is known while workers of others are there, and no model that no host has.
+    fleet.note_heartbeat(msgspec.structs.replace(BEAT, model="other"), 1.0)
+    assert [fleet.knows(name) for name in ("m", "none")] == [True, False]
+    assert fleet.load("none") is None
+
+
 def test_model_with_workers_does_not_wait_for_its_host() -> None:
     fleet = new_fleet()
     fleet.note_host_beat(beat("failed"), 1.0)

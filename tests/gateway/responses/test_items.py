@@ -50,6 +50,8 @@ DONE = {"status": "completed", "created_by": "x"}
 SHELL_OUTPUT = [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
 
 WITH_RESULT = [
+    # It found nothing, which the model reads too.
+    ({"type": "file_search_call", "id": "c", "queries": ["q"], "results": []}, ("file_search", {"queries": ["q"]}, [])),
     (
         {"type": "file_search_call", "id": "c", "queries": ["q"], "results": [{"text": "t", "score": 0.5}], **DONE},
         ("file_search", {"queries": ["q"]}, [{"text": "t", "score": 0.5}]),
