@@ -108,8 +108,8 @@ class MemoryBudget:
 
     @property
     def room(self) -> int:
-        """What this process can have, however much it may have."""
-        return max(0, self.device_bytes - self.used_before - RESERVE_BYTES)
+        """What this process can have, however much it may have; below zero on a device that is full already."""
+        return self.device_bytes - self.used_before - RESERVE_BYTES
 
     @property
     def limit(self) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -19,9 +21,11 @@ from shared import adapter_store
 from shared.adapter_calls import AdapterBeat, AdapterReply, NamesRead
 from shared.adapter_names import NamedAdapter
 from shared.adapter_store import MAX_ADAPTER_BYTES, MAX_TOLD_RANK, AdapterContent, AdapterStore, AdapterStoreError
+from shared.direct_client import DirectClient
 from shared.features import ADAPTER_STORE, FEATURES
 from shared.messages import encode
 from shared.objects.directory import DirectoryStore
+from shared.task_supervisor import TaskSupervisor
 from tests.gateway.fleet.test_fleet import Watched
 
 DAY_S = 86400.0
@@ -195,6 +199,32 @@ async def test_add_that_races_the_deletion_of_its_content_has_it(bench: Bench, m
     read = bench.directory / "read"
     read.mkdir()
     assert await bench.store.fetch(content.digest, read) == content.num_bytes
+
+
+class ClosedStore(DirectoryStore):
+    """Knows which tasks its closing finds."""
+
+    tasks_at_close: set[str] | None = None
+
+    async def close(self) -> None:
+        self.tasks_at_close = {task.get_name() for task in asyncio.all_tasks()}
+        await super().close()
+
+
+async def test_store_is_closed_at_the_end_once_nothing_sweeps_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, nats_url: str
+) -> None:
+    store, nats, tasks = ClosedStore(bench.directory), DirectClient(), TaskSupervisor()
+    monkeypatch.setattr(adapter_orders, "store_of", lambda place, variable: store)
+    await nats.connect(nats_url)
+    dispatcher = SimpleNamespace(fleet=bench.fleet, send_heartbeat=bench.read_names)
+    async with AsyncExitStack() as stack:
+        await adapter_orders.adapter_orders(stack, str(bench.directory), nats, cast("Any", dispatcher), tasks)
+        assert "sweep of adapters" in {task.get_name() for task in asyncio.all_tasks()}
+        assert store.tasks_at_close is None
+    assert store.tasks_at_close is not None
+    assert "sweep of adapters" not in store.tasks_at_close
+    await nats.close()
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,6 @@ from openai.types.responses import Response
 
 from gateway.admission.api_keys import list_keys
 from gateway.batches.drivers import MAX_OF_TENANT
-from gateway.batches.log import BatchLog
-from gateway.batches.record import BatchRecord
-from shared.direct_client import DirectClient
 from shared.messages import BatchResult, Request
 from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
@@ -395,30 +392,3 @@ async def test_tenant_without_a_queue_is_told_the_command_that_makes_it(
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=f"`headrace setup --tenants {tenant}`"):
         await submitted(client, jsonl([line(0, "m")]))
-
-
-async def test_large_records_of_one_tenant_leave_those_of_others(
-    place: Place, worker: EchoWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.batches.log.MAX_ENDED_BYTES", 300_000)
-    nats = DirectClient()
-    await nats.connect(place.nats_url)
-    log = BatchLog(nats)
-
-    def record(tenant: str, number: int) -> BatchRecord:
-        return BatchRecord(
-            id=f"batch_{number:032x}", tenant=tenant, endpoint=CHAT, input_file_id="file", completion_window="24h",
-            created_at=0, expires_at=0, status="failed", store="elsewhere", metadata={"note": "x" * 1800},
-        )  # fmt: skip
-
-    for tenant, count in (("small", 2), ("large", 200)):
-        for number in range(count):
-            await log.end(record(tenant, number), await log.put(record(tenant, number), 0))
-    for _ in range(2):
-        await log.bound("large")
-        await log.bound("small")
-        kept, _ = await log.page("large", 200, None)
-        assert [each.id for each in kept] == [record("large", 199 - place).id for place in range(len(kept))]
-        assert 140 < len(kept) <= 300_000 // 1800
-    assert len((await log.page("small", 200, None))[0]) == 2
-    await nats.close()

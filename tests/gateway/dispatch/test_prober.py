@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -12,9 +13,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from gateway.dispatch import sweep
-from gateway.dispatch.sweep import Prober
+from gateway.dispatch.nats_watch import NatsWatch
+from gateway.dispatch.sweep import Prober, Sweep
 from shared.nats_connection import connect
 from shared.subjects import probe_subject
+from tests.gateway.dispatch.test_nats_watch import Connection
+from tests.gateway.fleet.test_fleet import Watched
 from tests.gateway.wire_worker import until
 
 
@@ -66,6 +70,35 @@ async def test_answers_and_absences_are_told_apart(nats: Client) -> None:
     assert [worker for worker, _ in prober._waiting.values()] == [f"frozen-{name}"]
     await prober._receive(Msg(nats, subject=f"{prober._inbox}.99", data=b""))
     assert (len(told.answers), len(told.absences)) == (1, 1)
+
+
+async def test_nats_is_pinged_before_a_silent_worker_is_probed_and_never_for_one_that_beats(
+    nats: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Recorded(Connection):
+        async def ping(self) -> asyncio.Future[bool]:
+            said.append("ping")
+            return await super().ping()
+
+    class RecordedProber(Prober):
+        async def probe(self, worker: str, now: float) -> None:
+            said.append(worker)
+            await super().probe(worker, now)
+
+    watched = Watched()
+    fleet = watched.fleet
+    looks = Sweep(fleet, NatsWatch(cast("Any", Recorded())), RecordedProber(nats, fleet.liveness), cast("Any", None))
+    for _ in range(20):
+        watched.now += 0.1
+        watched.hear(worker="w")
+        await looks._sweep_fleet(watched.now)
+    assert said == []
+    for _ in range(20):
+        watched.now += 0.1
+        await looks._sweep_fleet(watched.now)
+    assert said[:2] == ["ping", "w"]
 
 
 async def test_probes_that_are_remembered_are_bounded(nats: Client, monkeypatch: pytest.MonkeyPatch) -> None:

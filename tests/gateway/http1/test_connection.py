@@ -643,6 +643,10 @@ async def test_connection_knows_of_bytes_that_it_has_not_read() -> None:
         assert connection.has_unread_bytes()
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
         assert not connection.has_unread_bytes()
+        # Behind its end there is no socket to ask.
+        writer.close()
+        await until(lambda: connection.transport.get_extra_info("socket").fileno() < 0)
+        assert not connection.has_unread_bytes()
 
 
 async def test_reader_of_a_body_is_told_that_its_client_left() -> None:

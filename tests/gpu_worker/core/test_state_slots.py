@@ -4,6 +4,7 @@ import pytest
 
 from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.state_slots import StateSlots
 from tests.gpu_worker.core.harness import Harness
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -124,6 +125,22 @@ def test_checkpoint_that_is_used_again_and_again_stays() -> None:
     for _ in range(6):
         again = make_sequence(first.token_ids[:20], max_tokens=1)
         assert cached_tokens(harness, make_sequence(20, max_tokens=1), again) == [0, 16]
+
+
+def test_of_retained_checkpoints_the_one_goes_first_that_costs_least_and_was_not_used_again() -> None:
+    states = StateSlots(StateConfig(num_slots=3, interval_blocks=64), block_size=4, retained_share=1.0)
+    for digest, num_blocks in ((b"used", 2), (b"unused", 3), (b"ordinary", 9)):
+        states.let_go(states.hold(num_blocks), digest)
+    states.retain("t", 1.0, [b"used", b"unused"], until=60.0)
+    states.let_go(states.hold(1), None)
+    assert not states.has(b"ordinary")
+    # Its priority is 8 tokens, and from now on the 36 of the evicted one besides.
+    sequence = make_sequence(9)
+    sequence.state_slot = states.open([b"first", b"used"], 2, 2)
+    states.close(sequence)
+    for _ in range(2):
+        states.hold(1)
+    assert (states.has(b"used"), states.has(b"unused")) == (True, False)
 
 
 def test_cost_of_a_checkpoint_that_has_none_before_is_counted_from_the_beginning() -> None:

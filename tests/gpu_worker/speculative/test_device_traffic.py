@@ -157,6 +157,11 @@ def eagle(pair_of: Callable[[str], Pair], tmp_path: Path) -> HiddenVectorPropose
     return HiddenVectorProposer(layer, EntryRows(cache, NUM_SEQS, 8 * BLOCK, layer.device), max_num_batched_tokens=500)
 
 
+def test_layer_keeps_a_block_table_for_each_sequence_of_a_step_and_no_more(eagle: HiddenVectorProposer) -> None:
+    # And a spare one.
+    assert eagle._rows._rows.whole.host.shape == (NUM_SEQS + 1, 8)
+
+
 @torch.inference_mode()
 def traffic_of(proposer: HiddenVectorProposer, depth: int, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     batch = Batch()

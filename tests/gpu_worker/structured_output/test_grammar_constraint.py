@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_worker.structured_output import grammar_constraint
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
 from shared.errors import BadRequestError
 from shared.grammar import Grammar
@@ -118,6 +121,28 @@ def test_token_that_may_not_stand_there_is_an_error() -> None:
     assert not constraint.advance(tokens_of("b")[0])
     assert not constraint.is_complete
     assert allowed(constraint) == set(range(VOCAB)), "a row without an allowed token has no distribution"
+
+
+def test_long_masks_count_together_although_short_ones_come_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    def times() -> Iterator[float]:
+        now = 0.0
+        for seconds in itertools.cycle((0.1, 0.0)):
+            yield now
+            now += seconds
+            yield now
+
+    clock = times().__next__
+    monkeypatch.setattr(grammar_constraint, "time", SimpleNamespace(perf_counter=clock, thread_time=clock))
+    constraint = constraint_of(regex("abcd"))
+    # The first one is not counted, and each further one by 98 ms, of which the one behind it earns 2 back.
+    for _ in range(6):
+        assert texts(allowed(constraint)) == {"a"}
+    assert constraint.error is None
+    assert allowed(constraint) == set(range(VOCAB))
+    assert constraint.error is not None
+    assert "takes too long to follow" in constraint.error
+    assert constraint.is_at_fault
+    assert constraint.forced_tokens() == []
 
 
 def test_emitted_tokens_that_do_not_fit_are_refused() -> None:

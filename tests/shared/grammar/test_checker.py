@@ -145,6 +145,18 @@ async def test_kept_verdicts_are_bounded(checker: GrammarChecker, monkeypatch: p
     assert [len(own._verdicts) for own in checker._tenants.values()] == [3, 3]
 
 
+async def test_tenants_whose_grammars_wait_stay_and_then_those_go_first_that_asked_longest_ago(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker_module, "MAX_TENANTS", 2)
+    await checker.check("a", schema_grammar({}), PATIENT)
+    await asyncio.gather(*(checker.check(tenant, schema_grammar({"const": 1}), PATIENT) for tenant in "abc"))
+    assert list(checker._tenants) == ["a", "b", "c"]
+    # The one that asked longest ago asks again.
+    await checker.check("a", schema_grammar({}), PATIENT)
+    assert list(checker._tenants) == ["c", "a"]
+
+
 async def test_process_that_was_killed_is_started_again(checker: GrammarChecker) -> None:
     await checker.check("t", schema_grammar({"const": 1}), PATIENT)
     assert checker._link.pid is not None
