@@ -113,7 +113,9 @@ class BlockFiles:
         payload = self._maker.payload(data, group, digest, salt, self._groups[group].row_bytes)
         if payload is None:
             self.num_refused += 1
-            _log.warning("%s: %s is damaged, or not what its name says; it is deleted", self._store.place, key)
+            text = "%s: %s is damaged, or not what its name says; such files are deleted"
+            with self._log_lock:
+                self._log_limit.warning("refused", text, self._store.place, key)
             self._delete(key)
             return None
         self._index.touch(key)

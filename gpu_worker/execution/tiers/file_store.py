@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 import time
@@ -21,6 +22,8 @@ from shared.atomic_file import WRITING, AtomicFile, temporary_beside
 from shared.errors import ConfigError
 from shared.objects.s3 import bucket_errors, open_bucket
 
+_log = logging.getLogger(__name__)
+
 ABANDONED_S = 300.0
 """Nothing takes so long to write."""
 _BUCKET_TIMEOUT = "10s"
@@ -29,6 +32,9 @@ _MODE = 0o700
 
 _NOT_FILES = (errno.ELOOP, errno.ENXIO)
 """What opening a symbolic link and a socket ends with."""
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+"""Why a disk may not be written for a time, with the right settings."""
 
 
 class StoredFile(NamedTuple):
@@ -59,7 +65,10 @@ class DirectoryStore:
     refresh_s = 2.0
 
     def __init__(self, root: Path) -> None:
-        """Use a directory, which is made if it is missing; `ConfigError` if it cannot be written."""
+        """Use a directory, which is made if it is missing; `ConfigError` if it cannot be written.
+
+        One whose disk is full, read-only or broken is used all the same: a worker that starts again must not fail.
+        """
         self.place = f"the directory {root}"
         self._root = root
         try:
@@ -68,7 +77,9 @@ class DirectoryStore:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise ConfigError("HEADRACE_KV_DISK_PATH", f"{root} cannot be written: {error.strerror}") from None
+            if error.errno not in _OF_THE_DISK or not root.is_dir():
+                raise ConfigError("HEADRACE_KV_DISK_PATH", f"{root} cannot be written: {error.strerror}") from None
+            _log.warning("%s cannot be written (%s); the KV cache goes on without", self.place, error.strerror)
 
     def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
         """Write a file beside its place, sync, and rename: it becomes visible once it is complete."""

@@ -34,6 +34,7 @@ from gpu_worker.execution.tiers.file_store import (
     StoredFile,
 )
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
+from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import BLOCK, OPENED, Models, Served, sequence
 from tests.shared.objects.small_s3 import small_s3
@@ -344,6 +345,31 @@ def test_a_disk_that_cannot_be_read_is_left_alone_for_a_while(tmp_path: Path, er
         assert files.has(0, digest)
         assert files.read(0, digest, SALT) is None
     assert not any(files.has(0, digest) for digest in digests)
+
+
+def test_a_damaged_directory_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = open_files(tmp_path)
+    for digest in DIGESTS:
+        DirectoryStore(tmp_path).write(MAKER.key(0, digest), [b"damaged"])
+        assert files.read(0, digest, SALT) is None
+    assert files.num_refused == len(DIGESTS)
+    assert sum("damaged" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC])
+def test_a_worker_starts_with_a_disk_that_cannot_be_written_and_reads_what_is_there(
+    tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DirectoryStore(tmp_path).write(MAKER.key(0, DIGESTS[0]), [stored(MAKER, 0, DIGESTS[0])])
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(Path, "touch", fail)
+    assert open_files(tmp_path).read(0, DIGESTS[0], SALT) is not None
+    error = errno.EACCES
+    with pytest.raises(ConfigError, match="cannot be written: Permission denied"):
+        DirectoryStore(tmp_path)
 
 
 @pytest.mark.parametrize("is_new", [True, False])
