@@ -230,12 +230,12 @@ def test_step_that_a_graph_captures_reads_contexts_as_long_as_the_model_allows(
 ) -> None:
     found: list[int] = []
 
-    def forward(step: object, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
+    def forward(step: object, max_context_len: int, inputs: object, *, knows_tokens: bool) -> torch.Tensor:
         found.append(max_context_len)
         return torch.empty(0)
 
     monkeypatch.setattr(cpu_runner, "_forward", forward)
-    cpu_runner._compute(cast("Any", None), cast("Any", SimpleNamespace(has_logits=False)))
+    cpu_runner._compute(cast("Any", None), cast("Any", SimpleNamespace(has_logits=False, num_expanded_blocks=0)))
     assert found == [MAX_LEN]
 
 
