@@ -615,10 +615,13 @@ async def test_body_that_had_stopped_being_read_is_dropped_after_the_last_answer
     async with served(refuse) as server, connected(server) as (reader, writer):
         writer.write(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
         await until(lambda: any(num_bytes_held(c) == MAX_HEAD_BYTES for c in server.connections))
+        has_unread = any(connection.has_unread_bytes() for connection in server.connections)
         is_full.set()
         async with asyncio.timeout(10):
             await writer.drain()
             assert (await reader.read()).endswith(b"\r\n\r\nno")
+    # The kernel held more, and not because there was no time to read it.
+    assert not has_unread
 
 
 async def test_evicted_connection_does_not_wait_for_its_reader() -> None:
