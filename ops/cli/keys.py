@@ -20,7 +20,7 @@ import msgspec
 
 from ops.cli.options import SettingsGroup, VariableOption, checked_name, options, resolve_settings
 from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
-from ops.stack.state import keys_file_of
+from ops.stack.state import holder_of, keys_file_of
 from ops.text_table import aligned
 from shared.audit import AUDIT_HELP, audited
 from shared.config import setting, variable_name
@@ -187,7 +187,7 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
         noun = "a key, which was" if number == 1 else f"{number} keys, which were"
         click.echo(f"{config.file} has {noun} shown when made; without --first one more is made", err=True)
         return
-    if config.keys_file is None and not config.file.exists():
+    if config.keys_file is None and not config.file.exists() and holder_of(config.state_dir) is None:
         click.echo(
             f"no `headrace up` has run with {config.state_dir}: {config.file} is made for one that will", err=True
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.admission.api_keys import MAX_LIMIT
+from ops.stack.state import StateDirectory
 from tests.integration.system import System
 from tests.ops.cli.command import headrace as headrace_outside
 from tests.ops.cli.command import headrace_here as headrace
@@ -211,3 +212,13 @@ def test_key_file_of_a_state_directory_that_no_system_has_used_is_told(tmp_path:
     made = f"{tmp_path / 'state' / 'keys.json'} is made for one that will\n"
     assert first.stderr.startswith(f"no `headrace up` has run with {tmp_path / 'state'}: {made}")
     assert "no `headrace up`" not in second.stderr
+
+
+def test_first_key_of_a_system_that_runs_is_made_without_a_warning(tmp_path: Path) -> None:
+    running = StateDirectory(tmp_path)
+    try:
+        done = headrace("keys", "create", HEADRACE_STATE_DIR=str(tmp_path))
+    finally:
+        running.close()
+    assert done.stdout.startswith("hr-")
+    assert re.fullmatch(rf"id \w+, tenant default, kept in {re.escape(str(running.keys_file))}\n", done.stderr)
