@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pwd
+import re
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +43,9 @@ class ReadyFile:
     worker_nats_url: str = ""
 
 
+_KEY = re.compile(r"[ -~]{16,}")
+
+
 class StateDirectory:
     """Owns a state directory for as long as one `headrace up` runs on it; `ConfigError` where it cannot be used.
 
@@ -69,11 +73,18 @@ class StateDirectory:
         """Return the key of this name, such as `api_key`, of this directory; make one the first time."""
         file = self.path / name
         try:
-            if not file.exists() or not file.read_text().strip():
+            if not file.exists() or not file.read_bytes().strip():
                 write_private(file, f"hr-{secrets.token_urlsafe(24)}\n")
-            return file.read_text().strip()
+            key = file.read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
             raise ConfigError("HEADRACE_STATE_DIR", f"{file} cannot be used: {_reason(error)}") from error
+        if not _KEY.fullmatch(key):
+            raise ConfigError(
+                "HEADRACE_STATE_DIR",
+                f"{file} has no whole key: 16 or more ASCII characters; delete it, and the next start "
+                "makes another, or copy it from a backup",
+            )
+        return key
 
     def close(self) -> None:
         """Let another `headrace up` use the directory."""

@@ -260,8 +260,14 @@ class Wishes:
             return msgspec.json.decode(self._file.read_bytes(), type=list[Wish])
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ConfigError("HEADRACE_STATE_DIR", f"{self._file} cannot be read: {error}") from None
+        except OSError as error:
+            raise ConfigError("HEADRACE_STATE_DIR", f"{self._file} cannot be read: {error.strerror}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                "HEADRACE_STATE_DIR",
+                f"{self._file} is no list of models ({error}); copy it from a backup, or move it away and load the "
+                "models anew",
+            ) from None
 
     def _write(self) -> None:
         try:

@@ -27,6 +27,20 @@ def test_keys_are_kept_and_private(tmp_path: Path) -> None:
     state.close()
 
 
+@pytest.mark.parametrize("name", ["api_key", "operator_key", "responses_secret"])
+@pytest.mark.parametrize("damaged", [b"hr-T", b"\xff\xfe" * 20], ids=["cut", "bytes"])
+def test_damaged_key_of_a_state_directory_names_its_file_and_the_way_out(
+    tmp_path: Path, name: str, damaged: bytes
+) -> None:
+    (tmp_path / name).write_bytes(damaged)
+    state = StateDirectory(tmp_path)
+    with pytest.raises(ConfigError, match=rf"^HEADRACE_STATE_DIR: .*/{name} has no whole key.* delete it"):
+        state.key(name)
+    (tmp_path / name).unlink()
+    assert state.key(name).startswith("hr-")
+    state.close()
+
+
 def test_second_user_of_a_state_directory_is_refused_until_the_first_closes(tmp_path: Path) -> None:
     assert holder_of(tmp_path) is None
     first = StateDirectory(tmp_path)

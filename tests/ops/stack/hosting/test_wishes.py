@@ -184,9 +184,12 @@ def test_model_that_is_loaded_again_after_a_restart_of_the_host_has_a_new_genera
     assert host.known("m").generation == 1
 
 
-def test_damaged_list_is_told(models: Path) -> None:
-    (models.parent / "models.json").write_text("[{}]")
-    with pytest.raises(ConfigError, match=r"models\.json cannot be read"):
+@pytest.mark.parametrize("damaged", [b"[{}]", b'[{"name": "m', b'[{"name": "\xff"}]', b""])
+def test_damaged_list_names_its_file_and_the_way_out(models: Path, damaged: bytes) -> None:
+    (models.parent / "models.json").write_bytes(damaged)
+    with pytest.raises(
+        ConfigError, match=r"models\.json is no list of models \(.+\); copy it from a backup, or move it"
+    ):
         wishes(models)
 
 
