@@ -163,8 +163,8 @@ class ThinkingBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether the model thinks before it answers. The budget is checked, and is otherwise the model's own affair."""
 
     type: Annotated[
-        Literal["enabled", "disabled", "adaptive"],
-        described("`enabled`, `disabled`, or `adaptive`, which leaves it to the template."),
+        Literal["enabled", "disabled", "adaptive", "between_tools"],
+        described("`enabled`, `disabled`, or `adaptive` and `between_tools`, which leave it to the template."),
     ]
     budget_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | None,

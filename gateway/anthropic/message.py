@@ -25,13 +25,20 @@ from gateway.streams.event_stream import EventStream
 from shared.messages import Delta, Finish
 
 
-class AnthropicUsage(Struct, forbid_unknown_fields=True):
+class AnthropicOutputDetails(Struct, forbid_unknown_fields=True):
+    """Which of the output tokens were thinking."""
+
+    thinking_tokens: int
+
+
+class AnthropicUsage(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Token counts. Cached tokens of the prompt are not input tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: AnthropicOutputDetails | None = None
 
 
 class AnthropicMessage(Struct, forbid_unknown_fields=True):
@@ -74,7 +81,9 @@ def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Ant
 
 def usage_of(totals: UsageTotals) -> AnthropicUsage:
     """Return the usage of a complete message."""
-    return usage(totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens)
+    told = usage(totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens)
+    told.output_tokens_details = AnthropicOutputDetails(totals.reasoning_tokens) if totals.reasoning_tokens else None
+    return told
 
 
 def stop_fields(finish: Finish, num_calls: int, max_tokens: int | None) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _prompt(body: PromptBody, tools: str | None) -> Prompt:
 
 def _variables(body: PromptBody) -> dict[str, Raw]:
     is_on, effort = None, None
-    if body.thinking is not None and body.thinking.type != "adaptive":
+    if body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
         is_on = body.thinking.type == "enabled"
     if isinstance(body, MessagesBody) and body.output_config is not None and body.output_config.effort is not None:
         # Templates know three steps.

@@ -1,4 +1,4 @@
-"""`headrace cache`: what workers keep of their KV caches in a directory or a bucket."""
+"""`headrace cache`: what workers keep of their KV caches, and how often they find it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import click
 
 from ops.cli.options import SettingsGroup, settings_command
 from ops.cli.parts import require
-from ops.text_table import aligned
+from ops.cli.running_system import OperatorAccess, find_operator
+from ops.text_table import aligned, printable_cell
 from shared.config import setting
 from shared.errors import ConfigError
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 30
 """Largest size of a content; a larger file is damaged, and not read."""
+_TIER = "headrace_worker_kv_tier_"
+_COUNTS = ("used_bytes", "limit_bytes", "stored_bytes", "loaded_bytes", "evicted_blocks", "refused_blocks", "failures")
+"""Metrics of a tier below the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,13 @@ class ClearConfig(CacheConfig):
     """Options of `headrace cache clear`."""
 
     maker: str | None = setting(None, "Only the files of this maker, as `headrace cache ls` names it.")
+
+
+@dataclass(frozen=True, slots=True)
+class StatsConfig(OperatorAccess):
+    """Options of `headrace cache stats`."""
+
+    json: bool = setting(False, "One JSON object a line.")
 
 
 class _File(NamedTuple):
@@ -121,6 +132,46 @@ def clear(config: ClearConfig) -> int:
     return 0
 
 
+def stats(config: StatsConfig) -> int:
+    """Show what each tier of running workers' KV caches holds, and how many prompt tokens were found there.
+
+    Counts begin with the worker. Needs the operator's key.
+    """
+    require("gateway", "prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with find_operator(config).open("GET", "/metrics", None, {}) as answer:
+        text = answer.read().decode()
+    tiers: dict[tuple[str, str], dict[str, int]] = {}
+    asked: dict[str, float] = {}
+    for sample in (each for family in text_string_to_metric_families(text) for each in family.samples):
+        if sample.name == "vllm:prefix_cache_queries_total":
+            asked[sample.labels["engine"]] = sample.value
+        elif sample.name.startswith(_TIER):
+            place = sample.labels["worker"], sample.labels["tier"]
+            tiers.setdefault(place, {})[sample.name.removeprefix(_TIER).removesuffix("_total")] = int(sample.value)
+    rows = []
+    for (worker, tier), values in sorted(tiers.items(), key=lambda each: each[0][0]):
+        share = values["hit_tokens"] / asked[worker] if asked.get(worker) else None
+        counts = {name: values.get(name) for name in _COUNTS}
+        rows.append({"worker": worker, "tier": tier, "hit_tokens": values["hit_tokens"], "hit_share": share, **counts})
+    if config.json:
+        for row in rows:
+            click.echo(json.dumps(row))
+    elif rows:
+        heads = [name.upper().replace("_", " ") for name in rows[0]]
+        click.echo("\n".join(aligned([heads, *([_cell(value) for value in row.values()] for row in rows)])))
+    else:
+        click.echo("no worker runs", err=True)
+    return 0
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1%}" if isinstance(value, float) else printable_cell(str(value))
+
+
 @contextmanager
 def _opened(config: CacheConfig) -> Iterator[FileStore]:
     """Yield the store; its errors name the setting."""
@@ -164,6 +215,10 @@ def _files(store: FileStore) -> Iterator[_File]:
 
 command = SettingsGroup(
     "cache",
-    commands=[settings_command(ListConfig, "ls", list_makers), settings_command(ClearConfig, "clear", clear)],
-    help="Look at KV caches in files, or delete them.",
+    commands=[
+        settings_command(ListConfig, "ls", list_makers),
+        settings_command(StatsConfig, "stats", stats),
+        settings_command(ClearConfig, "clear", clear),
+    ],
+    help="Look at KV caches and their tiers, or delete files.",
 )

@@ -5,6 +5,7 @@ What both APIs say of cached tokens, and the metrics of tiers, agree about it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ import httpx2
 import pytest
 
 from tests.integration.system import System, running_system
+from tests.ops.cli.command import headrace_here
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.chaos]
@@ -75,6 +77,22 @@ def test_a_turn_after_a_kill_is_restored_from_the_disk(tmp_path: Path) -> None:
         assert hits(system, "device", names) == 0
         ask(system)
         wait_for(lambda: hits(system, "device", names) == cached, 30)
+        assert {tier: shown["hit_tokens"] for tier, shown in stats(system, names).items()} == {
+            "device": cached,
+            "host": 0,
+            "disk": cached + read,
+        }
+
+
+def stats(system: System, others: set[str]) -> dict[str, Any]:
+    """Return what `headrace cache stats` shows of each tier, of workers but `others`."""
+    url = system.info["metrics_url"].removesuffix("/metrics")
+    options = ("--operator-url", url, "--operator-key", system.info["operator_key"])
+    done = headrace_here("cache", "stats", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = [dict[str, Any](json.loads(line)) for line in done.stdout.splitlines()]
+    assert headrace_here("cache", "stats", *options).stdout.count("disk") >= 1
+    return {row["tier"]: row for row in rows if row["worker"] not in others}
 
 
 def hits(system: System, tier: str, others: set[str]) -> float:

@@ -125,7 +125,9 @@ async def test_whole_message_has_its_blocks_in_order() -> None:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 2,
         "output_tokens": 5,
+        "output_tokens_details": {"thinking_tokens": 2},
     }
+    assert "output_tokens_details" not in (await whole(["C:x"], Finish("stop", USAGE)))["usage"]
 
 
 async def test_stream_says_what_the_whole_message_says() -> None:

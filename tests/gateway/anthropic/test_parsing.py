@@ -117,7 +117,8 @@ def test_template_is_shown_only_tools_that_may_be_called(choice: dict[str, Any],
 
 def test_thinking_decides_the_templates_variable() -> None:
     assert options_of(parsed()).variables is None
-    assert options_of(parsed(thinking={"type": "adaptive"})).variables is None
+    for left_to_template in ("adaptive", "between_tools"):
+        assert options_of(parsed(thinking={"type": left_to_template})).variables is None
     enabled = parsed(thinking={"type": "enabled", "budget_tokens": 1024})
     assert json.loads(options_of(enabled).variables or "") == {"enable_thinking": True, "thinking": True}
     disabled = parsed(thinking={"type": "disabled"}, output_config={"effort": "max"})
