@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from gateway.admission.auth import Principal
-from gateway.admission.limits import READ_BYTES, RateLimiter
+from gateway.admission.limits import READ_BYTES, READ_RECORDS, RateLimiter
 
 CONCURRENT_READERS = 4
 """Requests of one tenant that read at once."""
-RECORDS_A_READ = 16
-"""Records that take about as long as one read of `READ_BYTES`."""
 
 
 @dataclass(slots=True)
@@ -33,7 +31,7 @@ class ReadSize:
     @property
     def num_reads(self) -> int:
         """As how many reads it counts."""
-        return max(1 + self.num_records // RECORDS_A_READ, math.ceil(self.num_bytes / READ_BYTES))
+        return max(1 + self.num_records // READ_RECORDS, math.ceil(self.num_bytes / READ_BYTES))
 
 
 class StoredReads:

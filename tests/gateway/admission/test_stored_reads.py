@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from gateway.admission.auth import Principal
-from gateway.admission.limits import READ_BYTES, RateLimiter
-from gateway.admission.stored_reads import CONCURRENT_READERS, RECORDS_A_READ, ReadSize, StoredReads
+from gateway.admission.limits import READ_BYTES, READ_RECORDS, RateLimiter
+from gateway.admission.stored_reads import CONCURRENT_READERS, ReadSize, StoredReads
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 
@@ -18,7 +18,7 @@ from gateway.metrics import GatewayMetrics
         (ReadSize(), 1),
         (ReadSize(num_bytes=READ_BYTES), 1),
         (ReadSize(num_bytes=READ_BYTES + 1), 2),
-        (ReadSize(num_records=RECORDS_A_READ - 1), 1),
+        (ReadSize(num_records=READ_RECORDS - 1), 1),
         (ReadSize(num_records=10_000), 626),
         (ReadSize(num_bytes=16 << 20, num_records=16), 256),
     ],
@@ -48,7 +48,7 @@ async def test_what_was_read_counts_also_where_reading_fails() -> None:
 
     async def break_off() -> None:
         async with reads.turn(principal) as size:
-            size.num_records = 5 * RECORDS_A_READ
+            size.num_records = 5 * READ_RECORDS
             raise OSError("broken")
 
     with pytest.raises(OSError, match="broken"):
