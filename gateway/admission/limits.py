@@ -31,8 +31,10 @@ RENEW_S = 1.0
 # Pause after a statement that Redis did not confirm.
 RETRY_S = 0.25
 
-# Size of one read: bytes of a stored response, or days or hours of usage. Larger reads count several times.
+# Size of one read: bytes of what is stored, records of a list, or days or hours of usage. Larger reads count several
+# times.
 READ_BYTES = 64 << 10
+READ_RECORDS = 16
 READ_PERIODS = 8
 # Reserved for an answer whose length the request does not bound.
 UNBOUNDED_OUTPUT_TOKENS = 256
@@ -239,7 +241,7 @@ _DESCRIPTIONS = {
     "tokens": "tokens per minute",
     "concurrency": "sequences at once",
     "reads": f"reads of stored responses per minute (one for each {READ_BYTES >> 10} kB, "
-    f"or {READ_PERIODS} days or hours of usage)",
+    f"{READ_RECORDS} records of a list, or {READ_PERIODS} days or hours of usage)",
 }
 
 

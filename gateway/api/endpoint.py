@@ -160,6 +160,11 @@ class LoggedGeneration(Protocol):
         """Its name: the `x-request-id` of its first answer."""
         ...
 
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes its log has."""
+        ...
+
     def asked(self, exchange: Exchange, head: ResponseHead, principal: Principal) -> Asked:
         """Return the parts of an answer to it."""
         ...

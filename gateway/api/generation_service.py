@@ -18,6 +18,7 @@ from gateway.admission.caller import Caller
 from gateway.admission.hold_times import AnswerPlaces
 from gateway.admission.limits import Lease, reserved_tokens
 from gateway.admission.shedding import Shedder
+from gateway.admission.stored_reads import ReadSize
 from gateway.aliases.book import ArmProbe, conversation_of
 from gateway.aliases.table import no_such_model
 from gateway.api.answer import Answer, Asked, Outcome, ResponseHead, StreamParts
@@ -169,8 +170,11 @@ class GenerationService:
         answer = self._new_answer(endpoint, logged.asked(exchange, head, principal))
         self._streamed.add(answer)
         try:
-            (await self._services.limiter.admit_read(principal)).release(1)
-            await logged.join(answer)
+            lease = await self._services.limiter.admit_read(principal)
+            try:
+                await logged.join(answer)
+            finally:
+                lease.release(ReadSize(logged.num_bytes).num_reads)
             outcome = await answer.done
         except ApiError as error:
             answer.fail(error)

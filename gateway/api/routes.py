@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
+from gateway.admission.stored_reads import StoredReads
 from gateway.aliases.book import AliasBook
 from gateway.aliases.table import no_such_model
 from gateway.api.door import head_of
@@ -152,6 +153,7 @@ class RouteServices:
     config: GatewayConfig
     keys: KeyStore
     limiter: RateLimiter
+    reads: StoredReads
     fleet: Fleet
     queue: NatsWatch
     tokenizer: TokenizerClient

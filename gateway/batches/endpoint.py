@@ -33,7 +33,7 @@ from gateway.batches.record import OPERATIONS as BATCH_OPERATIONS
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog, Hooks, ReadableFile
-from gateway.files.endpoint import FileRoutes, checked_after, reading
+from gateway.files.endpoint import FileRoutes, checked_after
 from gateway.files.objects import OPERATIONS as FILE_OPERATIONS
 from gateway.files.objects import ordered_hex
 from gateway.files.upload import checked_expiry
@@ -146,14 +146,15 @@ class BatchRoutes:
         check_query(request, frozenset({"after", "limit"}), allow_unknown=allow_unknown)
         limit = whole_number(request.query_params.get("limit"), "limit", 1, _MAX_PAGE, 20)
         after = checked_after(request.query_params.get("after"), BATCH_ID)
-        async with reading(self.services, principal):
+        async with self.services.reads.turn(principal) as size:
             page, has_more = await _answered(self.log.page(principal.tenant, limit, after))
+            size.num_records = len(page)
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_response(BatchList("list", list(map(batch_answer, page)), first, last, has_more))
 
     async def _show(self, request: Request, principal: Principal) -> Response:
         batch_id: str = request.path_params["batch_id"]
-        async with reading(self.services, principal):
+        async with self.services.reads.turn(principal):
             record = await _answered(self.log.get(principal.tenant, batch_id))
         if record is None:
             raise _not_found(batch_id)

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 from starlette.requests import Request
 
+from gateway.admission.stored_reads import ReadSize
 from gateway.api.schemas.checks import check_query, invalid_value, whole_number
 from gateway.files.catalog import FileCatalog
 from gateway.files.objects import BYTES, FILE_ID, FileRecord
@@ -68,7 +69,7 @@ def anthropic_file(record: FileRecord) -> AnthropicFile:
 
 
 async def anthropic_page(
-    request: Request, catalog: FileCatalog, tenant: str, *, allow_unknown: bool
+    request: Request, catalog: FileCatalog, tenant: str, size: ReadSize, *, allow_unknown: bool
 ) -> AnthropicFileList:
     """Return the page asked for: by `page`, the older `after_id` or `before_id`, or `ids`; `ApiError` 400 or 503."""
     check_query(request, _LIST, allow_unknown=allow_unknown)
@@ -77,6 +78,7 @@ async def anthropic_page(
     if ids:
         if len(ids) > _MAX_IDS or {"page", "limit"} & query.keys():
             raise invalid_value("ids", f"'ids' may name {_MAX_IDS} files, and stands without 'page' and 'limit'.")
+        size.num_records += len(ids)
         records = await asyncio.gather(*(catalog.get(tenant, each) for each in ids))
         return _page([each for each in records if each is not None], has_more=False)
     limit = whole_number(query.get("limit"), "limit", 1, 1000, 20)
@@ -86,7 +88,7 @@ async def anthropic_page(
     if place is not None and FILE_ID.fullmatch(place) is None:
         raise invalid_value(name, f"'{name}' must be as the page before told it.")
     is_before = name == "before_id"
-    found, has_more = await catalog.page(tenant, limit, place, is_ascending=is_before, purpose=None)
+    found, has_more = await catalog.page(tenant, limit, place, size, is_ascending=is_before, purpose=None)
     return _page(found[::-1] if is_before else found, has_more=has_more)
 
 

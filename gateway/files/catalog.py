@@ -1,7 +1,8 @@
 """The files of all tenants in one store: each as its bytes, `<tenant>/files/<id>.data`, and its record, `<id>.json`.
 
 The record is written after the bytes and deleted before them: a file exists while its record does. Another tenant's
-file is not found, since its tenant is part of the key. Owns nothing but the counts of uploads on their way.
+file is not found, since its tenant is part of the key. Owns nothing but the counts of uploads on their way, and
+whose lists are read.
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import get_args
+from weakref import WeakValueDictionary
 
 import msgspec
 
+from gateway.admission.stored_reads import ReadSize
 from gateway.errors import ApiError
 from gateway.files.objects import FILE_ID, FileRecord, Purpose
 from gateway.metrics import GatewayMetrics
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
-from shared.objects.store import MissingObjectError, ObjectStore, StoreError, StoreFullError, known_identity, put
+from shared.objects.store import (
+    MissingObjectError,
+    ObjectStore,
+    StoredObject,
+    StoreError,
+    StoreFullError,
+    known_identity,
+    put,
+)
 from shared.subjects import decode_name, encode_name
 from shared.tenant_bounds import counted
 
@@ -36,6 +47,8 @@ _DATA = ".data"
 # An upload may take this long; bytes without a record are older than that when they are deleted.
 _ORPHAN_S = 86_400.0
 _CONCURRENT_READS = 32
+# Names are listed in the time in which one record is read.
+_NAMES_A_RECORD = 64
 _decode = msgspec.json.Decoder(FileRecord).decode
 
 _log = logging.getLogger(__name__)
@@ -79,6 +92,7 @@ class FileCatalog:
         self.hooks: Hooks | None = None
         self._tenant_bytes = tenant_bytes
         self._uploading: Counter[str] = Counter()
+        self._lists: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._log_limit = LogLimit(_log)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord | None:
@@ -103,19 +117,21 @@ class FileCatalog:
         return record if (record.tenant, record.id) == (tenant, file_id) else None
 
     async def page(
-        self, tenant: str, limit: int, after: str | None, *, is_ascending: bool, purpose: str | None
+        self, tenant: str, limit: int, after: str | None, size: ReadSize, *, is_ascending: bool, purpose: str | None
     ) -> tuple[list[FileRecord], bool]:
-        """Return up to `limit` files after the id `after`, and whether there are more."""
+        """Return up to `limit` files after the id `after`, and whether there are more; count what is read in `size`."""
         if purpose not in (None, *get_args(Purpose)):
             return [], False
         with self.answering():
-            names = [each.name for each in await self.store.objects(_folder(tenant))]
+            names = [each.name for each in await self._stored(tenant)]
+        size.num_records += len(names) // _NAMES_A_RECORD
         ids = sorted((n.removesuffix(_RECORD) for n in names if n.endswith(_RECORD)), reverse=not is_ascending)
         if after is not None:
             ids = [each for each in ids if (each > after if is_ascending else each < after)]
         found: list[FileRecord] = []
         for start in range(0, len(ids), _CONCURRENT_READS):
             group = ids[start : start + _CONCURRENT_READS]
+            size.num_records += len(group)
             records = await asyncio.gather(*(self.get(tenant, file_id) for file_id in group))
             found += [each for each in records if each is not None and purpose in (None, each.purpose)]
             if len(found) > limit:
@@ -127,7 +143,7 @@ class FileCatalog:
         """Keep room for an upload of up to `num_bytes` while it lasts; `ApiError` 400, 507 or 503 if there is none."""
         with self.answering():
             await self.store.check_room(num_bytes)
-            stored = await self.store.objects(_folder(tenant))
+            stored = await self._stored(tenant)
         num_files = sum(each.name.endswith(_RECORD) for each in stored)
         self._check_quota(num_files + 1, sum(each.num_bytes for each in stored) + self._uploading[tenant], num_bytes)
         with counted(self._uploading, tenant, num_bytes):
@@ -144,13 +160,18 @@ class FileCatalog:
             )
             raise ApiError(400, message, param="file", code="file_quota_exceeded")
 
+    async def _stored(self, tenant: str) -> list[StoredObject]:
+        """List the files of a tenant; one list at a time, as each may have twenty thousand names."""
+        async with self._lists.setdefault(tenant, asyncio.Lock()):
+            return await self.store.objects(_folder(tenant))
+
     async def check_stored(self, tenant: str, file_id: str) -> None:
         """Check that a file, whose bytes are stored and which has no record yet, fits; delete it and raise otherwise.
 
         Uploads at other gateways may have ended since `room` looked: the last one sees all. `ApiError` 400 beyond the
         quota, `StoreError` if the store cannot be read.
         """
-        stored = await self.store.objects(_folder(tenant))
+        stored = await self._stored(tenant)
         sizes = {each.name: each.num_bytes for each in stored}
         own = sizes.get(file_id + _DATA, 0)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -99,15 +98,15 @@ class FileRoutes:
         query = request.query_params
         if is_from_anthropic(request):
             allow_unknown = self._services.config.allow_unknown_parameters
-            async with reading(self._services, principal):
-                page = await anthropic_page(request, self._catalog, principal.tenant, allow_unknown=allow_unknown)
+            async with self._services.reads.turn(principal) as size:
+                page = await anthropic_page(request, self._catalog, principal.tenant, size, allow_unknown=allow_unknown)
             return json_response(page)
         check_query(request, _LIST, allow_unknown=self._services.config.allow_unknown_parameters)
         limit = whole_number(query.get("limit"), "limit", 1, _MAX_FILES, _MAX_FILES)
         after, tenant = checked_after(query.get("after"), FILE_ID), principal.tenant
         purpose, rises = query.get("purpose"), is_ascending(request)
-        async with reading(self._services, principal):
-            found, has_more = await self._catalog.page(tenant, limit, after, is_ascending=rises, purpose=purpose)
+        async with self._services.reads.turn(principal) as size:
+            found, has_more = await self._catalog.page(tenant, limit, after, size, is_ascending=rises, purpose=purpose)
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_response(FileList("list", list(map(file_answer, found)), first, last, has_more))
 
@@ -169,7 +168,7 @@ class FileRoutes:
     async def _found(self, request: Request, principal: Principal) -> ReadableFile:
         file_id: str = request.path_params["file_id"]
         catalog, tenant = self._catalog, principal.tenant
-        async with reading(self._services, principal):
+        async with self._services.reads.turn(principal):
             record = await catalog.get(tenant, file_id)
             if record is not None:
                 return ReadableFile(record, partial(catalog.read, record))
@@ -181,16 +180,6 @@ class FileRoutes:
 
 def _told(request: Request, record: FileRecord) -> Response:
     return json_response((anthropic_file if is_from_anthropic(request) else file_answer)(record))
-
-
-@contextlib.asynccontextmanager
-async def reading(services: RouteServices, principal: Principal) -> AsyncIterator[None]:
-    """Count a read against the limits of a key; `ApiError` 429 beyond them."""
-    lease = await services.limiter.admit_read(principal)
-    try:
-        yield
-    finally:
-        lease.release(1)
 
 
 def checked_after(text: str | None, form: re.Pattern[str]) -> str | None:

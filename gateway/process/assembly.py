@@ -22,6 +22,7 @@ from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
+from gateway.admission.stored_reads import StoredReads
 from gateway.anthropic.message import MessagesEndpoint, count_tokens_route
 from gateway.api.adapter_orders import adapter_orders
 from gateway.api.alias_routes import alias_routes
@@ -112,10 +113,12 @@ async def assemble(
     starter = GenerationStarter(dispatcher, shedder, cache, grammars, metrics, config.default_timeout_s)
     observer = await stack.enter_async_context(observing(config, slot, dispatcher.counts.timelines))
     adapters = await adapter_orders(stack, config.adapters, nats, dispatcher, tasks)
+    limiter = RateLimiter(redis, metrics)
     services = RouteServices(
         config=config,
         keys=_keys(config, metrics),
-        limiter=RateLimiter(redis, metrics),
+        limiter=limiter,
+        reads=StoredReads(limiter),
         fleet=dispatcher.fleet,
         queue=dispatcher.nats_watch,
         tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
@@ -199,7 +202,7 @@ def _responses(
     stack.push_async_callback(log.close)
     stack.push_async_callback(jobs.kept.shares.close)
     seals = ReasoningSeals.read(services.config.responses_secret)
-    return ResponseStore(log, jobs, seals, services.bodies, services.limiter)
+    return ResponseStore(log, jobs, seals, services.bodies, services.reads)
 
 
 def _grammars(stack: contextlib.AsyncExitStack) -> StructuredOutputAdmission:

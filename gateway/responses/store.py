@@ -11,19 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
 
 import msgspec
 
 from gateway.admission.auth import Principal
 from gateway.admission.hold_times import HoldTimes
-from gateway.admission.limits import READ_BYTES, RateLimiter
+from gateway.admission.stored_reads import StoredReads
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.schemas.checks import invalid_value, missing_parameter, unsupported_parameter
 from gateway.config import SECRET_VARIABLE
@@ -42,9 +40,6 @@ from shared.messages import BatchResult
 
 # Streams of one tenant that follow jobs in one process: each asks NATS several times a second.
 MAX_FOLLOWERS = 256
-# Requests of one tenant that read stored responses, in one process; the others wait.
-CONCURRENT_READERS = 4
-
 
 _log = logging.getLogger(__name__)
 
@@ -73,38 +68,28 @@ class ResponseStore:
         jobs: JobQueue,
         seals: ReasoningSeals | None = None,
         bodies: LargeBodies | None = None,
-        limiter: RateLimiter | None = None,
+        reads: StoredReads | None = None,
     ) -> None:
-        """Work with these; large results are read by `bodies`, and reads are counted by `limiter`."""
+        """Work with these; large results are read by `bodies`, and requests read in the turns of `reads`."""
         self.bodies = bodies or LargeBodies()
-        self._limiter = limiter
+        self._reads = reads or StoredReads()
         self.log = log
         self.jobs = jobs
         self.seals = seals
         self.followers: set[Following] = set()
         self._log_limit = LogLimit(_log)
-        self._readers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # Since when each tenant's streams run, and how long they usually do: that is when the next one ends.
         self._tenants: defaultdict[str, HoldTimes] = defaultdict(HoldTimes)
 
     @contextlib.asynccontextmanager
     async def reading(self, principal: Principal) -> AsyncIterator[PieceBudget]:
-        """Count what a request reads against its key's limit, and let a tenant read a few at a time.
-
-        A request of 100 bytes can read 16 MB, and its size counts when it has been read. So the limit is asked in the
-        tenant's turn: those whose size does not count yet are as few as read at once.
-
-        Raises:
-            ApiError: 429; the key has read enough for now.
-        """
-        async with self._readers.setdefault(principal.tenant, asyncio.Semaphore(CONCURRENT_READERS)):
-            lease = None if self._limiter is None else await self._limiter.admit_read(principal)
+        """Wait for a turn of the tenant, and count what a request reads; `ApiError` as `StoredReads.turn`."""
+        async with self._reads.turn(principal) as size:
             budget = PieceBudget()
             try:
                 yield budget
             finally:
-                if lease is not None:
-                    lease.release(max(1, math.ceil(budget.num_bytes / READ_BYTES)))
+                size.num_bytes = budget.num_bytes
 
     def add_follower(self, follower: Following) -> None:
         """Count a stream of a tenant until `remove_follower`; raise `ApiError` 429 if the tenant has enough."""

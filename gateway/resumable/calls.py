@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -31,6 +32,7 @@ NUM_UNANSWERED = 2
 _AGAIN_S = 0.1
 _MAX_DEAD = 1024
 _YES, _NO = b"1", b"0"
+_COUNT = re.compile(rb"[0-9]{1,9}")
 
 Action = Literal["watch", "stop"]
 
@@ -97,7 +99,8 @@ class OwnerCalls:
                 num_unanswered += 1
             else:
                 is_known, _, num_shown = reply.data.partition(b" ")
-                return OwnerReply(is_known == _YES, int(num_shown or b"0"))
+                # Something else than a number is told by no owner; the stream is found in its log.
+                return OwnerReply(is_known == _YES, int(num_shown) if _COUNT.fullmatch(num_shown) else 0)
         return None
 
     async def is_dead(self, owner: str) -> bool:

@@ -16,7 +16,7 @@ from gateway.resumable.calls import OwnerCalls
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import ERRORS, StreamLog, no_longer_kept, unavailable
 from gateway.resumable.owner import StreamOwner
-from gateway.resumable.record import FIRST_PART, LAST_PART, MIDDLE_PART, decode_piece
+from gateway.resumable.record import FIRST_PART, LAST_PART, MIDDLE_PART, PIECE_BYTES, decode_piece
 from gateway.resumable.writer import OUTAGE_S
 
 MIN_POLL_S = 0.02
@@ -98,6 +98,7 @@ class LogReader:
             return False
         self._stream.entries += entries[num_known - start :]
         self._number = number
+        self._stream.num_read_bytes = (number + 1) * PIECE_BYTES
         return True
 
 

@@ -50,6 +50,7 @@ class LiveStream:
         is_ending: One of its sequences has ended, or all have failed, and its pieces lack that entry.
         is_deleted: To be deleted once it has ended.
         is_cut: Its log became too large: later entries are shown but not logged.
+        num_read_bytes: Size of the pieces that were read from the log.
     """
 
     def __init__(self, head: StreamHead, generation: Generation, started: float) -> None:
@@ -57,7 +58,7 @@ class LiveStream:
         self.seq = 0
         self.generation = generation
         self.entries: list[Entry] = []
-        self.num_shown = 0
+        self.num_shown = self.num_read_bytes = 0
         self.pieces: PieceWriter | None = None
         self.window: SequenceWindow | None = None
         self.lease: Lease | None = None
@@ -87,6 +88,11 @@ class LiveStream:
     def is_owned(self) -> bool:
         """Whether this process generates it."""
         return self.pieces is not None
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes its log has."""
+        return max(self.num_read_bytes, 0 if self.pieces is None else self.pieces.num_bytes)
 
     @property
     def has_views(self) -> bool:

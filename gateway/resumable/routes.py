@@ -32,8 +32,6 @@ from shared.bounds import MAX_NAME_BYTES
 
 _PATH = "/v1/streams/{stream_id:path}"
 _LAST_EVENT_ID = "last-event-id"
-# About as many heads as fit into one read of 64 kB.
-_HEADS_A_READ = 16
 
 
 class StreamInfo(Struct, forbid_unknown_fields=True):
@@ -99,11 +97,8 @@ class StreamRoutes:
 
     async def _list(self, request: Request, principal: Principal) -> Response:
         check_query(request, frozenset(), allow_unknown=self.services.config.allow_unknown_parameters)
-        lease, num_read = await self.services.limiter.admit_read(principal), 0
-        try:
-            heads, num_read, has_more = await self.hub.running(principal)
-        finally:
-            lease.release(1 + num_read // _HEADS_A_READ)
+        async with self.services.reads.turn(principal) as size:
+            heads, size.num_records, has_more = await self.hub.running(principal)
         streams = [
             StreamInfo(head.id, "stream", int(head.created), head.model, endpoint.path)
             for head in heads

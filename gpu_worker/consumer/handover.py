@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.25
 _WATCH_INTERVAL_S = 0.1
+OPEN_S = 1.0
+"""A lease that is not open by then is not waited for: workers that do not answer may hold all threads that open."""
 _LEAST_TOKENS = 32
 """Fewer are computed sooner than their KV is found."""
 
@@ -121,16 +123,23 @@ class KvHandover:
         self._lane.hand_over(held, KvReady(request.id, request.epoch, self._worker, token, sequence.num_cached_tokens))
 
     async def fetch(self, held: HeldRequest, num_prompt_tokens: int) -> None:
-        """Open the lease of a request that was handed over to this worker."""
+        """Open the lease of a request that was handed over to this worker, if that takes no longer than `OPEN_S`."""
         request, ready = held.request, held.request.ready
         if ready is None or not ready.lease or (ready.request, ready.epoch + 1) != (request.id, request.epoch):
             return
         address = self.roles.address(ready.worker, time.monotonic())
-        if address is None or self._loop is None:
+        if address is None:
             return
         attempt = request.id, request.epoch, num_prompt_tokens + len(request.emitted)
-        peers, openers = self._transfer.peers, self._transfer.openers
-        if not await self._loop.run_in_executor(openers, peers.open, address, ready.lease, *attempt):
+        peers, is_open = self._transfer.peers, False
+        opening = self._transfer.openers.submit(peers.open, address, ready.lease, *attempt)
+        try:
+            async with asyncio.timeout(OPEN_S):
+                is_open = await asyncio.wrap_future(opening)
+        except TimeoutError:
+            # One that waits for a thread is cancelled; one that has begun may still open.
+            opening.add_done_callback(lambda _: peers.close(request.id))
+        if not is_open:
             _log.info("the KV of a request is not there; its prompt is computed", extra=log_fields(request))
         elif not self._held.is_current(held):
             self.let_go(held)

@@ -27,6 +27,8 @@ DISTRUST_S = 5.0
 IN_VAIN_HALF_S = 10.0
 """After so long half as many askings in vain count: a worker that was busy for a while is asked again."""
 MAX_IN_VAIN = 8.0
+UNRELIABLE_IN_VAIN = 3.0
+"""A worker that was asked in vain so often lately is asked for a prefix after all others, whatever it announces."""
 MAX_PEERS = 1024
 MAX_ASKED = 3
 
@@ -113,16 +115,20 @@ class PeerPrefixes:
                 peer.note_in_vain()
 
     def holders(self, places: Mapping[bytes, int], now: float) -> list[tuple[int, str]]:
-        """Return the workers that announce most of a chain, the best first, each with its last link's place."""
+        """Return the workers that announce most of a chain, the best first, each with its last link's place.
+
+        Workers that were asked in vain lately come last, so that they do not keep those from being asked that take.
+        """
         found = []
         for worker, peer in self._peers.items():
             if not peer.may_be_asked(now):
                 continue
             common = peer.links.intersection(places) if len(peer.links) < len(places) else places.keys() & peer.links
             if common:
-                found.append((max(map(places.__getitem__, common)), worker))
+                is_reliable = peer.num_in_vain < UNRELIABLE_IN_VAIN
+                found.append((is_reliable, max(map(places.__getitem__, common)), -round(peer.num_in_vain), worker))
         found.sort(reverse=True)
-        return found[:MAX_ASKED]
+        return [(place, worker) for _, place, _, worker in found[:MAX_ASKED]]
 
     def having(self, adapter: str, now: float) -> list[str]:
         """Return workers that announce an adapter, by its digest, the most reliable and then the emptiest first."""

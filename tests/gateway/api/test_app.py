@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from gateway.admission.api_keys import create_key
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
+from gateway.admission.stored_reads import StoredReads
 from gateway.anthropic.dialect import ANTHROPIC
 from gateway.anthropic.message import MessagesEndpoint
 from gateway.api.app import create_app
@@ -102,10 +103,12 @@ def fleet() -> Fleet:
 @pytest.fixture
 def services(connection: Client, fleet: Fleet, tmp_path: Path) -> RouteServices:
     metrics = GatewayMetrics()
+    limiter = RateLimiter(None, metrics)
     return RouteServices(
         config=GatewayConfig(max_body_bytes=4096),
         keys=KeyStore(tmp_path / "keys.json", KEY, metrics),
-        limiter=RateLimiter(None, metrics),
+        limiter=limiter,
+        reads=StoredReads(limiter),
         fleet=fleet,
         queue=connection,
         tokenizer=TokenizerClient(connection, timeout_s=TOKENIZER_TIMEOUT_S),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.admission.stored_reads import ReadSize
 from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
 from gateway.metrics import GatewayMetrics
 from shared.objects.directory import DirectoryStore
-from shared.objects.store import identity
+from shared.objects.store import StoredObject, identity
 
 
 async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_purpose(
@@ -36,6 +39,7 @@ async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_p
     async with catalog.room("other", 1):
         pass
     read: list[str] = []
+    size = ReadSize()
 
     async def counted(key: str, *place: Any) -> bytes:
         read.append(key)
@@ -43,8 +47,8 @@ async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_p
 
     monkeypatch.setattr(store, "read", counted)
     for purpose, num_files in (("fine-tune", 0), ("batch", 3)):
-        found, _ = await catalog.page("acme", 10, None, is_ascending=True, purpose=purpose)
-        assert (len(found), len(read)) == (num_files, num_files)
+        found, _ = await catalog.page("acme", 10, None, size, is_ascending=True, purpose=purpose)
+        assert (len(found), len(read), size.num_records) == (num_files, num_files, num_files)
     await store.close()
 
 
@@ -81,4 +85,32 @@ async def test_file_whose_time_is_over_is_not_found(tmp_path: Path) -> None:
         )  # fmt: skip
     found = [await catalog.get("acme", f"file-{number:032x}") is not None for number in range(3)]
     assert found == [True, False, True]
+    await store.close()
+
+
+async def test_a_tenant_lists_its_files_once_at_a_time_and_others_do_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path)
+    catalog = FileCatalog(store, await identity(store), 1 << 20, GatewayMetrics())
+    listing, may_go_on = Counter[str](), asyncio.Event()
+
+    async def slow(folder: str) -> list[StoredObject]:
+        listing[folder] += 1
+        await may_go_on.wait()
+        return []
+
+    monkeypatch.setattr(store, "objects", slow)
+
+    async def upload(tenant: str) -> None:
+        async with catalog.room(tenant, 1):
+            pass
+
+    page = catalog.page("acme", 10, None, ReadSize(), is_ascending=True, purpose=None)
+    waiting = [asyncio.ensure_future(each) for each in (*(upload("acme") for _ in range(9)), upload("other"), page)]
+    await asyncio.sleep(0.05)
+    assert listing == {"acme/files": 1, "other/files": 1}
+    may_go_on.set()
+    await asyncio.gather(*waiting)
+    assert listing["acme/files"] == 10
     await store.close()

@@ -15,6 +15,7 @@ from nats.js.errors import NotFoundError
 
 from gateway.admission.auth import Principal
 from gateway.admission.limits import READ_BYTES, RateLimiter
+from gateway.admission.stored_reads import CONCURRENT_READERS, StoredReads
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
@@ -28,7 +29,7 @@ from gateway.responses.job import JobReader, JobWatch
 from gateway.responses.job_queue import JobRef, JobState
 from gateway.responses.log import CONCURRENT_CALLS, PIECE_BYTES, PieceBudget, ResponseLog, ResponseRecord
 from gateway.responses.reasoning_seal import ReasoningSeals
-from gateway.responses.store import CONCURRENT_READERS, History, ResponseStore
+from gateway.responses.store import History, ResponseStore
 from gateway.responses.stored import StoredResponses
 from shared.messages import BatchResult
 from tests.gateway.responses.test_background_stream import DRAFT, RECORD, result
@@ -190,7 +191,7 @@ class Stored:
 
 
 def reading_store(stored: Stored, limiter: RateLimiter | None = None) -> ResponseStore:
-    return ResponseStore(cast("Any", stored), cast("Any", stored), limiter=limiter)
+    return ResponseStore(cast("Any", stored), cast("Any", stored), reads=StoredReads(limiter))
 
 
 @pytest.fixture

@@ -36,3 +36,27 @@ async def test_follower_that_comes_as_a_search_ends_without_a_verdict_calls_the_
     following = asyncio.create_task(owners.ask(head("s", "o"), "watch"))
     assert await following == OwnerReply(True, 7)
     assert not await looking
+
+
+@pytest.mark.parametrize(
+    ("data", "reply"),
+    [
+        (b"1 7", OwnerReply(True, 7)),
+        (b"1", OwnerReply(True, 0)),
+        (b"0", OwnerReply(False, 0)),
+        (b"1 seven", OwnerReply(True, 0)),
+        (b"1 -7", OwnerReply(True, 0)),
+        (b"1 " + b"9" * 5000, OwnerReply(True, 0)),
+        (b"", OwnerReply(False, 0)),
+        (b"\xff\xfe 7", OwnerReply(False, 7)),
+    ],
+)
+async def test_reply_that_is_none_of_an_owner_ends_no_follower(
+    data: bytes, reply: OwnerReply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def call(nats: object, subject: str, payload: bytes, timeout_s: float) -> Any:
+        return SimpleNamespace(data=data)
+
+    monkeypatch.setattr(calls, "call_process", call)
+    owners = OwnerCalls(cast("Any", None), lambda call: None)
+    assert await owners.ask(head("s", "o"), "watch") == reply

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway.gateway_process import GatewayProcess
+from gateway.admission.api_keys import create_key
+from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.resumable.stream_reader import Client
 from tests.gateway.wire_worker import WireWorker, expected_text
@@ -134,6 +136,25 @@ async def test_lists_and_deletions_count_against_the_reads_of_their_key(
     answers = [await slow.ask(method, path) for _ in range(3)]
     assert answers[-1][0] == 429, answers
     assert answers[-1][1]["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_reading_a_large_stream_counts_once_for_each_64_kb(nats_url: str, tmp_path: Path) -> None:
+    key = create_key(tmp_path / "keys.json", tenant="large", reads_per_minute=3)[1]
+    settings: dict[str, Any] = {"keys_file": tmp_path / "keys.json", "resume_stream_bytes": 1 << 20}
+    with running_gateway(tmp_path / "gateway", nats_url, **settings) as gateway:
+        async with known_worker(nats_url, gateway) as worker:
+            task = asyncio.create_task(worker.serve(0.0))
+            client = Client(gateway.url, key)
+            async with client.post("/v1/completions", completion(worker, 5000)) as reading:
+                await reading.read()
+            task.cancel()
+        assert len(reading.events) > 5000
+        statuses = []
+        for _ in range(3):
+            async with client.resumed(reading.stream_id) as again:
+                statuses.append(again.response.status_code)
+                await again.read()
+        assert statuses == [200, 429, 429]
 
 
 async def test_running_streams_are_listed_until_they_end(serving: WireWorker, one: Client, two: Client) -> None:

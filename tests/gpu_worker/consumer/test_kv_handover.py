@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from gpu_worker.consumer import roles
+from gpu_worker.consumer import handover, roles
 from gpu_worker.core import restores
 from gpu_worker.execution.tiers import peer_wire
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.peer_tier import PeerTier
-from gpu_worker.execution.tiers.transfer import Transfer
+from gpu_worker.execution.tiers.transfer import NUM_OPENERS, Transfer
 from shared.disaggregation import KvReady
 from shared.features import GATEWAY_FEATURES
 from shared.messages import GatewayHeartbeat, Request, encode
@@ -97,7 +97,13 @@ async def say_that_gateway_lives(gateway: TestGateway, features: tuple[str, ...]
 @pytest.fixture
 async def pair(make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch) -> Pair:
     # A busy machine may be as slow as one that hangs.
-    limits = ((peer_wire, "FRAME_S"), (restores, "STALL_S"), (restores, "_GRACE_S"), (roles, "HEARD_S"))
+    limits = (
+        (peer_wire, "FRAME_S"),
+        (handover, "OPEN_S"),
+        (restores, "STALL_S"),
+        (restores, "_GRACE_S"),
+        (roles, "HEARD_S"),
+    )
     for module, name in limits:
         monkeypatch.setattr(module, name, 60.0)
     prefill = await make_worker(role="prefill", **SETTINGS)
@@ -189,6 +195,32 @@ async def test_a_place_that_is_not_of_this_attempt_is_not_asked(pair: Pair, what
     rest = await (await pair.next_attempt(request, begun, ready=ready)).wait()
     assert rest.finish.reason == "length"
     assert pair.hit_tokens == 0
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_threads_that_open_leases_are_not_waited_for_where_other_workers_hold_them(
+    pair: Pair, is_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "OPEN_S", 0.1)
+    may_go_on, open_lease, opened = threading.Event(), PeerTier.open, list[bool]()
+
+    def wait_and_open(*arguments: Any) -> bool:
+        may_go_on.wait(60)
+        opened.append(open_lease(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(PeerTier, "open", wait_and_open)
+    transfer = transfer_of(pair.decode)
+    for _ in range(0 if is_begun else NUM_OPENERS):
+        transfer.openers.submit(may_go_on.wait, 60)
+    request, begun = await pair.begin()
+    await begun.wait()
+    rest = await (await pair.next_attempt(request, begun)).wait()
+    assert (rest.finish.reason, pair.hit_tokens) == ("length", 0)
+    may_go_on.set()
+    await wait_until(lambda: opened == [True] * is_begun and not len(transfer.peers), 10)
+    await pair.gateway.cancel(request.id)
+    await wait_until(lambda: pair.is_free, 5)
 
 
 async def test_a_worker_that_drains_waits_until_what_it_keeps_is_fetched(pair: Pair) -> None:

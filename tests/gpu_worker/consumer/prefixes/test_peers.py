@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpu_worker.consumer.prefixes.peers import IN_VAIN_HALF_S, MAX_ASKED, PeerBeat, PeerPrefixes, peer_beat
-from shared.prefixes import PrefixNews
+from shared.prefixes import LINK_BYTES, PrefixNews
 
 
 def test_worker_that_took_nothing_in_a_busy_minute_is_asked_again_although_others_fit() -> None:
@@ -28,6 +28,26 @@ def test_worker_that_took_nothing_in_a_busy_minute_is_asked_again_although_other
         now += 1.0
         hear()
     assert others.emptier(1, now)[0] == "emptiest"
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_workers_that_announce_a_prefix_and_take_nothing_do_not_keep_its_holder_from_being_asked(extra: int) -> None:
+    others, now, num_unasked = PeerPrefixes(), 100.0, 0
+    chain = [bytes([place] * LINK_BYTES) for place in range(4)]
+    places = {link: place for place, link in enumerate(chain)}
+    liars = [f"z{number}" for number in range(4 * MAX_ASKED)]
+    for _ in range(200):
+        now += 0.1
+        for worker in ("holder", *liars):
+            announced = chain if worker != "holder" else chain[: len(chain) - extra]
+            others.note(PeerBeat(worker=worker, prefixes=PrefixNews(links=b"".join(announced))), now)
+        asked = [worker for _, worker in others.holders(places, now)]
+        assert len(asked) == MAX_ASKED
+        for worker in asked:
+            others.note_asked(worker, has_taken=worker == "holder")
+        num_unasked += "holder" not in asked
+    # Each of the others is believed a few times, and again after a while.
+    assert num_unasked < 60
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Reads of what gateways store: responses, resumable streams, files and batches. They count by what was read.
+
+Each tenant has a few at a time. A request of 100 bytes can read 16 MB or ten thousand records, and what it has read
+counts when that is known. So the limit of its key is asked in the tenant's turn: those whose size does not count yet
+are as few as read at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from gateway.admission.auth import Principal
+from gateway.admission.limits import READ_BYTES, READ_RECORDS, RateLimiter
+
+CONCURRENT_READERS = 4
+"""Requests of one tenant that read at once."""
+
+
+@dataclass(slots=True)
+class ReadSize:
+    """What one request has read so far; the larger of both counts."""
+
+    num_bytes: int = 0
+    num_records: int = 0
+
+    @property
+    def num_reads(self) -> int:
+        """As how many reads it counts."""
+        return max(1 + self.num_records // READ_RECORDS, math.ceil(self.num_bytes / READ_BYTES))
+
+
+class StoredReads:
+    """Lets tenants read in turns. One per process."""
+
+    def __init__(self, limiter: RateLimiter | None = None) -> None:
+        """Count against the limits of `limiter`, if given."""
+        self._limiter = limiter
+        self._readers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, principal: Principal) -> AsyncIterator[ReadSize]:
+        """Wait for a turn of the tenant, and count what the block says that it has read.
+
+        Raises:
+            ApiError: 429; the key has read enough for now.
+        """
+        async with self._readers.setdefault(principal.tenant, asyncio.Semaphore(CONCURRENT_READERS)):
+            lease = None if self._limiter is None else await self._limiter.admit_read(principal)
+            size = ReadSize()
+            try:
+                yield size
+            finally:
+                if lease is not None:
+                    lease.release(size.num_reads)
