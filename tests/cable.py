@@ -48,6 +48,13 @@ class Cable:
         """Let everything through again."""
         _ip("link", "set", self._plug, "up")
 
+    def drop(self, *, is_dropping: bool) -> None:
+        """Drop all packets for the other host, or none, from now on; neither host sees its link go down."""
+        change = (
+            ("replace", "dev", self._plug, "root", "blackhole") if is_dropping else ("del", "dev", self._plug, "root")
+        )
+        subprocess.run(("tc", "qdisc", *change), check=True)
+
     def remove(self) -> None:
         """Leave no interface behind."""
         for name in (self._plug, self.interface):

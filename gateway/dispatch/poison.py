@@ -67,6 +67,11 @@ def probation(flight: Flight) -> int:
     return HARMLESS_TOKENS if num_losses >= 2 else 0
 
 
+def is_cleared(flight: Flight) -> bool:
+    """Whether every worker whose death made a suspect of a flight has been heard again: it need not wait any more."""
+    return not any(loss.death.is_blamed for loss in flight.losses)
+
+
 def may_be_deadly(flight: Flight) -> bool:
     """Whether a flight has produced too little, over all attempts, to be harmless for certain."""
     return len(flight.emitted) < HARMLESS_TOKENS
@@ -191,7 +196,7 @@ class ProbationQueue:
             self._waiting.append(entry)
 
     def take_ready(self) -> list[Flight]:
-        """Return the flights whose turn has come, to be published now."""
+        """Return the flights whose turn has come, and those that are no suspects any more, to be published now."""
         self._running = {
             flight: (epoch, kind) for flight, (epoch, kind) in self._running.items() if self._is_running(flight, epoch)
         }
@@ -202,6 +207,10 @@ class ProbationQueue:
         for _ in range(len(self._waiting)):
             flight, kind = self._waiting.popleft()
             if self._by_id.get(flight.id) is not flight:
+                continue
+            if is_cleared(flight):
+                flight.is_parked, flight.probation = False, 0
+                ready.append(flight)
                 continue
             model = flight.request.model
             if model not in room:

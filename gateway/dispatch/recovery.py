@@ -168,6 +168,7 @@ class Recovery:
         waiting: dict[str, frozenset[int]] = {}
         failed: dict[str, bool] = {}
         self._move_from_queue_without_takers()
+        self._move_cleared()
         for flight in self._flights:
             if flight.worker is not None:
                 self._sweep_claimed(flight, flight.worker, now)
@@ -303,6 +304,14 @@ class Recovery:
             if workers and not has_takers:
                 stranded = [each for each in waiting if (each.request.model, each.queue) == (model, queue)]
                 self.move([each for each in stranded if not each.is_parked], "waiting")
+
+    def _move_cleared(self) -> None:
+        """Publish as others are what waits in a queue as a suspect, although its worker had only paused.
+
+        A suspect begins where a worker has nothing else to begin, which may take seconds.
+        """
+        queued = (each for each in self._flights if each.probation and each.worker is None and not each.is_parked)
+        self.move([each for each in queued if poison.is_cleared(each)], "waiting")
 
     def _note_delivery(self, flight: Flight, pulled: dict[tuple[str, Queue], tuple[int, int]], now: float) -> None:
         """Find out whether an unclaimed request was sent to a worker. `pulled` is kept for the queues of a sweep.

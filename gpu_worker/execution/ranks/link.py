@@ -24,22 +24,22 @@ from shared.errors import HeadraceError
 
 T = TypeVar("T")
 
-_MAGIC = b"HRRANK01"
+_MAGIC = b"HRRANK02"
 _HELLO = struct.Struct("<8sH32s")
 _HEAD = struct.Struct("<I16s")
 _PROOF_BYTES = 32
 _CODE_BYTES = 16
 _MAX_BYTES = 256 << 20
 _HANDSHAKE_S = 5.0
-_PROBE_AFTER_S = 1
+_PROBE_AFTER_MS = 300
+"""So early that the system has sent a probe three times by the end of `_SILENT_MS`."""
 _SILENT_MS = 1_000
 _GUARD_S = 0.05
 _NUM_GUARDED = 4
 """Looks in a row that find nothing answered: something may have been sent a moment ago."""
 _STUCK_MS = 30_000
-# Of `tcp_info`: probes without an answer, how often the wait for the next one was doubled, which is so where the other
-# end takes no more; milliseconds since data was sent, and since data and an answer arrived.
-_TCP_INFO = struct.Struct("<3xBB39xI4xII")
+# Of `tcp_info`: milliseconds since data was sent, and since data and an answer arrived.
+_TCP_INFO = struct.Struct("<44xI4xII")
 _MAX_STRANGERS = 16
 _ACCEPTED = b"\x01"
 
@@ -71,10 +71,7 @@ class Link:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         if sys.platform == "linux":
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_MS)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_AFTER_S)
             threading.Thread(target=self._guard, name="link", daemon=True).start()
 
     @property
@@ -92,21 +89,27 @@ class Link:
     def receive(self, decoder: Decoder[T]) -> T | None:
         """Return the next message, None at the end; `LinkError` if it is not from the other end."""
         with contextlib.suppress(OSError, ValueError):
-            head = self._stream.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                return None
-            size, code = _HEAD.unpack(head)
-            if size > _MAX_BYTES:
-                raise LinkError(f"a message of {size} bytes is longer than any of a group")
-            message = self._stream.read(size)
-            if len(message) < size:
-                return None
-            expected = _code(self._keys[1], self._num_received, message)
-            self._num_received += 1
-            if not hmac.compare_digest(code, expected):
-                raise LinkError("a message was changed on its way, or is not from this group")
-            return decoder.decode(message)
+            while (message := self._next()) is not None:
+                # An empty one is a probe.
+                if message:
+                    return decoder.decode(message)
         return None
+
+    def _next(self) -> bytes | None:
+        head = self._stream.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        size, code = _HEAD.unpack(head)
+        if size > _MAX_BYTES:
+            raise LinkError(f"a message of {size} bytes is longer than any of a group")
+        message = self._stream.read(size)
+        if len(message) < size:
+            return None
+        expected = _code(self._keys[1], self._num_received, message)
+        self._num_received += 1
+        if not hmac.compare_digest(code, expected):
+            raise LinkError("a message was changed on its way, or is not from this group")
+        return message
 
     def close(self) -> None:
         """End the connection; a thread that receives from it wakes up."""
@@ -120,15 +123,19 @@ class Link:
         """End the connection when the other host's system is silent: one without power or cable sends no end.
 
         Systems answer while processes are busy or stopped, and while nothing more fits into the connection, which a
-        short `TCP_USER_TIMEOUT` would take for a dead host.
+        short `TCP_USER_TIMEOUT` would take for a dead host. A probe is an empty message, because the system sends data
+        again and again until it is answered; it sends a probe of its own (`SO_KEEPALIVE`) once a second, which may be
+        lost.
         """
         num_unanswered = 0
         with contextlib.suppress(OSError):
             while not self._closed.wait(_GUARD_S):
                 info = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-                probes, backoff, sent_ms, *arrivals = _TCP_INFO.unpack(info)
+                sent_ms, *arrivals = _TCP_INFO.unpack(info)
                 silent_ms = min(arrivals)
-                is_unanswered = sent_ms < silent_ms or (probes > 0 and backoff == 0)
+                is_unanswered = sent_ms < silent_ms
+                if silent_ms > _PROBE_AFTER_MS and not is_unanswered:
+                    self.send(b"")
                 num_unanswered = num_unanswered + 1 if is_unanswered and silent_ms > _SILENT_MS else 0
                 if num_unanswered == _NUM_GUARDED:
                     _log.warning("a host of the group cannot be reached: no packet for %d ms", silent_ms)

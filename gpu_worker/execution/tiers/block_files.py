@@ -80,6 +80,8 @@ class BlockFiles:
         # What may be wrong: in the order in which it is deleted, and all of it, to be found no more.
         self._to_delete: deque[bytes] = deque()
         self._forgetting: set[bytes] = set()
+        # Files that could not be deleted, with their bytes: they count, and are found no more.
+        self._undeleted: dict[str, int] = {}
         self._num_failed_reads = 0
         self._is_closed = threading.Event()
         self._log_limit, self._log_lock = LogLimit(_log), threading.Lock()
@@ -183,7 +185,7 @@ class BlockFiles:
         """Return the counts."""
         return KvTierReading(
             self.name,
-            used_bytes=self._index.num_bytes,
+            used_bytes=self._num_bytes,
             total_bytes=self._max_bytes,
             hit_tokens=hit_tokens,
             stored_bytes=self.stored_bytes,
@@ -202,20 +204,23 @@ class BlockFiles:
             _log.exception("the weights cannot be read; %s is not used", self._store.place)
             return
         _log.info("KV blocks are kept in %s by the maker %s", self._store.place, self._maker.folder)
-        pause_s = self._store.refresh_s
+        wait_s = self._store.refresh_s
         while not self._is_closed.is_set():
             try:
                 self._look()
                 self.is_ready.set()
-                self._delete_forgotten()
-                self._make_room()
-                self._do_what_was_asked()
-                pause_s = self._store.refresh_s
+                wait_s = self._store.refresh_s
             except Exception as error:
                 self._failed("listed", error)
-                self._is_closed.wait(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                wait_s = min(2 * wait_s, _MAX_PAUSE_S)
+            self._delete_again()
+            self._make_room()
+            self._do_what_was_asked(wait_s)
         self._delete_forgotten()
+
+    @property
+    def _num_bytes(self) -> int:
+        return self._index.num_bytes + sum(list(self._undeleted.values()))
 
     def _look(self) -> None:
         names = set()
@@ -224,7 +229,8 @@ class BlockFiles:
             if stamp is None or self._stamps.get(name) != stamp:
                 listed_at = time.monotonic()
                 files = self._store.files(name)
-                self._index.renew(name, {key: file for key, file in files.items() if KEY.fullmatch(key)}, listed_at)
+                found = {key: file for key, file in files.items() if KEY.fullmatch(key) and key not in self._undeleted}
+                self._index.renew(name, found, listed_at)
                 self._stamps[name] = stamp
                 # Others want the interpreter too.
                 time.sleep(0)
@@ -232,15 +238,23 @@ class BlockFiles:
             self._index.renew(gone, {}, time.monotonic())
             del self._stamps[gone]
 
-    def _do_what_was_asked(self) -> None:
+    def _do_what_was_asked(self, wait_s: float) -> None:
         """Do what others have asked for, until it is time to look again."""
-        until = time.monotonic() + self._store.refresh_s
+        until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0 and not self._is_closed.is_set():
             try:
                 ask = self._to_do.get(timeout=left)
             except Empty:
                 return
             ask()
+
+    def _delete_again(self) -> None:
+        """Try to delete what could not be deleted, and what is to be forgotten."""
+        for key in list(self._undeleted):
+            if not self._delete(key):
+                # So it is with most of the others.
+                break
+        self._delete_forgotten()
 
     def _delete_forgotten(self) -> None:
         """Try to delete all that is to be forgotten, in the time between two looks."""
@@ -288,6 +302,7 @@ class BlockFiles:
             payload = row.data
             header = self._maker.header(kept.group, kept.digest, kept.salt, payload)
             self._store.write(key, [header, payload])
+            self._undeleted.pop(key, None)
             self._index.add(key, len(header) + row.nbytes)
             if not self._rows.is_current(kept.group, kept.digest, row):
                 # It may be wrong, which was found meanwhile.
@@ -295,16 +310,24 @@ class BlockFiles:
         self.stored_bytes += len(header) + row.nbytes
 
     def _make_room(self) -> None:
-        while self._index.num_bytes > self._max_bytes and (cheapest := self._index.pop_cheapest()) is not None:
-            self._store.delete(cheapest)
+        """Delete the cheapest files; where one cannot be deleted, nothing is written for a while."""
+        while self._num_bytes > self._max_bytes and (cheapest := self._index.pop_cheapest()) is not None:
+            key, num_bytes = cheapest
+            if not self._delete(key, num_bytes):
+                self._paused_until = time.monotonic() + WRITE_PAUSE_S
+                return
             self.num_evicted += 1
 
-    def _delete(self, key: str) -> bool:
-        self._index.remove(key)
+    def _delete(self, key: str, num_bytes: int = 0) -> bool:
+        """Delete a file; one that cannot be deleted counts as `num_bytes` if the index has not got it."""
+        num_bytes = self._index.remove(key) or self._undeleted.pop(key, num_bytes)
         try:
             self._store.delete(key)
         except OSError as error:
             self._failed("deleted", error)
+            if num_bytes:
+                # Behind the others, which are tried before it is tried again.
+                self._undeleted[key] = num_bytes
             return False
         return True
 

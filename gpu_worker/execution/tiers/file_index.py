@@ -73,10 +73,10 @@ class FileIndex:
                 entries.move_to_end(key)
                 entry.base = self._last_priority
 
-    def remove(self, key: str) -> None:
-        """Take out a file that is gone."""
+    def remove(self, key: str) -> int:
+        """Take out a file that is gone, and return its bytes; 0 if it is not here."""
         with self._lock:
-            self._remove(key)
+            return self._remove(key)
 
     def renew(self, folder: str, files: Mapping[str, StoredFile], listed_at: float) -> None:
         """Take over what a folder was seen to have."""
@@ -108,8 +108,8 @@ class FileIndex:
                     entries.move_to_end(key, last=False)
                     entry.base = -inf
 
-    def pop_cheapest(self) -> str | None:
-        """Take out the file that is missed least, and return its key; None where there is none."""
+    def pop_cheapest(self) -> tuple[str, int] | None:
+        """Take out the file that is missed least, and return its key and bytes; None where there is none."""
         with self._lock:
             self._retention.expire(self._clock())
             heads: list[tuple[bool, float, str]] = []
@@ -122,8 +122,7 @@ class FileIndex:
                 return None
             _, priority, key = min(heads)
             self._last_priority = max(self._last_priority, priority)
-            self._remove(key)
-            return key
+            return key, self._remove(key)
 
     def _head(self, entries: OrderedDict[str, _Entry]) -> str:
         """Return the oldest file of a kind; retained ones before it become the youngest."""
@@ -141,13 +140,15 @@ class FileIndex:
         self._folders.setdefault(key.rpartition("/")[0], set()).add(key)
         self.num_bytes += num_bytes
 
-    def _remove(self, key: str, *, is_gone: bool = True) -> None:
+    def _remove(self, key: str, *, is_gone: bool = True) -> int:
         entry = self._kinds.get(_kind(key), OrderedDict()).pop(key, None)
-        if entry is not None:
-            if is_gone:
-                self._retention.discard(key.encode())
-            self._folders[key.rpartition("/")[0]].discard(key)
-            self.num_bytes -= entry.num_bytes
+        if entry is None:
+            return 0
+        if is_gone:
+            self._retention.discard(key.encode())
+        self._folders[key.rpartition("/")[0]].discard(key)
+        self.num_bytes -= entry.num_bytes
+        return entry.num_bytes
 
 
 def _kind(key: str) -> str:

@@ -258,9 +258,23 @@ def test_number_of_remembered_requests_is_bounded(remembered: Remembered, monkey
 
 def suspect(table: FlightTable, request_id: str, tenant: str = "t", model: str = "m") -> Flight:
     request = Request(id=request_id, model=model, text=f"prompt {request_id}", tenant=tenant)
-    flight = Flight(request, ListSink(), 1, 0.0, probation=1)
+    flight = Flight(request, ListSink(), 1, 0.0, probation=1, losses=[Loss(death(model=model), 0, is_solo=False)])
     table.add(flight)
     return flight
+
+
+def test_suspects_whose_worker_is_heard_again_do_not_wait_for_their_turn() -> None:
+    table = FlightTable()
+    queue = ProbationQueue(table, lambda model: 1)
+    suspects = [suspect(table, name) for name in "abc"]
+    for each in suspects:
+        queue.add(each)
+    assert queue.take_ready() == suspects[:1]
+    assert queue.take_ready() == []
+    for each in suspects[1:]:
+        each.losses[0].death.is_blamed = False
+    assert queue.take_ready() == suspects[1:]
+    assert [(each.is_parked, each.probation) for each in suspects] == [(False, 1), (False, 0), (False, 0)]
 
 
 def test_tenants_take_turns_with_their_suspects() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.inflight import Flight, FlightTable, Loss
 from gateway.dispatch.poison import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.recovery import Recovery
 from gateway.dispatch.timeouts import RecoveryLimits
@@ -182,6 +182,28 @@ async def test_suspects_are_published_one_per_worker(moves: Moves) -> None:
     assert moves.wire.published == [("a", 1), ("b", 1), ("c", 1)]
 
 
+async def test_suspects_are_published_as_others_are_once_their_worker_is_heard_again(moves: Moves) -> None:
+    flights = [moves.flight(name, "w") for name in "abc"]
+    await moves.die("w")
+    assert moves.wire.published == [("a", 1)]
+    for flight in flights:
+        flight.losses[0].death.is_blamed = False
+    await moves.sweep(-1000.0)
+    # The first one waits in the queue as a suspect: workers give it back while they have anything else to begin.
+    assert sorted(moves.wire.published[1:]) == [("a", 2), ("b", 1), ("c", 1)]
+    assert moves.wire.cancelled[-1] == ("a", 1)
+    assert [flight.probation for flight in flights] == [0, 0, 0]
+
+
+async def test_suspect_that_a_worker_has_claimed_stays_there_when_its_death_is_taken_back(moves: Moves) -> None:
+    flight = moves.flight("a", "w")
+    await moves.die("w")
+    moves.flights.claim(flight, "v")
+    flight.losses[0].death.is_blamed = False
+    await moves.sweep(-1000.0)
+    assert (flight.worker, flight.epoch) == ("v", 1)
+
+
 async def test_suspect_that_is_the_only_one_at_two_deaths_is_quarantined(moves: Moves) -> None:
     poison, neighbour = moves.flight("a", "w0"), moves.flight("b", "w0")
     neighbour.emitted += range(40)
@@ -220,7 +242,7 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
     sent, waiting, suspect = (moves.flight(name) for name in "abc")
     sent.stream_seq, waiting.stream_seq, suspect.stream_seq = 50, 52, 49
     # Perhaps a worker has given it back to the queue: later requests prove nothing.
-    suspect.probation = 1
+    suspect.probation, suspect.losses = 1, [Loss(Death("w", "m", "gone", 0.0, is_blamed=True), 0, is_solo=False)]
     moves.recovery.sweep(now)
     moves.hear(now, **full, last_pulled=51)
     moves.recovery.sweep(now)

@@ -240,6 +240,7 @@ class BrokenStore(DirectoryStore):
     error = errno.EIO
     is_listed = True
     is_full = False
+    undeletable = "nothing"
     watcher = 0
     never: threading.Event | None = None
 
@@ -254,6 +255,11 @@ class BrokenStore(DirectoryStore):
         if key.endswith(self.ending):
             raise OSError(self.error, os.strerror(self.error))
         return super().read(key, most_bytes)
+
+    def delete(self, key: str) -> None:
+        if key.endswith(self.undeletable):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        super().delete(key)
 
     def folders(self) -> Iterable[Folder]:
         self.watcher = threading.get_ident()
@@ -304,15 +310,15 @@ def test_a_directory_that_cannot_be_listed_is_asked_less_and_less_often(
     monkeypatch.setattr(BrokenStore, "refresh_s", 0.01)
     store, files, (digest,) = broken_files(tmp_path, 1)
     pauses: list[float] = []
-    wait = files._is_closed.wait
+    wait = files._do_what_was_asked
 
-    def note(seconds: float) -> bool:
+    def note(seconds: float) -> None:
         # Those before it breaks are not counted.
         if not store.is_listed:
             pauses.append(seconds)
-        return wait(0.001)
+        wait(0.001)
 
-    monkeypatch.setattr(files._is_closed, "wait", note)
+    monkeypatch.setattr(files, "_do_what_was_asked", note)
     store.is_listed = False
     wait_for(lambda: len(pauses) >= 21)
     store.is_listed = True
@@ -324,6 +330,49 @@ def test_a_directory_that_cannot_be_listed_is_asked_less_and_less_often(
     DirectoryStore.write(store, MAKER.key(0, other), [stored(MAKER, 0, other)])
     wait_for(lambda: files.has(0, other))
     assert files.has(0, digest)
+
+
+def test_a_file_that_cannot_be_deleted_counts_until_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_worker.execution.tiers.block_files.WRITE_PAUSE_S", 0.05)
+    monkeypatch.setattr(BrokenStore, "refresh_s", 0.02)
+    store, size = BrokenStore(tmp_path), ROW_BYTES + HEADER_BYTES
+    store.undeletable = ".kv"
+    files = open_files(tmp_path, max_bytes=10 * size, store=store)
+
+    def write(number: int) -> None:
+        wait_for(lambda: time.monotonic() > files._paused_until)
+        files.add(Kept(0, DIGESTS[number], SALT))
+        files.drain(10.0)
+
+    for number in range(11):
+        write(number)
+    assert files.num_failed > 0
+    assert files.reading(0, 0).used_bytes == 11 * size == size * len(list(tmp_path.rglob("*.kv")))
+    assert files.num_evicted == 0
+    # One file alone, as one of another user, is passed over.
+    store.undeletable = MAKER.key(0, DIGESTS[0])
+    for number in range(11, 15):
+        write(number)
+    wait_for(lambda: files.reading(0, 0).used_bytes == 10 * size)
+    assert len(list(tmp_path.rglob("*.kv"))) == 10
+    assert not files.has(0, DIGESTS[0])
+    store.undeletable = "nothing"
+    wait_for(lambda: files.reading(0, 0).used_bytes == 9 * size)
+    assert not (tmp_path / MAKER.key(0, DIGESTS[0])).exists()
+
+
+def test_a_file_is_deleted_although_its_directory_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BrokenStore, "refresh_s", 0.02)
+    store, files, (digest,) = broken_files(tmp_path, 1)
+    wait_for(lambda: files.has(0, digest))
+    store.undeletable, store.is_listed = ".kv", False
+    files.forget([digest])
+    wait_for(lambda: files.num_failed > 5)
+    store.undeletable = "nothing"
+    wait_for(lambda: not (tmp_path / MAKER.key(0, digest)).exists())
+    assert not store.is_listed
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
@@ -426,7 +475,7 @@ def test_a_file_that_is_written_again_or_grew_counts_once_with_its_bytes(is_foun
         else:
             index.add(key, num_bytes)
         assert (key in index, index.num_bytes) == (True, num_bytes)
-    assert (index.pop_cheapest(), index.pop_cheapest(), index.num_bytes) == (key, None, 0)
+    assert (index.pop_cheapest(), index.pop_cheapest(), index.num_bytes) == ((key, 5000), None, 0)
 
 
 POINTS = ("os.open", "os.write", "os.fsync", "os.replace")
@@ -473,12 +522,18 @@ def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
     assert files.reading(0, 0).used_bytes == 10 * size
 
 
+def cheapest(index: FileIndex, count: int) -> list[str]:
+    """Take out so many files and return their keys."""
+    taken = [index.pop_cheapest() for _ in range(count)]
+    return [each[0] for each in taken if each is not None]
+
+
 def test_content_that_costs_more_to_compute_for_its_bytes_stays_longer() -> None:
     index = FileIndex(lambda kind: {"m/0": 16, "m/1": 1024}[kind])
     for number in range(4):
         index.add(f"m/1/00/{number}.kv", 1000)
         index.add(f"m/0/00/{number}.kv", 1000)
-    assert [index.pop_cheapest() for _ in range(4)] == [f"m/0/00/{number}.kv" for number in range(4)]
+    assert cheapest(index, 4) == [f"m/0/00/{number}.kv" for number in range(4)]
     assert index.num_bytes == 4000
     # Those that are not used grow old beside cheap ones that are.
     for number in range(4, 400):
@@ -576,12 +631,12 @@ def test_files_that_are_retained_are_deleted_last_and_spent_ones_first() -> None
     for key in keys:
         index.add(key, 1000)
     index.spend(keys[5:])
-    assert [index.pop_cheapest() for _ in range(4)] == [keys[5], keys[2], keys[3], keys[4]]
-    assert index.pop_cheapest() == keys[0]
+    assert cheapest(index, 5) == [keys[5], keys[2], keys[3], keys[4], keys[0]]
     index.add(keys[4], 1000)
     now[0] = 60.0
     index.add(keys[3], 1000)
-    assert [index.pop_cheapest() for _ in range(4)] == [keys[1], keys[4], keys[3], None]
+    assert cheapest(index, 3) == [keys[1], keys[4], keys[3]]
+    assert index.pop_cheapest() is None
 
 
 def test_spent_files_do_not_make_others_old() -> None:
@@ -592,7 +647,7 @@ def test_spent_files_do_not_make_others_old() -> None:
         index.pop_cheapest()
     index.add("m/1/00/0.kv", 1000)
     index.add("m/0/00/x.kv", 1000)
-    assert index.pop_cheapest() == "m/0/00/x.kv"
+    assert cheapest(index, 1) == ["m/0/00/x.kv"]
 
 
 def test_a_prefix_is_retained_on_the_disk_in_the_background(tmp_path: Path) -> None:

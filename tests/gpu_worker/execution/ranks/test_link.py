@@ -85,7 +85,8 @@ def test_wrong_token_is_told_to_who_has_it_and_is_not_admitted(
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, link_module._HELLO.pack(b"HRRANK01", 1, bytes(32))]
+    "said",
+    [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, link_module._HELLO.pack(link_module._MAGIC, 1, bytes(32))],
 )
 def test_stranger_who_says_something_else_gets_nothing(
     admitted: Admitted, said: bytes, caplog: pytest.LogCaptureFixture
@@ -220,6 +221,23 @@ def test_both_ends_of_a_cable_that_was_pulled_out_notice_within_a_second_and_a_h
         assert link.receive(TEXT) is None
         assert time.monotonic() - pulled < 1.5
         assert said(process) - pulled < 1.5
+
+
+@pytest.mark.slow
+def test_idle_connection_outlasts_moments_in_which_packets_are_lost() -> None:
+    with (
+        connected_host() as cable,
+        contextlib.closing(Admitted(cable.address)) as admitted,
+        other_end(admitted, *cable.there()) as (link, process),
+    ):
+        # Of what is sent each second something is lost sooner or later.
+        for _ in range(12):
+            cable.drop(is_dropping=True)
+            time.sleep(0.25)
+            cable.drop(is_dropping=False)
+            time.sleep(0.6)
+        link.send(msgspec.msgpack.encode(b"still there"))
+        assert said(process) == 11
 
 
 @pytest.mark.slow
