@@ -31,7 +31,7 @@ from gateway.batches.line import (
     with_images,
     with_model_reading,
 )
-from gateway.batches.line_answer import output_line
+from gateway.batches.line_answer import output_line, reasoning_tokens_of
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
 from gateway.batches.log import ERRORS, BatchLog
 from gateway.batches.output import BatchOutput, delete_parts, patiently
@@ -324,7 +324,13 @@ class BatchDriver:
         output = output_line(sent.line)
         response = output["response"]
         is_answer = response is not None and response["status_code"] == 200
-        self._output.add(sent.place.number, msgspec.json.encode(output), is_answer=is_answer, usage=sent.line.usage())
+        self._output.add(
+            sent.place.number,
+            msgspec.json.encode(output),
+            is_answer=is_answer,
+            usage=sent.line.usage(),
+            reasoning_tokens=reasoning_tokens_of(response["body"]) if is_answer else 0,
+        )
 
     def _refuse(self, place: InputLine, error: BadRequestError) -> None:
         body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}

@@ -53,6 +53,13 @@ def output_line(line: BatchLine) -> dict[str, Any]:
     return {**output, "response": {"status_code": status, "request_id": output["id"], "body": body}, "error": None}
 
 
+def reasoning_tokens_of(answer: dict[str, Any]) -> int:
+    """Return how many tokens of an answer were reasoning."""
+    usage: dict[str, Any] = msgspec.to_builtins(answer["usage"])
+    details = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
+    return int(details.get("reasoning_tokens", 0))
+
+
 def _answer(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     if line.generation.pooling is not None:
         return _vectors(line, results)

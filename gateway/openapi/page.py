@@ -31,8 +31,9 @@ end. Each reading counts as a read of the key. A background response (`/v1/respo
 **Repeated requests.** An `Idempotency-Key` (1 to 255 visible ASCII characters) in a POST to one of these, streamed or
 not, lets a repeated POST have the same generation: it joins a running one, and gets the answer of an ended one again,
 with `idempotent-replayed: true`. OpenAI's and Anthropic's libraries send it as `extra_headers` (Python) or `headers`
-(Node); Node's option `idempotencyKey` sends nothing. Keys belong to a tenant and an endpoint. The same key with another body is a 422. An
-answer that failed is not kept. Elsewhere, as in `/v1/responses` and `/v1/embeddings`, the header changes nothing.
+(Node); Node's option `idempotencyKey` sends nothing. Keys belong to a tenant and an endpoint. The same key with another
+body is a 422. An answer that failed is not kept. Elsewhere, as in `/v1/responses` and `/v1/embeddings`, the header
+changes nothing.
 """
 
 _ENDING = "This page is made from the description: `python -m gateway.openapi.page > ops/docs/api.md`.\n"
