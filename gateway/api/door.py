@@ -87,6 +87,7 @@ _MIN_LIKENESS = 0.85
 _INSTEAD = {
     "": "The API begins at /v1: GET /v1/models lists the models, POST /v1/chat/completions asks one.",
     "batches": "Batches are OpenAI's: upload a file at /v1/files, and name it at /v1/batches.",
+    "uploads": "Upload a file in one piece, at /v1/files.",
     "threads": "Go on from a response with 'previous_response_id' of /v1/responses, or send the whole conversation.",
     "chat": "Use /v1/chat/completions or /v1/completions. Chats are not kept, as /v1/responses are.",
     "embed": "Use /v1/embeddings.",
@@ -110,6 +111,9 @@ class UnservedPaths:
     def advice(self, path: str) -> str:
         """Return what to do instead of asking for a path that is not served."""
         parts = [part for part in map(str.strip, path.lower().split("/")) if part]
+        if parts[1:3] == ["messages", "batches"]:
+            # Anthropic's, which no base URL makes OpenAI's.
+            return _INSTEAD["batches"]
         if (meant := self._at_the_end(parts)) is not None:
             return f"Did you mean {meant}? {_BASE_URL}"
         known = (_INSTEAD.get(_SAME.get(part, part)) for part in parts[:3] or [""])

@@ -27,7 +27,7 @@ from gateway.api.large_bodies import LargeBodies
 from gateway.api.model_fit import check_sees
 from gateway.api.operation import Operation
 from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
-from gateway.api.schemas.checks import missing_parameter
+from gateway.api.schemas.checks import invalid_value, missing_parameter, whole_number
 from gateway.api.schemas.names import BodyRules
 from gateway.api.schemas.parsing import parse_detokenize, parse_tokenize
 from gateway.api.tokenizer_client import TokenizerClient
@@ -298,9 +298,9 @@ class Routes:
         return _route("key", route.method, route.path, handler)
 
     async def _list_models(self, request: Request, principal: Principal) -> Response:
-        names = [name for name in self._names(principal) if principal.can_use(name)]
+        names, has_more = _page([name for name in self._names(principal) if principal.can_use(name)], request)
         first, last = (names[0], names[-1]) if names else (None, None)
-        return json_response(ModelList("list", [self._model(name, principal) for name in names], False, first, last))
+        return json_response(ModelList("list", [self._model(name, principal) for name in names], has_more, first, last))
 
     async def _show_model(self, request: Request, principal: Principal) -> Response:
         name: str = request.path_params["model"]
@@ -361,6 +361,24 @@ class Routes:
         ready = readiness(self._services.fleet, is_connected=self._services.queue.is_connected)
         # Model names are for those who have a key.
         return json_response(ReadyAnswer(ready.status, len(ready.models)), 200 if ready.is_ready else 503)
+
+
+def _page(names: list[str], request: Request) -> tuple[list[str], bool]:
+    """Return the names that a query of Anthropic's clients asks for, all without one, and whether more follow there."""
+    query = request.query_params
+    limit = whole_number(query.get("limit"), "limit", 1, 1000, len(names))
+    if (before := query.get("before_id")) is not None:
+        names = names[: _place(names, "before_id", before)]
+        return names[max(0, len(names) - limit) :], len(names) > limit
+    if (after := query.get("after_id")) is not None:
+        names = names[_place(names, "after_id", after) + 1 :]
+    return names[:limit], len(names) > limit
+
+
+def _place(names: list[str], field: str, name: str) -> int:
+    if name not in names:
+        raise invalid_value(field, f"'{field}' must be the id of a model that is listed.")
+    return names.index(name)
 
 
 def _route(access: str, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:

@@ -15,11 +15,23 @@ from functools import partial
 import msgspec
 from nats.errors import MaxPayloadError
 
+from gateway.admission.caller import Caller
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.model_fit import with_adapter
+from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.batches.input_lines import InputLine, input_lines, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
-from gateway.batches.line import BatchLine, checked_id, output_line, read_openai_line, with_images
+from gateway.batches.line import (
+    BatchLine,
+    checked_id,
+    fitted,
+    line_of,
+    parsed_line,
+    with_checked_grammar,
+    with_images,
+    with_model_reading,
+)
+from gateway.batches.line_answer import output_line, reasoning_tokens_of
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
 from gateway.batches.log import ERRORS, BatchLog
 from gateway.batches.output import BatchOutput, delete_parts, patiently
@@ -69,6 +81,7 @@ class DriverServices:
     fleet: Fleet
     watermark_of: Callable[[str, str], str | None]
     settled: Callable[[Generation, str], Generation]
+    grammars: StructuredOutputAdmission
 
     @property
     def max_line_bytes(self) -> int:
@@ -254,29 +267,33 @@ class BatchDriver:
 
     async def _parsed(self, place: InputLine, attempt: int = 0) -> BatchLine:
         record, services = self._lease.record, self._services
-        watermark = services.watermark_of(record.tenant, record.key)
 
-        def read() -> BatchLine:
-            fields, prefix = line_fields(place, services.max_line_bytes), self._jobs.prefix(place.number, attempt)
-            return read_openai_line(
-                fields,
-                record.tenant,
-                prefix,
-                deadline=record.expires_at,
-                now=services.clock.now(),
-                watermark=watermark,
-                key=record.key,
-                weight=record.weight,
-                settled=self._settled,
-            )
+        def read() -> tuple[str, Generation]:
+            return parsed_line(line_fields(place, services.max_line_bytes))
 
-        line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
+        custom_id, generation = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
+        generation = fitted(generation, services.watermark_of(record.tenant, record.key), self._settled)
+        generation = await self._as_its_model(generation)
+        caller = Caller(record.key, record.tenant, (), b"", custom_id[:256], weight=record.weight)
+        prefix, now = self._jobs.prefix(place.number, attempt), services.clock.now()
+        line = line_of(custom_id, generation, caller, prefix, deadline=record.expires_at, now=now)
         try:
             return await with_images(line, services.images, self.tenant)
         except ApiError as error:
             if error.status != 400:
                 raise QueueFullError(error.message) from error
             raise BadRequestError(error.message, f"body.{error.param}", error.code or "invalid_value") from None
+
+    async def _as_its_model(self, generation: Generation) -> Generation:
+        services = self._services
+        load = services.fleet.load(generation.served_model)
+        generation = await with_model_reading(generation, load, services.bodies, self.tenant)
+        if generation.tools is not None and generation.tools.tools and generation.reading is None:
+            raise QueueFullError(f"No worker has said how `{generation.model}` writes calls of tools.")
+        try:
+            return await with_checked_grammar(generation, services.grammars, self.tenant)
+        except ApiError as error:
+            raise QueueFullError(error.message) from error
 
     def _settled(self, generation: Generation) -> Generation:
         generation, fleet = self._services.settled(generation, self.tenant), self._services.fleet
@@ -307,7 +324,13 @@ class BatchDriver:
         output = output_line(sent.line)
         response = output["response"]
         is_answer = response is not None and response["status_code"] == 200
-        self._output.add(sent.place.number, msgspec.json.encode(output), is_answer=is_answer, usage=sent.line.usage())
+        self._output.add(
+            sent.place.number,
+            msgspec.json.encode(output),
+            is_answer=is_answer,
+            usage=sent.line.usage(),
+            reasoning_tokens=reasoning_tokens_of(response["body"]) if is_answer else 0,
+        )
 
     def _refuse(self, place: InputLine, error: BadRequestError) -> None:
         body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
+from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import check_query, invalid_value, whole_number
 from gateway.api.schemas.decoding import decode_typed
@@ -254,6 +255,7 @@ async def batch_routes(
     stack: contextlib.AsyncExitStack,
     files: str,
     services: RouteServices,
+    grammars: StructuredOutputAdmission,
     nats: DirectClient,
     dispatcher: Dispatcher,
     kept: KeptResults,
@@ -267,7 +269,7 @@ async def batch_routes(
     catalog = FileCatalog(store, name, services.config.files_tenant_bytes, services.metrics)
     log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
     settled = partial(services.aliases.settled, fleet=fleet)
-    own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled)
+    own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars)
     driver_services = DriverServices(nats, log, catalog, kept, clock, *own)
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
     stack.push_async_callback(drivers.close)

@@ -61,14 +61,18 @@ class BatchOutput:
         self._data: dict[Kind, bytearray] = {kind: bytearray() for kind in KINDS}
         self._num_failed = 0
         self._usage = Usage(0, 0)
+        self._reasoning_tokens = 0
 
-    def add(self, line: int, data: bytes, *, is_answer: bool, usage: Usage | None = None) -> None:
+    def add(
+        self, line: int, data: bytes, *, is_answer: bool, usage: Usage | None = None, reasoning_tokens: int = 0
+    ) -> None:
         """Take the output of a line."""
         self._lines.append(line)
         self._num_failed += not is_answer
         self._data["output" if is_answer else "error"] += data + b"\n"
         if usage is not None:
             self._usage = _sum(self._usage, usage)
+        self._reasoning_tokens += reasoning_tokens
 
     @property
     def is_due(self) -> bool:
@@ -81,7 +85,7 @@ class BatchOutput:
     async def flush(self, position: tuple[int, int] | None = None) -> None:
         """Write what there is, and note `position`, where undone lines may begin; may raise `LostLeaseError`."""
         record, lines, data = self._lease.record, self._lines, self._data
-        num_failed, usage = self._num_failed, self._usage
+        num_failed, usage, reasoning_tokens = self._num_failed, self._usage, self._reasoning_tokens
         self._flushed_at = self._now()
         self._begin()
         if lines:
@@ -95,6 +99,7 @@ class BatchOutput:
             record.completed += len(lines) - num_failed
             record.failed += num_failed
             record.usage = _sum(record.usage, usage)
+            record.reasoning_tokens += reasoning_tokens
         if position is not None:
             record.position = position
         await self._lease.save()

@@ -82,6 +82,7 @@ class BatchRecord(Struct, kw_only=True, omit_defaults=True):
         times: Unix seconds at which each status began.
         store: Identity of the store with its files: gateways that have another one leave it alone.
         total, completed, failed: Lines.
+        usage, reasoning_tokens: Of the answers so far.
         owner: The gateway that drives it; empty if none does.
         epoch: Its number among the drivers.
         saves: How often the record was written by a driver, by which it knows its own writes.
@@ -112,6 +113,7 @@ class BatchRecord(Struct, kw_only=True, omit_defaults=True):
     completed: int = 0
     failed: int = 0
     usage: Usage = Usage(0, 0)
+    reasoning_tokens: int = 0
     owner: str = ""
     epoch: int = 0
     saves: int = 0
@@ -241,7 +243,8 @@ def batch_answer(record: BatchRecord) -> BatchAnswer:
         file_id = record.file_id(kind) if record.num_bytes(kind) else None
         files |= {f"{kind}_file_id": file_id if has_ended else None}
         files |= {f"partial_{kind}_file_id": None if has_ended else file_id}
-    usage = record.usage
+    used = record.usage
+    reasoning = record.reasoning_tokens
     return BatchAnswer(
         id=record.id,
         object="batch",
@@ -254,7 +257,7 @@ def batch_answer(record: BatchRecord) -> BatchAnswer:
         expires_at=record.expires_at,
         request_counts=RequestCounts(record.total, record.completed, record.failed),
         metadata=record.metadata,
-        usage=ResponseUsage.of(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, 0),
+        usage=ResponseUsage.of(used.prompt_tokens, used.completion_tokens, used.cached_tokens, reasoning),
         **files,
     )
 

@@ -19,8 +19,9 @@ What a gateway answers, path by path. For programs the same is [openapi.json](op
 **A stream that survives its gateway.** `stream_options: {"resumable": true}` in `/v1/chat/completions`,
 `/v1/completions` and `/v1/messages` gives every event an `id`, counted from 0; the first one comes before
 any token. `GET /v1/streams/{id}`, whose id is the answer's `x-request-id`, tells the events again from any gateway,
-with the same bytes: all of them, those after `Last-Event-ID: n` (which a browser's `EventSource` sends by itself), or
-those from `?from=n` on. Who has them all gets a 204. Several clients may read one stream. An error without an `id` is
+with the same bytes: all of them, those after `Last-Event-ID: n` (which `EventSource` sends by itself), or those from
+`?from=n` on. A browser's own `EventSource` sends no key: use a library with its interface that takes headers, as
+`eventsource` for Node. Who has them all gets a 204. Several clients may read one stream. An error without an `id` is
 about the connection alone. The generation goes on without a client for the operator's grace period (60 s) and is then
 cancelled; `DELETE` stops it at once; `GET /v1/streams` lists the running ones of the key, with `has_more` where its
 tenant has more than 1,000. A stream is kept for the operator's time (600 s) after its
@@ -29,8 +30,10 @@ end. Each reading counts as a read of the key. A background response (`/v1/respo
 
 **Repeated requests.** An `Idempotency-Key` (1 to 255 visible ASCII characters) in a POST to one of these, streamed or
 not, lets a repeated POST have the same generation: it joins a running one, and gets the answer of an ended one again,
-with `idempotent-replayed: true`. Keys belong to a tenant and an endpoint. The same key with another body is a 422. An
-answer that failed is not kept. Elsewhere, as in `/v1/responses` and `/v1/embeddings`, the header changes nothing.
+with `idempotent-replayed: true`. OpenAI's and Anthropic's libraries send it as `extra_headers` (Python) or `headers`
+(Node); Node's option `idempotencyKey` sends nothing. Keys belong to a tenant and an endpoint. The same key with another
+body is a 422. An answer that failed is not kept. Elsewhere, as in `/v1/responses` and `/v1/embeddings`, the header
+changes nothing.
 """
 
 _ENDING = "This page is made from the description: `python -m gateway.openapi.page > ops/docs/api.md`.\n"

@@ -187,6 +187,7 @@ CLIENTS = {
     "LiteLLM": "python/litellm_client.py",
     "pydantic-ai": "python/pydantic_ai_client.py",
     "OpenAI Agents": "python/agents_sdk_client.py",
+    "OpenAI Agents (Node)": "node/agents_sdk.mjs",
     "curl": "python/curl_client.py",
     "six tools' bodies": "python/bodies_of_tools.py",
     "Codex": "python/codex_agent.py",
@@ -207,9 +208,16 @@ MODELS: dict[str, tuple[Callable[[Path], None] | None, str]] = {
     "seeing": (save_seeing_model, "hermes"),
 }
 # Those that try what a model does that thinks.
-THINKING = ("openai_client.py", "openai.mjs", "anthropic_client.py", "ai_sdk.mjs", "pydantic_ai_client.py")
+THINKING = (
+    "openai_client.py",
+    "openai.mjs",
+    "anthropic_client.py",
+    "ai_sdk.mjs",
+    "pydantic_ai_client.py",
+    "agents_sdk.mjs",
+)
 # Those that try what becomes of a call of a tool that was not offered.
-CALLING = (*THINKING, "langchain_client.py")
+CALLING = (*THINKING[:-1], "langchain_client.py")
 SEEING = (
     "openai_client.py",
     "openai.mjs",

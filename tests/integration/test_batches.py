@@ -7,8 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
+from openai.types.chat.chat_completion import Choice
 
 from tests.integration.system import System
+from tests.integration.test_tools import ASKED, TOOL
 from tests.waiting import wait_for
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -55,6 +58,27 @@ def test_line_is_answered_as_its_endpoint_answers(system: System, endpoint: str)
     assert isinstance(direct, dict)
     assert told(answer) == told(direct)
     assert answer.keys() - {"system_fingerprint"} == direct.keys() - {"system_fingerprint"}
+
+
+def test_line_with_tools_calls_them_as_its_endpoint_does(system: System) -> None:
+    function = TOOL["function"]
+    asked = {"model": system.model, "temperature": 0, "tool_choice": "required", "parallel_tool_calls": False}
+    chat = {**asked, "messages": ASKED, "tools": [TOOL], "max_tokens": 100}
+    response = {**asked, "input": ASKED, "tools": [{"type": "function", **function}], "max_output_tokens": 100}
+    client = system.client()
+    direct = client.post("/v1/chat/completions", body=chat, cast_to=ChatCompletion)
+    [answer] = batch_of(client, "/v1/chat/completions", [chat])
+    [choice] = ChatCompletion.model_validate(answer["body"]).choices
+    assert choice.finish_reason == direct.choices[0].finish_reason == "tool_calls"
+    assert functions_of(choice) == functions_of(direct.choices[0])
+    [answer] = batch_of(client, "/v1/responses", [response])
+    [call] = answer["body"]["output"]
+    assert (call["name"], call["arguments"]) == functions_of(choice)[0]
+
+
+def functions_of(choice: Choice) -> list[tuple[str, str]]:
+    calls = choice.message.tool_calls or []
+    return [(each.function.name, each.function.arguments) for each in calls if each.type == "function"]
 
 
 def test_line_that_no_worker_can_compute_ends_with_the_endpoints_error(system: System) -> None:

@@ -54,6 +54,7 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
             "early_stopping": (True, False),
         },
         "Leave it out.": {"spaces_between_special_tokens": (False, True)},
+        "Leave it out: prompts keep their last tokens.": {"truncation_side": ("right", "left")},
         "Send a message with the role `system`.": {"system": ("Be brief.",)},
         "Write the parameters into the body itself.": {"options": ({"num_predict": 5}, {})},
         "Workers share no memory.": {"kv_transfer_params": ({"a": 1}, {})},
@@ -175,6 +176,12 @@ _IGNORED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, object]]] = {
         "Notes of an earlier answer about its sources.": {"annotations": []},
         _CACHED: {"prompt_cache_breakpoint": {"mode": "explicit"}},
         "Images are known by their content.": {"uuid": "a"},
+        "OpenAI's agents for Node repeat the fields of a message in the part with its text.": {
+            "role": "assistant",
+            "reasoning": "hm",
+            "reasoning_content": "hm",
+            "tool_calls": [],
+        },
     },
     (OpenAi.TOOL_CALL,): {
         "Calls stand in their order.": {"index": 0},

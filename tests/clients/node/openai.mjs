@@ -137,6 +137,26 @@ await run({
     check(new Set(output.map((line) => line.custom_id)).size === 3, output);
     check(output.every((line) => line.response.body.object === "text_completion"), output);
   },
+  "batches with tools": async () => {
+    const asked = {
+      model: MODEL, messages, max_tokens: 200, tools: [tool], tool_choice: "required", parallel_tool_calls: false,
+    };
+    const line = { custom_id: "one", method: "POST", url: "/v1/chat/completions", body: asked };
+    const file = await client.files.create({
+      file: await toFile(Buffer.from(JSON.stringify(line)), "lines.jsonl"), purpose: "batch",
+    });
+    let batch = await client.batches.create({
+      input_file_id: file.id, endpoint: "/v1/chat/completions", completion_window: "24h",
+    });
+    while (!["completed", "failed", "expired", "cancelled"].includes(batch.status)) {
+      await new Promise((resolve) => setTimeout(resolve, 200));
+      batch = await client.batches.retrieve(batch.id);
+    }
+    const { response } = JSON.parse(await (await client.files.content(batch.output_file_id)).text());
+    const [{ finish_reason, message }] = response.body.choices;
+    check(finish_reason === "tool_calls" && message.tool_calls.length === 1, response.body);
+    checkPerson(JSON.parse(message.tool_calls[0].function.arguments));
+  },
   models: async () => {
     const ids = [];
     for await (const model of client.models.list()) ids.push(model.id);

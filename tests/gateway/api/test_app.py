@@ -191,6 +191,33 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         assert_error(await client.post("/tokenize", json={"model": "org/demo", "prompt": "x"}), 404, "model_not_found")
 
 
+@pytest.mark.parametrize(
+    ("query", "names", "has_more"),
+    [
+        ("", "a b c org/demo", False),
+        ("?limit=2", "a b", True),
+        ("?limit=4", "a b c org/demo", False),
+        ("?limit=2&after_id=a", "b c", True),
+        ("?limit=2&after_id=b", "c org/demo", False),
+        ("?after_id=org/demo", "", False),
+        ("?limit=2&before_id=org/demo", "b c", True),
+        ("?limit=3&before_id=org/demo", "a b c", False),
+    ],
+)
+async def test_models_are_listed_in_pages_where_they_are_asked_for(
+    http: httpx2.AsyncClient, fleet: Fleet, query: str, names: str, has_more: bool
+) -> None:
+    for name in "abc":
+        fleet.note_heartbeat(heartbeat(name), time.monotonic())
+    page = (await http.get(f"/v1/models{query}")).json()
+    assert ([model["id"] for model in page["data"]], page["has_more"]) == (names.split(), has_more)
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after_id=nobody", "before_id=nobody"])
+async def test_page_of_models_that_there_is_not_is_refused(http: httpx2.AsyncClient, query: str) -> None:
+    assert assert_error(await http.get(f"/v1/models?{query}"), 400)["param"] == query.partition("=")[0]
+
+
 async def test_many_adapters_are_listed_with_their_model_by_looking_at_all_once(
     http: httpx2.AsyncClient, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,8 @@ SERVED = (
     "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/models",
+    "/v1/files",
+    "/v1/batches",
     "/tokenize",
     "/openapi.json",
 )
@@ -117,6 +119,9 @@ def test_misspelt_path_is_told_the_nearest(path: str, meant: str) -> None:
         ("/api/v0/chat", "base URL ending in /v1."),
         ("/v1/chat", "/v1/chat/completions"),
         ("/healthz", "/health/ready"),
+        ("/v1/uploads", "in one piece, at /v1/files"),
+        ("/v1/messages/batches", "upload a file at /v1/files, and name it at /v1/batches"),
+        ("/v1/messages/batches/msgbatch_1/results", "name it at /v1/batches"),
         ("/console", "the console is at the operator's, which `headrace up` prints"),
         ("/console/api/requests/my-request", "This is the public port"),
         ("/nothing", "/openapi.json"),

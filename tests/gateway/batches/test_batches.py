@@ -117,6 +117,30 @@ async def test_lines_of_every_endpoint_are_answered_as_it_answers(
             assert [each.embedding for each in vectors.data] == [[1.0], [1.0]]
 
 
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/responses"])
+async def test_reasoning_of_all_lines_is_in_the_usage(
+    client: openai.AsyncOpenAI, worker: EchoWorker, endpoint: str
+) -> None:
+    def answer(request: Request) -> BatchResult:
+        return msgspec.structs.replace(
+            echo(request), text="hmhm</think>", in_reasoning=True, chat_format="hermes-thinking"
+        )
+
+    worker.answer = answer
+    body = {"model": worker.model, "input": "hi"} if endpoint == "/v1/responses" else line(0, worker.model)["body"]
+    lines = [line(number, worker.model, url=endpoint, body=body) for number in range(3)]
+    batch = await ended(client, await submitted(client, jsonl(lines), endpoint=endpoint))
+    details = [
+        each["response"]["body"]["usage"].get("completion_tokens_details")
+        or each["response"]["body"]["usage"]["output_tokens_details"]
+        for each in await lines_of(client, batch.output_file_id)
+    ]
+    # Four characters of twelve, written by four tokens.
+    assert [each["reasoning_tokens"] for each in details] == [1, 1, 1]
+    assert batch.usage is not None
+    assert batch.usage.output_tokens_details.reasoning_tokens == 3
+
+
 async def test_failed_lines_are_in_the_error_file_as_the_endpoint_tells_them(
     client: openai.AsyncOpenAI, worker: EchoWorker
 ) -> None:

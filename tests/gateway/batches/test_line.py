@@ -5,18 +5,31 @@ from __future__ import annotations
 import json
 import struct
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.model_fit import with_defaults
 from gateway.api.schemas.parsing import parse_chat
-from gateway.batches.line import BatchLine, output_line, read_openai_line
+from gateway.batches.line import (
+    BatchLine,
+    parsed_line,
+    read_openai_line,
+    with_checked_grammar,
+    with_model_reading,
+)
+from gateway.batches.line_answer import output_line
+from gateway.errors import ApiError
+from gateway.fleet.fleet_load import FleetLoad
 from shared.errors import BadRequestError
 from shared.messages import BatchResult
 from shared.sampling import SamplingDefaults, with_advice
+from tests.gateway.dispatch.test_inflight import fleet_load
 
 
 def chat_line(custom_id: str = "a", **body: Any) -> dict[str, Any]:
@@ -33,6 +46,10 @@ def answered(line: BatchLine, **fields: Any) -> dict[str, Any]:
         line.results[request.id] = msgspec.structs.replace(result, **fields)
     assert line.is_complete
     return output_line(line)
+
+
+def load_of(chat_format: str, num_workers: int = 1) -> FleetLoad:
+    return msgspec.structs.replace(fleet_load(), num_workers=num_workers, chat_format=chat_format)
 
 
 def test_best_answers_of_a_line_are_told_and_the_tokens_of_all_are_counted() -> None:
@@ -75,10 +92,6 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
         ({"body": chat_line(logprobs=True)["body"]}, "'logprobs' is not kept in the results of batch jobs"),
         ({"body": chat_line(stream=True)["body"]}, "'stream' is not kept"),
         ({"body": chat_line(best_of=2, logprobs=True)["body"]}, "'logprobs' is not kept"),
-        (
-            {"body": chat_line(tools=[{"type": "function", "function": {"name": "f"}}])["body"]},
-            "'tools' is not kept in the results of batch jobs",
-        ),
     ],
 )
 def test_line_that_cannot_be_a_job_is_refused_with_the_reason(change: dict[str, Any], message: str) -> None:
@@ -123,6 +136,81 @@ def test_reasoning_is_told_apart_as_the_worker_s_format_says() -> None:
     message = output["response"]["body"]["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("yes", "hm")
     ChatCompletion.model_validate(output["response"]["body"])
+
+
+def test_reasoning_of_a_line_is_counted_by_its_share_of_the_text() -> None:
+    output = answered(
+        read_openai_line(chat_line(n=2), "t", "b"), text="hm</think>", in_reasoning=True, chat_format="thinking"
+    )
+    details = ChatCompletion.model_validate(output["response"]["body"]).usage.completion_tokens_details  # type: ignore[union-attr]
+    assert details is not None
+    # Of each choice: three tokens wrote ten characters, two of which are thought.
+    assert details.reasoning_tokens == 2
+
+
+def test_calls_of_tools_are_told_as_the_endpoint_tells_them() -> None:
+    function = {"name": "f", "parameters": {"type": "object"}}
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    told = {"text": f"{call}\n{call}", "chat_format": "hermes"}
+    tools = {"tools": [{"type": "function", "function": function}]}
+    line = read_openai_line(chat_line(**tools), "t", "batch")
+    output = answered(line, **told)
+    choice = ChatCompletion.model_validate(output["response"]["body"]).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    calls = choice.message.tool_calls
+    assert calls is not None
+    assert [(each.function.name, json.loads(each.function.arguments)) for each in calls] == [("f", {"a": 1})] * 2  # type: ignore[union-attr]
+    # Each has an id of its own, the same one whenever the line is written.
+    assert len({each.id for each in calls}) == 2
+    assert output_line(line) == output
+    one = answered(read_openai_line(chat_line(**tools, parallel_tool_calls=False), "t", "batch"), **told)
+    assert len(one["response"]["body"]["choices"][0]["message"]["tool_calls"]) == 1
+    older = answered(read_openai_line(chat_line(functions=[function]), "t", "batch"), **told)["response"]["body"]
+    assert older["choices"][0]["finish_reason"] == "function_call"
+    assert older["choices"][0]["message"]["function_call"] == {"name": "f", "arguments": '{"a": 1}'}
+    body = {"model": "m", "input": "hello", "tools": [{"type": "function", **function}]}
+    fields = {"custom_id": "r", "method": "POST", "url": "/v1/responses", "body": body}
+    written = msgspec.json.encode(answered(read_openai_line(fields, "t", "batch"), **told)["response"]["body"])
+    response = Response.model_validate_json(written)
+    assert [each.type for each in response.output] == ["function_call"] * 2
+
+
+async def test_line_is_constrained_and_read_as_its_model_writes() -> None:
+    bodies = LargeBodies()
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    generation = parsed_line(chat_line(response_format=schema))[1]
+    asked = generation.sampling.grammar
+    thinking = await with_model_reading(generation, load_of("hermes-thinking"), bodies, "t")
+    # A model that thinks first could not, if the grammar of the answer held from the first token.
+    assert thinking.sampling.grammar not in (None, asked)
+    harmony = await with_model_reading(parsed_line(chat_line())[1], load_of("harmony"), bodies, "t")
+    assert not harmony.sampling.skip_special_tokens
+    # While no worker has told the format, or where it has nothing to read, a line stays as it is.
+    for load in (None, load_of("", num_workers=0), load_of("plain")):
+        assert await with_model_reading(generation, load, bodies, "t") is generation
+    named = {"type": "function", "function": {"name": "f"}}
+    called = parsed_line(chat_line(tools=[named], tool_choice=named))[1]
+    assert (await with_model_reading(called, load_of("hermes"), bodies, "t")).sampling.grammar is not None
+    with pytest.raises(BadRequestError, match="body: This model's chat template knows no calls of tools") as refused:
+        await with_model_reading(called, load_of("plain"), bodies, "t")
+    assert refused.value.param == "body.tool_choice"
+
+
+@pytest.mark.parametrize("status", [400, 429, 501, 503])
+async def test_line_whose_grammar_is_refused_is_refused_and_one_that_cannot_be_checked_now_waits(status: int) -> None:
+    error = ApiError(status, "no", param="tools", code="bad")
+    grammars: Any = Mock(checked=AsyncMock(side_effect=error))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    generation = parsed_line(chat_line(tools=tools, tool_choice="required"))[1]
+    generation = await with_model_reading(generation, load_of("hermes"), LargeBodies(), "t")
+    assert generation.looser_grammar is not None
+    checked = with_checked_grammar(generation, grammars, "t")
+    if status == 501:
+        assert (await checked).sampling.grammar == generation.looser_grammar
+    else:
+        with pytest.raises(BadRequestError if status == 400 else ApiError, match="no"):
+            await checked
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])

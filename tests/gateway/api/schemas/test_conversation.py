@@ -104,6 +104,13 @@ def test_text_of_another_type_of_part_is_refused_and_not_left_out(part: dict[str
     assert conversation([{"role": "assistant", "content": [part | {list(part)[-1]: None}]}])
 
 
+def test_fields_of_a_message_that_its_part_repeats_say_nothing_more() -> None:
+    # As OpenAI's agents for Node send an earlier answer.
+    answer = {"role": "assistant", "refusal": None, "reasoning": "hm", "reasoning_content": "hm", "tool_calls": []}
+    [message] = conversation([{"role": "assistant", "content": [{"type": "text", "text": "a", **answer}]}])
+    assert message == conversation([{"role": "assistant", "content": [{"type": "text", "text": "a"}]}])[0]
+
+
 def test_refusal_is_content_and_thinking_is_reasoning() -> None:
     parts = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
