@@ -67,8 +67,6 @@ def test_an_absent_field_means_the_default_of_its_class(family: Family) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ernie4_5", "seed_oss", "internlm3", "iquestcoder", "llama", "mistral"])
-    "kind", ["ernie4_5", "seed_oss", "internlm3", "iquestcoder", "llama", "mistral", "hyperclovax"]
-)
 def test_a_null_size_of_heads_means_what_it_means_to_its_class(kind: str) -> None:
     (family,) = (own for own in families() if kind in (KINDS.get(name) for name in (own.architecture, *own.also)))
     fields = {"model_type": kind, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
