@@ -116,7 +116,8 @@ class LayerPacking:
             self.library, router, weights.rule, weights.gate_up, weights.down, weights.activation, self.dtype
         )
         if self.adapters is not None and weights.modules is not None:
-            made.experts.have_adapters(*expert_tables(self.adapters, weights.modules))
+            tables = expert_tables(self.adapters, weights.modules, is_gated=made.experts.packs_gates)
+            made.experts.have_adapters(*tables)
         return made
 
     def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PanelMatrix]:

@@ -146,8 +146,13 @@ def adapter_tables(
     )
 
 
-def expert_tables(targets: AdapterTargets, modules: ExpertModules) -> tuple[list[AdapterTable], list[AdapterTable]]:
-    """Let adapters be beside the experts that are here; return the tables of their first and last matrices."""
+def expert_tables(
+    targets: AdapterTargets, modules: ExpertModules, *, is_gated: bool
+) -> tuple[list[AdapterTable], list[AdapterTable]]:
+    """Let adapters be beside the experts that are here; return the tables of their first and last matrices.
+
+    With `is_gated` the first ones are packed as gates and what they are for.
+    """
     targets.experts_per_token = max(targets.experts_per_token, modules.top_k)
     targets.experts[modules.layer] = modules
     *firsts, last = modules.matrices
@@ -161,7 +166,7 @@ def expert_tables(targets: AdapterTargets, modules: ExpertModules) -> tuple[list
         is_elsewhere = number not in here
         names = tuple(f"{expert}.{name}" for name in firsts)
         sizes = ((inner,) * count, modules.size)
-        gate_ups += targets.add(names, *sizes, is_gated=count == 2, own_rows=rows, is_elsewhere=is_elsewhere)
+        gate_ups += targets.add(names, *sizes, is_gated=is_gated, own_rows=rows, is_elsewhere=is_elsewhere)
         sizes = ((modules.size,), inner)
         downs += targets.add((f"{expert}.{last}",), *sizes, own_columns=columns, is_elsewhere=is_elsewhere)
     return gate_ups, downs
@@ -265,7 +270,7 @@ class LayerParts:
             made = make_experts(linears, gate_up, down, activation, first, num_places)
             if adapters is not None and modules is not None:
                 if isinstance(made, AdaptableExperts):
-                    made.have_adapters(*expert_tables(adapters, modules))
+                    made.have_adapters(*expert_tables(adapters, modules, is_gated=made.packs_gates))
                 else:
                     adapters.experts[modules.layer] = None
             if share is None:

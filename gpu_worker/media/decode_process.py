@@ -92,7 +92,7 @@ def work(message: bytes) -> bytes:
 
 
 def _decode(asked: DecodeWork) -> None:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with open(asked.source, "rb") as source:
         data = source.read()
@@ -113,6 +113,10 @@ def _decode(asked: DecodeWork) -> None:
                 _write(np.asarray(_upright(image, header)), asked.target)
         except (ImageProblemError, MemoryError):
             raise
+        except UnidentifiedImageError:
+            # Its message names the open file.
+            problem = f"is broken: what follows its header is no {_FORMATS[header.mime]} that can be read."
+            raise ImageProblemError(problem) from None
         except Exception as error:
             # Pillow's decoders raise what happens to go wrong in them.
             if isinstance(error, OSError) and error.errno == errno.ENOMEM:

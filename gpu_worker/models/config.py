@@ -158,7 +158,7 @@ class FamilyTraits:
 
     Attributes:
         num_layers, inner_size, activation: Instead of `num_hidden_layers`, `intermediate_size` and `hidden_act`.
-        head_dim: What an absent `head_dim` means; None is `hidden_size / num_attention_heads`.
+        head_dim: What an absent `head_dim` means; None is `hidden_size / num_attention_heads`, as null is everywhere.
         shares_kv_heads: `num_key_value_heads` counts key and value heads; else they are as many as query heads.
         attention: Options of all attention layers; sizes and windows are not read. None where no layer attends.
         layer_windows: Sliding window of each layer; None where no layer has one.
@@ -313,6 +313,9 @@ def _quantization(file: JsonFile) -> QuantizationMethod | None:
 
 def _head_dim(file: JsonFile, num_heads: int, default: int | None) -> int:
     hidden_size = file.integer("hidden_size")
+    if file.is_null("head_dim"):
+        # `transformers` derives it then, whatever the default of the class is.
+        default = None
     if default is None and "head_dim" not in file.names() and hidden_size % num_heads:
         raise file.error("hidden_size", f"is {hidden_size}; it must be a multiple of num_attention_heads ({num_heads})")
     head_dim = file.integer("head_dim", default or max(1, hidden_size // num_heads), minimum=4, maximum=1024)

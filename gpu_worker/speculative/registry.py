@@ -274,6 +274,9 @@ class DraftModelRecipe(Recipe):
             # The model's cache has left room for as many.
             num_blocks=runner.num_blocks,
             keeps_all_tokens=True,
+            # Its sequences are text without adapters, whatever those of the model have.
+            takes_images=False,
+            max_loras=0,
             # Of several ranks the first one makes the drafts, with all of the smaller model.
             tensor_parallel_size=1,
             decode_context_parallel_size=1,

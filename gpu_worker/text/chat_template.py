@@ -113,7 +113,8 @@ class ChatTemplate:
         parts: list[str] = []
         size = 0
         given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
-        values = {"documents": None, **(variables or {}), **self._special_tokens, **given}
+        # As in `transformers`, variables take the place of special tokens.
+        values = {"documents": None, **self._special_tokens, **(variables or {}), **given}
         try:
             with self._environment.rendering():
                 for part in self._template.generate(values):

@@ -211,7 +211,9 @@ class ModelTokenizer:
         if self._table is not None:
             return self._table.raw[token_id]
         with library_errors():
-            return self._tokenizer.decode([token_id], skip_special_tokens=True).encode()
+            first, both = (self._tokenizer.decode([token_id] * count, skip_special_tokens=True) for count in (1, 2))
+        # Decoders drop the space that the first token of a text begins with.
+        return both.removeprefix(first).encode()
 
     def token_text(self, token_id: int) -> str:
         """Return a token's text for display: special tokens by name, bytes that are not a character as U+FFFD."""

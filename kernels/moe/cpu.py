@@ -81,7 +81,7 @@ class CpuExperts:
         self._library = library
         self._packed = (list(gate_up), list(down))
         self._layouts = layouts
-        self._is_gated = isinstance(activation, GatedActivation)
+        self.packs_gates = isinstance(activation, GatedActivation)
         num_experts = len(gate_up)
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64)
         matrices = [(MatrixStructure * num_experts)(*map(matrix_structure, parts)) for parts in (gate_up, down)]
@@ -89,7 +89,7 @@ class CpuExperts:
         self.structure = MixtureStructure(
             *(*map(ctypes.addressof, matrices), self.tokens_per_expert.data_ptr()),
             *(num_experts, first_expert, down[0].num_outputs, down[0].num_inputs),
-            *(*kernel_numbers(activation), self._is_gated),
+            *(*kernel_numbers(activation), self.packs_gates),
         )
         self._takes_bfloat16 = all(
             isinstance(parts[0], QuantizedPanels) or parts[0].weight.dtype is torch.bfloat16
@@ -110,7 +110,7 @@ class CpuExperts:
         """Do what `kernels.moe.ReplaceableExperts` promises."""
         if (layout_of(gate_up), layout_of(down)) != self._layouts:
             raise ValueError("an expert is stored in another form than those in whose place it would be")
-        (first,) = pack_experts(self._library, gate_up, is_gated=self._is_gated)
+        (first,) = pack_experts(self._library, gate_up, is_gated=self.packs_gates)
         (last,) = pack_experts(self._library, down, is_gated=False)
         return first, last
 

@@ -65,7 +65,13 @@ class ExpertLayers:
 
 @runtime_checkable
 class AdaptableExperts(Experts, Protocol):
-    """Experts that adapters can be beside."""
+    """Experts that adapters can be beside.
+
+    Attributes:
+        packs_gates: Adapters of first matrices are packed as those are, as gates and what they are for.
+    """
+
+    packs_gates: bool
 
     def have_adapters(self, gate_up: Sequence[AdapterTable], down: Sequence[AdapterTable]) -> None:
         """Let adapters be beside the two matrices of each expert here, by these tables."""
@@ -76,6 +82,8 @@ class LinearExperts:
 
     It asks the device which experts have tokens, so steps with it cannot be captured.
     """
+
+    packs_gates = False
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ def _expected(adapter: Path | None) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-def _adapters(directory: Path, count: int) -> list[Path]:
+def adapters(directory: Path, count: int) -> list[Path]:
     import transformers
 
     sizes = linear_sizes(transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL), r".*_proj")
@@ -55,7 +55,7 @@ def _adapters(directory: Path, count: int) -> list[Path]:
 
 
 def test_names_of_adapters_answer_as_merged_models(tmp_path: Path) -> None:
-    one, other = _adapters(tmp_path, 2)
+    one, other = adapters(tmp_path, 2)
     modules = f"pirate={one},clerk={other}"
     with running_system(tmp_path, "--model", str(DEMO_MODEL), "--lora-modules", modules) as system:
         base = system.model
@@ -76,7 +76,7 @@ def test_names_of_adapters_answer_as_merged_models(tmp_path: Path) -> None:
 
 
 def test_adapters_are_loaded_swapped_and_unloaded_while_requests_run(tmp_path: Path) -> None:
-    one, other = _adapters(tmp_path, 2)
+    one, other = adapters(tmp_path, 2)
     expected = {one: _expected(one), other: _expected(other)}
     with running_system(tmp_path, "--model", str(DEMO_MODEL), "--max-loras", "3") as system:
 
@@ -107,7 +107,7 @@ def test_adapters_are_loaded_swapped_and_unloaded_while_requests_run(tmp_path: P
 @pytest.mark.timeout(900)
 def test_a_thousand_swaps_under_load_give_no_stale_answer(tmp_path: Path) -> None:
     """Answers of requests that begin after a swap has returned are of its content, at whichever gateway they arrive."""
-    contents = _adapters(tmp_path, 4)
+    contents = adapters(tmp_path, 4)
     expected = [_expected(content) for content in contents]
     # Fewer places than contents: some swaps load what was taken out, in a slot of another.
     with running_system(tmp_path, "--model", str(DEMO_MODEL), "--max-loras", "3", "--gateways", "2") as system:
@@ -156,7 +156,7 @@ def test_a_thousand_swaps_under_load_give_no_stale_answer(tmp_path: Path) -> Non
 
 def test_worker_that_is_killed_while_it_reads_an_adapter_loses_no_request(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
-    one, other = _adapters(tmp_path, 2)
+    one, other = adapters(tmp_path, 2)
     ports: queue.Queue[int] = queue.Queue()
     may_read = threading.Event()
     may_read.set()
@@ -182,6 +182,42 @@ def test_worker_that_is_killed_while_it_reads_an_adapter_loses_no_request(tmp_pa
             ports.get(timeout=60)  # another one reads it
             may_read.set()
             assert answer.result(60) == (_expected(one), "pirate")
+
+
+def test_streams_with_adapters_go_on_at_another_worker(tmp_path: Path) -> None:
+    """Greedy, drawn and bound by a grammar, with drafts, side by side: each text is that of an undisturbed run."""
+    one, other = adapters(tmp_path, 2)
+    options = ("--lora-modules", f"pirate={one},clerk={other}", "--workers", "2", "--speculative", "ngram")
+    prompt = "def list_files(path):\n    return os.listdir(path)\n\n\n" * 4
+    bodies: list[dict[str, Any]] = [
+        {"model": "pirate", "temperature": 0},
+        {"model": "clerk", "temperature": 0.9, "seed": 5, "top_p": 0.9},
+        {"model": "clerk", "seed": 6, "extra_body": {"guided_regex": "([a-z]{1,8} ){60}"}},
+        {"temperature": 0},
+    ]
+    with running_system(tmp_path, "--model", str(DEMO_MODEL), *options) as system:
+        client = system.client(default_headers={"Cache-Control": "no-cache"})
+        began = threading.Barrier(len(bodies) + 1)
+
+        def stream(body: dict[str, Any], *, waits: bool = False) -> str:
+            asked = {"model": system.model, "prompt": prompt, "max_tokens": 160, **body}
+            text = ""
+            for number, chunk in enumerate(client.completions.create(stream=True, **asked)):
+                text += chunk.choices[0].text
+                if waits and number == 3:
+                    began.wait(60)
+            return text
+
+        expected = [stream(body) for body in bodies]
+        before = system.gauge("headrace_redispatches_total")
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            streams = [pool.submit(stream, body, waits=True) for body in bodies]
+            began.wait(60)
+            for pid in system.info["pids"]["worker"]:
+                os.kill(pid, signal.SIGKILL)
+            assert [each.result() for each in streams] == expected
+        assert system.gauge("headrace_redispatches_total") > before
+    assert len(set(expected)) == len(expected)
 
 
 def _process_at(port: int, pids: list[int]) -> int:

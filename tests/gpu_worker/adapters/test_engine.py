@@ -15,15 +15,20 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.fused_decoder import FusedDecoder
+from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
+from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.proposer_setup import build_proposer, with_room_for_proposer
 from kernels.cpu_library import cpu_library
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
-from tests.gpu_worker.execution.engine_run import make_runner, random_prompt, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, make_runner, random_prompt, run, save_tiny_model
 from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
 from tests.gpu_worker.structured_output.tiny_tokenizer import CHARACTERS, EOS, constraint_of
 
 NUM_ADAPTERS = 3
@@ -97,6 +102,33 @@ def test_drafts_are_verified_by_the_adapter(models: tuple[Path, list[Any], list[
     outcome = run(runner, sequences, policy=FixedDepth(4))
     assert outcome.speculation is not None
     assert outcome.speculation.num_accepted_tokens >= 12 * 3
+    _assert_greedy(outcome.tokens, models[1])
+
+
+@pytest.mark.parametrize("speculative", ["eagle", "draft"])
+def test_drafts_of_a_layer_or_a_model_without_adapters_are_verified_by_the_adapter(
+    models: tuple[Path, list[Any], list[Path]], speculative: str, tmp_path: Path
+) -> None:
+    draft_model = models[0]
+    if speculative == "eagle":
+        draft_model = tmp_path
+        save_draft(draft_model, eagle_config(48, VOCAB), eagle_tensors(48))
+    settings = WorkerConfig(speculative=speculative, draft_model=draft_model)
+    config = RunnerConfig(models[0], block_size=BLOCK, dtype="float32", max_num_seqs=40, max_loras=NUM_ADAPTERS)
+    config = with_room_for_proposer(settings, config)
+    runner = _runner(models, max_draft_tokens=config.max_draft_tokens)
+    proposer = build_proposer(settings, config, runner)
+    if isinstance(proposer, HiddenVectorProposer):
+        proposer._least_chance = 1e-9  # random numbers draft nothing likely
+    runner.verify_drafts_of(proposer)
+    crowded = {"num_blocks": 40, "token_budget": 24, "arrivals_per_step": 1, "headroom_tokens": 1}
+    outcome = run(runner, _sequences(), policy=FixedDepth(4), **crowded)
+    assert outcome.num_preemptions > 0
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_draft_tokens > 200
+    if speculative == "draft":
+        # It is the model itself, which drafts rightly where there is no adapter.
+        assert outcome.speculation.num_accepted_tokens > 20
     _assert_greedy(outcome.tokens, models[1])
 
 

@@ -22,7 +22,10 @@ from tests.gpu_worker.models.families.mixture_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
 from tests.gpu_worker.models.variants import oracle_logits, random_tokens
+from tests.gpu_worker.quantization.checkpoints import Pack, make_checkpoint
 from tests.gpu_worker.quantization.gguf.gguf_models import write_model
+from tests.gpu_worker.quantization.test_compressed_tensors import config, group
+from tests.gpu_worker.quantization.test_mixtures import IGNORED, METHODS, SIZES, score_left_alone
 from tests.gpu_worker.quantization.test_mxfp4 import save_packed
 
 # What checkpoints call the matrices of an expert, and the module of all.
@@ -182,6 +185,40 @@ def test_logits_equal_merged_stacks_of_packed_experts(name: str, tmp_path: Path)
     model = load_model(path, torch.float32, torch.device("cpu"), num_adapters=2)
     place(model, 1, adapter)
     rows, expected = computed(model, {0: 1}), oracle_logits(oracle, random_tokens(18))
+    assert (expected - before).abs().max() > 0.1
+    torch.testing.assert_close(rows[0], expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(rows[1], before, atol=1e-3, rtol=0)
+
+
+_LEFT_ALONE = [*IGNORED["ignore"], r"re:.*experts\.2\..*"]
+
+
+def _without_one_expert(pack: Pack) -> Pack:
+    return lambda name, weight: None if ".experts.2." in name else pack(name, weight)
+
+
+FORMS = {
+    **METHODS,
+    # One expert is plain: no kernel takes all of them.
+    "compressed-tensors, one plain": (
+        config("int-quantized", group({"num_bits": 8, "strategy": "channel"}), ignore=_LEFT_ALONE),
+        _without_one_expert(METHODS["compressed-tensors, int8"][1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_logits_equal_merged_experts_of_each_form_of_weights(name: str, tmp_path: Path) -> None:
+    fields, pack = FORMS[name]
+    made = make_checkpoint(tmp_path / "model", fields, score_left_alone(pack), "Qwen2Moe", **SIZES)
+    adapter = write_adapter(tmp_path / "adapter", _sizes(made.oracle, "qwen2-moe"), rank=3, seed=4)
+    tokens = random_tokens(18) % made.oracle.config.vocab_size
+    before = oracle_logits(made.oracle, tokens)
+    model = load_model(tmp_path / "model", torch.float32, torch.device("cpu"), num_adapters=2)
+    place(model, 1, adapter)
+    rows = computed(model, {0: 1})
+    _merge(made.oracle, adapter, "qwen2-moe")
+    expected = oracle_logits(made.oracle, tokens)
     assert (expected - before).abs().max() > 0.1
     torch.testing.assert_close(rows[0], expected, atol=1e-3, rtol=0)
     torch.testing.assert_close(rows[1], before, atol=1e-3, rtol=0)

@@ -24,9 +24,14 @@ from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits, random_tokens
 from tests.gpu_worker.quantization.checkpoints import Pack, but_head, make_checkpoint
 from tests.gpu_worker.quantization.gguf.gguf_models import write_model
-from tests.gpu_worker.quantization.packers import int8, int8_inputs
+from tests.gpu_worker.quantization.packers import gptq, in_order, int8, int8_inputs
 from tests.gpu_worker.quantization.test_compressed_tensors import TOKEN_INT8, config, group
+from tests.gpu_worker.quantization.test_fp8 import config as fp8_config
+from tests.gpu_worker.quantization.test_fp8 import per_tensor as per_tensor_and_inputs
+from tests.gpu_worker.quantization.test_fp8 import static
 from tests.gpu_worker.quantization.test_generation import CHECKPOINTS
+from tests.gpu_worker.quantization.test_mixtures import FP8_TENSOR, per_tensor
+from tests.gpu_worker.quantization.test_modelopt import FIELDS as MODELOPT
 
 _LAYERS = (
     r".*\.(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|qkv_proj|gate_up_proj|c_attn|c_proj|c_fc|in_proj"
@@ -135,6 +140,13 @@ FORMS: dict[str, tuple[dict[str, Any], Pack]] = {
         config("int-quantized", group({"num_bits": 8, "strategy": "channel"}, TOKEN_INT8)),
         but_head(lambda weight: int8(weight, inputs=int8_inputs)),
     ),
+    "gptq with one group": (
+        {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True},
+        but_head(lambda weight: gptq(weight, 8, in_order(weight.shape[1], -1))),
+    ),
+    "fp8 of a tensor": (config("float-quantized", FP8_TENSOR), but_head(per_tensor)),
+    "fp8 of a tensor and rounded inputs": (fp8_config(), but_head(per_tensor_and_inputs)),
+    "modelopt and rounded inputs": (MODELOPT, but_head(static(0.02))),
 }
 
 

@@ -84,6 +84,14 @@ async def test_bomb_takes_no_more_than_it_may(decoder: Decoder) -> None:
         await decoder.decode(reference(short), short)
 
 
+async def test_form_that_no_decoder_knows_is_refused_without_naming_a_file(decoder: Decoder) -> None:
+    for data in (png_of_size(10, 10, bits=3), FILES["JPEG"].replace(b"\x00\x1e\x00\x28\x03", b"\x00\x1e\x00\x28\xff")):
+        with pytest.raises(
+            BadRequestError, match=r"^The image is broken: what follows its header is no (PNG|JPEG) that"
+        ):
+            await decoder.decode(reference(data), data)
+
+
 async def test_jpeg_of_many_scans_is_refused_before_it_is_decoded(decoder: Decoder) -> None:
     data = scans_added(encoded(picture(2000, 2000), "JPEG", progressive=True), 300)
     started = time.monotonic()

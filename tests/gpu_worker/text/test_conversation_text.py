@@ -156,12 +156,12 @@ def test_result_has_the_name_of_the_function_that_was_called() -> None:
     assert "functions.mine" in render(HARMONY, CALLING, own)
 
 
-def test_variables_reach_the_template_and_change_nothing_else() -> None:
+def test_variables_reach_the_template_and_change_special_tokens_alone() -> None:
     assert render(HARMONY, variables='{"reasoning_effort":"high"}') == "effort=high"
     variables = '{"messages": [], "add_generation_prompt": false, "tools": [1], "eos_token": "x"}'
     template = ChatTemplate(PLAIN + "{{ tools }}{{ eos_token }}", {"eos_token": "<e>"})
     conversation = Conversation((USER,), ChatOptions(variables=variables))
-    assert conversation_text(template, conversation, SpelledTokens([]).shield()) == "[user]2+3?>None<e>"
+    assert conversation_text(template, conversation, SpelledTokens([]).shield()) == "[user]2+3?>Nonex"
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,22 @@ def test_prompt_is_that_of_transformers(name: str, kind: str) -> None:
         assert shown == expected
 
 
+@pytest.mark.parametrize("variables", [{"bos_token": ""}, {"eos_token": "|", "bos_token": None}, {"greeting": "Hi"}])
+def test_variables_take_the_place_of_special_tokens(variables: dict[str, Any]) -> None:
+    source = (
+        "{{ bos_token }}{{ greeting }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}{{ pad_token }}"
+    )
+    library = Tokenizer(models.BPE({"a": 0}, [], unk_token="a"))
+    oracle: Any = PreTrainedTokenizerFast(tokenizer_object=library, chat_template=source, **SPECIAL)
+    body = {"model": "m", "messages": [USER, ANSWER], "chat_template_kwargs": variables}
+    [prompt] = parse_chat(json.dumps(body).encode()).prompts
+    shield = SpelledTokens(SPECIAL.values()).shield()
+    assert prompt.messages is not None
+    conversation = Conversation(prompt.messages, prompt.chat or ChatOptions())
+    expected = oracle.apply_chat_template([USER, ANSWER], tokenize=False, **variables)
+    assert conversation_text(ChatTemplate(source, SPECIAL), conversation, shield).replace(shield.mark, "") == expected
+
+
 def test_what_a_template_refuses_is_the_clients_mistake() -> None:
     with pytest.raises(BadRequestError, match="no system"):
         ours(ChatTemplate(GEMMA, SPECIAL), CONVERSATIONS["system"], None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.chat_template import load_chat_template
@@ -108,7 +108,8 @@ def test_nothing_that_a_client_writes_forges_a_special_token(parts: list[str], e
         variables=f'{{"style": "{escaped}", "deep": {{"{escaped}": ["{escaped}"]}}, "bos_token": "{escaped}"}}',
     )
     token_ids = everywhere.encode_chat(messages, options).token_ids
-    assert [token_id for token_id in token_ids if token_id in SPECIAL.values()] == [0, 2, 2, 3]
+    # Not the one that begins a text either: what stands in its place is the client's own text.
+    assert [token_id for token_id in token_ids if token_id in SPECIAL.values()] == [2, 2, 3]
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +215,26 @@ def test_token_text_names_special_tokens_which_have_no_bytes(tokenizer: ModelTok
     first = tokenizer.encode_text("日")[0]
     assert "\ufffd" in tokenizer.token_text(first)
     assert "日".encode().startswith(tokenizer.token_bytes(first))
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Metaspace(),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+        decoders.WordPiece("##", cleanup=False),
+    ],
+)
+def test_bytes_of_tokens_add_up_to_the_text(decoder: Any, copied: CopiedModel) -> None:
+    """Their tokenizers have no table: the library decodes a token without the space before it."""
+    texts = ["x", "##zz", "top", "##y"] if isinstance(decoder, decoders.WordPiece) else ["▁x", "▁zz", "▁top", "y"]
+    library = Tokenizer(models.BPE({text: token_id for token_id, text in enumerate(texts)}, []))
+    library.decoder = decoder
+    (copied.path / "tokenizer.json").write_text(library.to_str())
+    tokenizer = copied.tokenizer()
+    told = b"".join(tokenizer.token_bytes(token_id) for token_id in range(4)).decode()
+    assert told.removeprefix(" ") == tokenizer.decode(range(4))
+    assert tokenizer.token_text(2) == " top"
 
 
 def test_plain_tokens_leave_out_special_and_partial_ones(tokenizer: ModelTokenizer) -> None:

@@ -35,7 +35,10 @@ from tests.gpu_worker.execution.ranks.group_run import Run, started
 from tests.gpu_worker.execution.ranks.test_divided_models import FORMS, MODELS, TOKENS, load
 from tests.gpu_worker.execution.ranks.test_group import assert_same, replace_rank
 from tests.gpu_worker.execution.ranks.thread_ranks import on_ranks, sharing_memory
+from tests.gpu_worker.models.families.random_models import Case
 from tests.gpu_worker.quantization.checkpoints import make_checkpoint
+from tests.gpu_worker.quantization.test_mxfp4 import CASE as GPT_OSS
+from tests.gpu_worker.quantization.test_mxfp4 import save_packed
 
 SLOT, RANK = 1, 3
 
@@ -108,10 +111,18 @@ def test_rows_of_ranks_that_compute_all_layers_in_one_call_score_as_those_of_one
     _check(tmp_path, sharing_memory(2))
 
 
-def test_inputs_that_are_gathered_are_those_of_the_adapter_too(tmp_path: Path) -> None:
-    settings, pack, options = FORMS["gptq-act-order"]
+@pytest.mark.parametrize("name", ["gptq-act-order", "gptq-head", "awq", "int8"])
+def test_rows_beside_quantized_weights_of_two_ranks_score_as_those_of_one(name: str, tmp_path: Path) -> None:
+    """Behind weights in another order, inputs are gathered: the adapter's own are those, too."""
+    settings, pack, options = FORMS[name]
     make_checkpoint(tmp_path, settings, pack, **options)
     _check(tmp_path, lambda ranks: ranks)
+
+
+@pytest.mark.parametrize("has_whole_experts", [False, True])
+def test_rows_beside_packed_experts_of_two_ranks_score_as_those_of_one(has_whole_experts: bool, tmp_path: Path) -> None:
+    save_packed(tmp_path, Case("GptOss", {**GPT_OSS.options, "num_local_experts": 4}))
+    _check(tmp_path, lambda ranks: ranks, has_whole_experts=has_whole_experts)
 
 
 def _place(run: Run, adapters: list[Path], first: int = 0) -> None:

@@ -64,3 +64,12 @@ def test_an_absent_field_means_the_default_of_its_class(family: Family) -> None:
             compared += 1
             assert ours == read(family, saved(kind, fields)), name
     assert compared > 8
+
+
+@pytest.mark.parametrize("kind", ["ernie4_5", "seed_oss", "internlm3", "iquestcoder", "llama", "mistral"])
+def test_a_null_size_of_heads_means_what_it_means_to_its_class(kind: str) -> None:
+    (family,) = (own for own in families() if kind in (KINDS.get(name) for name in (own.architecture, *own.also)))
+    fields = {"model_type": kind, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    theirs = saved(kind, {**fields, "head_dim": None})
+    assert theirs["head_dim"] == 64
+    assert read(family, {**theirs, "head_dim": None}) == read(family, theirs)

@@ -27,7 +27,7 @@ from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import load_tower, read_processor, read_vision
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
+from tests.gpu_worker.adapters.peft_files import linear_sizes, write_adapter
 from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
 from tests.gpu_worker.execution.engine_run import Outcome
 from tests.gpu_worker.models.vision.seeing_models import (
@@ -354,25 +354,3 @@ def test_adapters_of_a_tower_are_refused(seeing: Seeing, tmp_path: Path) -> None
     for number, (module, size) in enumerate(sizes.items()):
         with pytest.raises(AdapterError, match="is not of the model's text part"):
             read_adapter(write_adapter(tmp_path / str(number), {module: size}), targets, renamed)
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "gemma3"])
-def test_adapters_of_the_text_part_answer_about_images(name: str, tmp_path: Path) -> None:
-    """Sequences with one and without see the same image in the same steps."""
-    seeing = Seeing(name, tmp_path / "model", max_loras=1)
-    sizes = linear_sizes(seeing.model, r".*language_model.*_proj")
-    adapter, targets = write_adapter(tmp_path / "adapter", sizes), seeing.run.runner.model.adapters
-    assert targets is not None
-    read = read_adapter(adapter, targets)
-    targets.place(0, targets.pack(read.low_ranks), read.max_rank)
-    adapted = [seeing.run.sequence(each, seeing.prompt(1), [random_image(24, 32, 1)], logprobs=20) for each in "abcd"]
-    for sequence in adapted[1::2]:
-        sequence.adapter, sequence.salt = 0, b"adapter"
-    outcome = seeing.run.run(adapted, arrivals_per_step=2)
-    for sequence in adapted[::2]:
-        seeing.check(sequence, outcome)
-    merge(seeing.model.float(), adapter)
-    seeing.model.double()
-    for sequence in adapted[1::2]:
-        seeing.check(sequence, outcome)
-    assert outcome.tokens["a"] == outcome.tokens["c"] != outcome.tokens["b"] == outcome.tokens["d"]
