@@ -13,13 +13,14 @@ from gateway.batches.input_lines import InputLine
 from gateway.batches.lease import Lease
 from gateway.batches.line_jobs import LineJobs, QueueFullError
 from gateway.batches.log import ReplacedError, Stored
-from gateway.batches.output import BatchOutput
+from gateway.batches.output import BatchOutput, patiently
 from gateway.batches.record import BatchRecord
 from gateway.generation import Generation, Prompt
 from shared.adapter_names import NamedAdapter
 from shared.adapter_store import AdapterContent
 from shared.errors import BadRequestError
 from shared.messages import Cancel, Request, Usage
+from shared.objects.store import MissingObjectError, StoreError
 from shared.sampling import Sampling
 from shared.subjects import cancel_subject
 from tests.gateway.fleet.test_fleet import Watched
@@ -92,3 +93,16 @@ def test_line_whose_adapter_was_removed_is_answered_and_one_whose_workers_are_aw
     names.note(NamedAdapter("a", "acme", "m", None))
     with pytest.raises(BadRequestError, match="The adapter 'a' was removed"):
         BatchDriver._settled(driver, line)
+
+
+async def test_work_on_a_store_that_fails_is_done_again_and_each_failure_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.batches.output._RETRY_S", 0.01)
+    catalog, failures = Mock(), [StoreError("full"), StoreError("full still")]
+    work = AsyncMock(side_effect=[*failures, "written", MissingObjectError("gone")])
+    assert await patiently(catalog, work) == "written"
+    assert [each.args for each in catalog.note_failure.call_args_list] == [(error,) for error in failures]
+    with pytest.raises(MissingObjectError):
+        await patiently(catalog, work)
+    assert work.await_count == 4
