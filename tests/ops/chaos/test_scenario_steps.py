@@ -16,10 +16,10 @@ from ops.chaos.disturbance import Disturbance
 from ops.chaos.faults import Kill
 from ops.chaos.ledger import Entry, Ledger
 from ops.chaos.mix import plain_bodies
-from ops.chaos.outcome import Outcome
+from ops.chaos.outcome import NotPossibleHereError, Outcome
 from ops.chaos.part import Part
 from ops.chaos.scenarios import IN_TURN, NUM_IN_TURN, QUICK, SCENARIOS, fairness, of_ci, poison, resumed_streams
-from ops.chaos.system import System, SystemOptions
+from ops.chaos.system import System, SystemOptions, _unpack
 
 BODY = plain_bodies(4, 1)[0]
 EVENTS = [f'data: {{"choices":[{{"text":"{text}"}}]}}' for text in "abcd"] + ["data: [DONE]"]
@@ -214,3 +214,23 @@ def test_ci_runs_the_quick_scenarios_and_the_next_of_the_others_with_each_commit
     assert all(len(each) == NUM_IN_TURN for each in beside)
     assert set().union(*beside) == set(IN_TURN.items())
     assert all(QUICK.items() <= of_ci(turn).items() for turn in range(len(IN_TURN)))
+
+
+async def test_undisturbed_results_are_those_of_one_published_job_of_each_kind() -> None:
+    published: dict[str, int] = {}
+
+    class Publisher:
+        async def publish_surely(self, job_id: str, kind: int) -> None:
+            published[job_id] = kind
+
+        async def results(self, job_ids: list[str], timeout_s: float) -> dict[str, dict[str, Any]]:
+            return {job_id: {"text": f"of {published[job_id]}"} for job_id in job_ids}
+
+    learned = await poison.learn_results(Publisher())  # type: ignore[arg-type]
+    assert learned == {kind: {"text": f"of {kind}"} for kind in range(poison.NUM_KINDS)}
+
+
+def test_commit_that_the_history_lacks_cannot_be_tried_here(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleHereError, match="no commit 00000000: "):
+        _unpack("0" * 40, tmp_path / "earlier")
+    assert not (tmp_path / "earlier").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -90,3 +91,20 @@ def test_each_file_is_written_with_what_is_installed_there(monkeypatch: pytest.M
 def test_no_name_is_looked_for_at_two_indexes() -> None:
     found = subprocess.run(["git", "grep", "-lI", "extra-index" + "-url"], cwd=ROOT, capture_output=True, text=True)
     assert found.stdout == ""
+
+
+def test_resolver_reads_the_project_s_extras_and_gives_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], dict[str, object]]] = []
+
+    def run(command: list[str], **options: object) -> SimpleNamespace:
+        asked.append((command, options))
+        return SimpleNamespace(stdout="a==1 \\\n    --hash=sha256:0\nb==2 \\\n    --hash=sha256:1\n")
+
+    monkeypatch.setattr(lock.subprocess, "run", run)
+    assert [entry[:4] for entry in lock._resolve(["nats", "worker"])] == ["a==1", "b==2"]
+    ((command, options),) = asked
+    places = [place for place, part in enumerate(command) if part == "--extra"]
+    assert [command[place + 1] for place in places] == ["nats", "worker"]
+    assert {"--generate-hashes", "--universal", "--no-config"} <= {*command}
+    assert command[command.index("--python-version") + 1] == lock.OLDEST_PYTHON
+    assert (options["cwd"], options["input"], options["check"]) == (ROOT, lock.BUILD, True)

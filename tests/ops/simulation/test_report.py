@@ -60,3 +60,10 @@ def test_errors_of_the_prediction_stand_beside_what_they_are_of() -> None:
     assert told.startswith("time to first token")
     assert "± 12% / 20% on loads it was not fitted to" in told
     assert figures(PLAIN, outcome, None, errors)["errors"] == errors
+
+
+def test_numbers_below_the_axis_stand_within_the_frame() -> None:
+    (plot,) = _plots(line_chart("t", "x", [Line("l", [0.0, 8.0], [0.0, 5.0])]))
+    below = {text.attrib["x"]: text for text in plot.iter("text") if text.attrib["y"] == "222"}
+    assert [text.text for text in below.values()] == ["0", "2", "4", "6", "8"]
+    assert [text.attrib["text-anchor"] for text in below.values()] == [*["middle"] * 4, "end"]
