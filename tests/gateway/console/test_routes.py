@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
 import msgspec
@@ -10,10 +12,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.console.routes import PLAYGROUND, ConsoleFiles, _not_found, with_playground
-from gateway.console.views import _letter
+from gateway.console.views import _letter, tenants_view
 from shared.dead_letters import DeadLetter
 from shared.messages import Request as Message
 from shared.subjects import BATCH_ID
+from shared.usage_ledger import UsageTotal
 
 
 def request(headers: dict[str, str]) -> Request:
@@ -69,3 +72,26 @@ def test_dead_letter_that_cannot_be_read_is_one_error_whatever_is_wrong_with_it(
     for content in (b"\xc1", deep):
         with pytest.raises(msgspec.MsgspecError):
             _letter(1, content, shows_prompts=False)
+
+
+async def test_use_of_tenants_is_sorted_by_tenant_model_and_lane_and_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = [
+        UsageTotal(tenant, model, lane, "device_us", 3_600_000_000)
+        for tenant, model, lane in (
+            ("b", "m", "batch"),
+            ("a", "n", "batch"),
+            ("a", "m", "interactive"),
+            ("a", "m", "batch"),
+        )
+    ]
+
+    async def read(js: object, most: int) -> AsyncIterator[UsageTotal]:
+        for total in totals:
+            yield total
+
+    monkeypatch.setattr("gateway.console.views.read_usage", read)
+    keys = SimpleNamespace(listing=lambda: ([], []))
+    view = await tenants_view(None, keys, 2.0)  # type: ignore[arg-type]
+    shown = [(row["tenant"], row["model"], row["lane"]) for row in view["use"]]
+    assert shown == [("a", "m", "batch"), ("a", "m", "interactive"), ("a", "n", "batch"), ("b", "m", "batch")]
+    assert {row["cost"] for row in view["use"]} == {2.0}

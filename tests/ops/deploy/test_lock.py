@@ -72,14 +72,16 @@ def test_each_file_is_written_with_what_is_installed_there(monkeypatch: pytest.M
     of_cuda = ["cuda-bindings", "nvidia-cublas-cu12", "torch", "triton"]
     names = [*of_cuda, "msgspec", NATS_PACKAGE, "nvidia-ml-py"]
     found = [f"{name}==1.0 \\\n    --hash=sha256:{'0' * 64}\n" for name in names]
-    monkeypatch.setattr(lock, "_resolve", lambda extras: found)
+    # Only workers have torch.
+    without = [*without_cuda(found)]
+    monkeypatch.setattr(lock, "_resolve", lambda extras: found if {"worker", "gpu"} & {*extras} else without)
     monkeypatch.setattr(lock, "LOCKED", tmp_path)
     lock.main()
     written = {
         file.stem: [entry.partition("==")[0] for entry in entries(file.read_text())] for file in tmp_path.iterdir()
     }
     assert written == {
-        "gateway": names,
+        "gateway": names[len(of_cuda) :],
         "worker": names[len(of_cuda) :],
         "worker-gpu": names,
         "torch-cpu": ["torch"],
