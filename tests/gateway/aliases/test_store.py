@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from shared.direct_client import DirectClient
 from shared.messages import UNDECODABLE
 from shared.nats_connection import connect
 from shared.streams import ALIASES_STREAM, StreamLimits, ensure_stream
-from shared.subjects import ALIASES
+from shared.subjects import ALIAS_CHANGED, ALIASES
 from tests.servers import NatsServer
 from tests.waiting import until
 
@@ -236,3 +237,18 @@ async def test_table_too_large_for_a_message_is_refused(make: Make, monkeypatch:
     with pytest.raises(ApiError, match="NATS takes 60") as refused:
         await set_chat(first, "a-second-alias")
     assert refused.value.status == 400
+
+
+async def test_change_that_comes_while_the_table_is_read_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def subscribe(subject: str, cb: object) -> None:
+        done.append(subject)
+
+    async def read(self: AliasStore) -> None:
+        done.append("read")
+
+    nats = Mock(subscribe=subscribe)
+    monkeypatch.setattr(AliasStore, "_read", read)
+    await AliasStore(nats, "g", AliasBook(), GatewayMetrics(), None).start()
+    assert done == [ALIAS_CHANGED, "read"]
