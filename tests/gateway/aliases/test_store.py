@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from gateway.aliases.book import AliasBook
-from gateway.aliases.comparison import ArmCounts, BothArms
+from gateway.aliases.comparison import ArmCounts, BothArms, look_of
 from gateway.aliases.store import AliasStore
 from gateway.aliases.table import Alias, AliasTable, Rules, end_canary, set_alias, set_percent, start_canary
 from gateway.errors import ApiError
@@ -252,3 +252,19 @@ async def test_change_that_comes_while_the_table_is_read_is_heard(monkeypatch: p
     monkeypatch.setattr(AliasStore, "_read", read)
     await AliasStore(nats, "g", AliasBook(), GatewayMetrics(), None).start()
     assert done == [ALIAS_CHANGED, "read"]
+
+
+async def test_same_counts_are_compared_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[int] = []
+
+    def judge(arms: BothArms, rules: Rules, look: int) -> None:
+        judged.append(look)
+
+    monkeypatch.setattr("gateway.aliases.store.reason_to_roll_back", judge)
+    gateway = await make("g1")
+    await set_chat(gateway)
+    await start(gateway)
+    for num_requests in (10, 40, 40, 41, 5000):
+        gateway.count(ArmCounts(requests=num_requests), ArmCounts(requests=num_requests))
+        await gateway.store.sync()
+    assert judged == [0, look_of(5000, Rules(min_requests=40))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,3 +236,31 @@ def test_commit_that_the_history_lacks_cannot_be_tried_here(tmp_path: Path) -> N
     with pytest.raises(NotPossibleHereError, match="no commit 00000000: "):
         _unpack("0" * 40, tmp_path / "earlier")
     assert not (tmp_path / "earlier").exists()
+
+
+async def test_first_tokens_beside_long_prompts_are_compared_with_those_alone(
+    checks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked: list[bool] = []
+
+    @asynccontextmanager
+    async def polite_key(options: SystemOptions, num_greedy: int) -> AsyncIterator[tuple[object, ...]]:
+        yield FakeSystem(), FakeLoad(), ["greedy"]
+
+    @asynccontextmanager
+    async def asked_meanwhile(system: FakeSystem, asked: list[Any]) -> AsyncIterator[None]:
+        is_asked.append(True)
+        yield
+        is_asked.clear()
+
+    async def seconds(load: FakeLoad, number: int, outcome: Outcome) -> list[float]:
+        return [9.0 if is_asked else 1.0] * number
+
+    monkeypatch.setattr(fairness, "_polite_key", polite_key)
+    monkeypatch.setattr(fairness, "_asked_meanwhile", asked_meanwhile)
+    monkeypatch.setattr(fairness, "_seconds_to_first_tokens", seconds)
+    outcome = await fairness.long_prompts(4)
+    assert outcome.figures["TTFT p50 alone and beside 1,000 long prompts s"] == [1.0, 9.0]
+    assert outcome.figures["longest TTFT beside them s"] == 9.0
+    assert outcome.problems[-1:] == ["TTFT was 9.0x"]
+    assert len(checks) == 1
