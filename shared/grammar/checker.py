@@ -95,6 +95,8 @@ class GrammarChecker:
         verdict = own.verdict(digest)
         if verdict is None:
             await self._link.start()
+            # Meanwhile other tenants may have taken its place.
+            own = self._tenant(tenant)
             # Those who ask about the same grammar wait together, and none who goes away breaks off the check.
             task = own.waiting.get(digest) or self._begin(own, digest, message)
             if not (await asyncio.wait({task}, timeout=within_s))[0]:

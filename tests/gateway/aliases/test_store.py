@@ -9,12 +9,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from gateway.aliases.book import AliasBook
-from gateway.aliases.comparison import ArmCounts, BothArms
+from gateway.aliases.comparison import ArmCounts, BothArms, look_of
 from gateway.aliases.store import AliasStore
 from gateway.aliases.table import Alias, AliasTable, Rules, end_canary, set_alias, set_percent, start_canary
 from gateway.errors import ApiError
@@ -23,7 +24,7 @@ from shared.direct_client import DirectClient
 from shared.messages import UNDECODABLE
 from shared.nats_connection import connect
 from shared.streams import ALIASES_STREAM, StreamLimits, ensure_stream
-from shared.subjects import ALIASES
+from shared.subjects import ALIAS_CHANGED, ALIASES
 from tests.servers import NatsServer
 from tests.waiting import until
 
@@ -236,3 +237,34 @@ async def test_table_too_large_for_a_message_is_refused(make: Make, monkeypatch:
     with pytest.raises(ApiError, match="NATS takes 60") as refused:
         await set_chat(first, "a-second-alias")
     assert refused.value.status == 400
+
+
+async def test_change_that_comes_while_the_table_is_read_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def subscribe(subject: str, cb: object) -> None:
+        done.append(subject)
+
+    async def read(self: AliasStore) -> None:
+        done.append("read")
+
+    nats = Mock(subscribe=subscribe)
+    monkeypatch.setattr(AliasStore, "_read", read)
+    await AliasStore(nats, "g", AliasBook(), GatewayMetrics(), None).start()
+    assert done == [ALIAS_CHANGED, "read"]
+
+
+async def test_same_counts_are_compared_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[int] = []
+
+    def judge(arms: BothArms, rules: Rules, look: int) -> None:
+        judged.append(look)
+
+    monkeypatch.setattr("gateway.aliases.store.reason_to_roll_back", judge)
+    gateway = await make("g1")
+    await set_chat(gateway)
+    await start(gateway)
+    for num_requests in (10, 40, 40, 41, 5000):
+        gateway.count(ArmCounts(requests=num_requests), ArmCounts(requests=num_requests))
+        await gateway.store.sync()
+    assert judged == [0, look_of(5000, Rules(min_requests=40))]

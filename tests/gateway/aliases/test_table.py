@@ -29,7 +29,7 @@ from gateway.generation import Generation
 from shared.adapter_calls import AdapterBeat
 from shared.adapter_names import NamedAdapter
 from shared.adapter_store import AdapterContent
-from shared.messages import Delta, TokenLogprob
+from shared.messages import Delta, Lane, TokenLogprob
 from tests.gateway.fleet.test_fleet import Watched
 
 MODELS = {"one", "two", "three"}
@@ -276,3 +276,25 @@ def test_only_so_many_canaries_run_at_once() -> None:
         of = start_canary(of, f"alias-{number}", None, "two", 1.0, Rules(), 0.0, MODELS.__contains__)
     with pytest.raises(ApiError, match="32 canaries run"):
         start_canary(of, f"alias-{MAX_RUNNING}", None, "two", 1.0, Rules(), 0.0, MODELS.__contains__)
+
+
+def test_second_canary_of_an_alias_and_one_of_its_own_model_are_refused() -> None:
+    started, known = with_canary(), MODELS.__contains__
+    own_model = set_alias(table(), "chat", "two", None, known, known, 5.0)
+    for before, told in ((started, "has a canary already"), (own_model, "stands for 'two' already")):
+        with pytest.raises(ApiError, match=told) as refused:
+            with_canary(before=before)
+        assert refused.value.status == 400
+    # One that has ended makes way.
+    with_canary(before=end_canary(started, "chat", None, "rolled_back", "slow", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "lane", "has"), [("chat", "interactive", True), ("chat", "batch", False), ("one", "interactive", False)]
+)
+def test_model_follows_from_a_conversation_where_an_answer_is_awaited_from_an_alias_with_a_canary(
+    name: str, lane: Lane, has: bool
+) -> None:
+    generation = msgspec.structs.replace(asked(), model=name, lane=lane)
+    assert book(with_canary()).has_canary(generation, "t", FLEET) is has
+    assert book(table()).has_canary(generation, "t", FLEET) is False

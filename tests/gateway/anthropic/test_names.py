@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -158,3 +159,20 @@ def test_result_of_any_depth_ends_somewhere() -> None:
         content = {"a": content}
     result = {"type": "advisor_tool_result", "tool_use_id": "s", "content": content}
     assert messages_of(parsed(ASKED, [CALL, result]))[2].content == "(The result has no text.)"
+
+
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}])
+def test_part_of_a_result_that_lies_too_deep_is_left_out(wrap: Callable[[Any], Any]) -> None:
+    content: Any = "deep"
+    for _ in range(15):
+        content = wrap(content)
+    for depth, told in ((15, json.dumps(content, separators=(",", ":"))), (16, "(The result has no text.)")):
+        result = {"type": "web_search_tool_result", "tool_use_id": "s", "content": content, "caller": DIRECT}
+        assert messages_of(parsed(ASKED, [CALL, result, text("b")]))[2].content == told, depth
+        content = wrap(content)
+
+
+def test_result_of_lists_in_lists_without_end_is_read_as_far_as_it_is_shown() -> None:
+    content: Any = json.loads("[" * 900 + "]" * 900)
+    result = {"type": "web_search_tool_result", "tool_use_id": "s", "content": content, "caller": DIRECT}
+    assert messages_of(parsed(ASKED, [CALL, result, text("b")]))[2].content == "(The result has no text.)"

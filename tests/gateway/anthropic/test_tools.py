@@ -130,3 +130,12 @@ def test_what_a_defined_tool_fixes_cannot_be_given(change: dict[str, Any], param
 def test_tool_of_the_client_s_own_needs_a_name() -> None:
     error = refused(parsed, {"input_schema": {"type": "object"}})
     assert (error.param, error.code) == ("tools.[0].name", "missing_required_parameter")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLIENT_TOOLS if kind.startswith(("text_editor", "memory"))])
+def test_call_needs_a_command_and_that_of_an_editor_a_path(kind: str) -> None:
+    schema = function_of(parsed({"type": kind, "name": CLIENT_TOOLS[kind].name}))["parameters"]
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid({"command": "view", "path": "a"})
+    assert not validator.is_valid({"path": "a"})
+    assert validator.is_valid({"command": "view"}) is kind.startswith("memory")

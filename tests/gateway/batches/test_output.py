@@ -7,19 +7,23 @@ from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
+from nats.js.errors import NotFoundError
 
 from gateway.batches.driver import BatchDriver
+from gateway.batches.endpoint import MAX_ACTIVE, BatchRoutes
 from gateway.batches.input_lines import InputLine
 from gateway.batches.lease import Lease
 from gateway.batches.line_jobs import LineJobs, QueueFullError
 from gateway.batches.log import ReplacedError, Stored
-from gateway.batches.output import BatchOutput
+from gateway.batches.output import BatchOutput, patiently
 from gateway.batches.record import BatchRecord
+from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from shared.adapter_names import NamedAdapter
 from shared.adapter_store import AdapterContent
 from shared.errors import BadRequestError
 from shared.messages import Cancel, Request, Usage
+from shared.objects.store import MissingObjectError, StoreError
 from shared.sampling import Sampling
 from shared.subjects import cancel_subject
 from tests.gateway.fleet.test_fleet import Watched
@@ -92,3 +96,39 @@ def test_line_whose_adapter_was_removed_is_answered_and_one_whose_workers_are_aw
     names.note(NamedAdapter("a", "acme", "m", None))
     with pytest.raises(BadRequestError, match="The adapter 'a' was removed"):
         BatchDriver._settled(driver, line)
+
+
+async def test_work_on_a_store_that_fails_is_done_again_and_each_failure_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.batches.output._RETRY_S", 0.01)
+    catalog, failures = Mock(), [StoreError("full"), StoreError("full still")]
+    work = AsyncMock(side_effect=[*failures, "written", MissingObjectError("gone")])
+    assert await patiently(catalog, work) == "written"
+    assert [each.args for each in catalog.note_failure.call_args_list] == [(error,) for error in failures]
+    with pytest.raises(MissingObjectError):
+        await patiently(catalog, work)
+    assert work.await_count == 4
+
+
+@pytest.mark.parametrize(
+    ("num_active", "error", "status", "code"),
+    [
+        (0, NotFoundError, 400, "batch_unavailable"),
+        (MAX_ACTIVE, None, 429, "too_many_batches"),
+        (MAX_ACTIVE - 1, None, 200, None),
+    ],
+)
+async def test_batch_needs_a_queue_and_a_place_among_those_of_its_tenant(
+    num_active: int, error: type[Exception] | None, status: int, code: str | None
+) -> None:
+    nats: Any = Mock()
+    nats.jetstream.return_value.stream_info = AsyncMock(side_effect=error)
+    log: Any = Mock(list_active=AsyncMock(return_value=[(1, "batch")] * num_active))
+    routes = BatchRoutes(Mock(), Mock(), log, Mock(), nats, Mock())
+    told = (200, None)
+    try:
+        await routes._check_queue("t")
+    except ApiError as refused:
+        told = (refused.status, refused.code)
+    assert told == (status, code)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
-from gateway.console.routes import ConsoleFiles, _not_found
+import msgspec
+import pytest
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.console.routes import PLAYGROUND, ConsoleFiles, _not_found, with_playground
+from gateway.console.views import _letter, tenants_view
+from shared.dead_letters import DeadLetter
+from shared.messages import Request as Message
 from shared.subjects import BATCH_ID
+from shared.usage_ledger import UsageTotal
 
 
 def request(headers: dict[str, str]) -> Request:
@@ -26,3 +37,61 @@ def test_id_of_a_batch_is_told_apart_from_those_of_its_lines() -> None:
     assert BATCH_ID.fullmatch(batch)
     assert f"is a batch: ask for one of its lines, {batch}-1," in _not_found(batch)
     assert "No gateway keeps a request" in _not_found(f"{batch}-1")
+
+
+@pytest.mark.parametrize(
+    ("scope", "told"),
+    [
+        ({"type": "http", "path": next(iter(PLAYGROUND))}, "public"),
+        ({"type": "http", "path": "/operator"}, "operator"),
+        ({"type": "lifespan"}, "operator"),
+    ],
+)
+async def test_requests_of_the_playground_alone_reach_the_public_application(scope: Scope, told: str) -> None:
+    called: list[tuple[str, object, object, object]] = []
+
+    def named(name: str) -> ASGIApp:
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            called.append((name, scope, receive, send))
+
+        return application
+
+    receive, send = AsyncMock(), AsyncMock()
+    await with_playground(named("operator"), named("public"))(scope, receive, send)
+    assert called == [(told, scope, receive, send)]
+
+
+def test_dead_letter_that_cannot_be_read_is_one_error_whatever_is_wrong_with_it() -> None:
+    dead = DeadLetter(
+        request=Message(id="r", model="m"), reason="worker_lost", error="killed", quarantined_by="g", quarantined=1.0
+    )
+    letter = msgspec.msgpack.encode(dead)
+    assert _letter(1, letter, shows_prompts=False)["reason"] == "worker_lost"
+    # One more field, of arrays in arrays.
+    deep = bytes([letter[0] + 1]) + letter[1:] + b"\xa1z" + b"\x91" * 5000
+    for content in (b"\xc1", deep):
+        with pytest.raises(msgspec.MsgspecError):
+            _letter(1, content, shows_prompts=False)
+
+
+async def test_use_of_tenants_is_sorted_by_tenant_model_and_lane_and_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = [
+        UsageTotal(tenant, model, lane, "device_us", 3_600_000_000)
+        for tenant, model, lane in (
+            ("b", "m", "batch"),
+            ("a", "n", "batch"),
+            ("a", "m", "interactive"),
+            ("a", "m", "batch"),
+        )
+    ]
+
+    async def read(js: object, most: int) -> AsyncIterator[UsageTotal]:
+        for total in totals:
+            yield total
+
+    monkeypatch.setattr("gateway.console.views.read_usage", read)
+    keys = SimpleNamespace(listing=lambda: ([], []))
+    view = await tenants_view(None, keys, 2.0)  # type: ignore[arg-type]
+    shown = [(row["tenant"], row["model"], row["lane"]) for row in view["use"]]
+    assert shown == [("a", "m", "batch"), ("a", "m", "interactive"), ("a", "n", "batch"), ("b", "m", "batch")]
+    assert {row["cost"] for row in view["use"]} == {2.0}

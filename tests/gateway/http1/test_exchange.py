@@ -49,7 +49,10 @@ async def test_empty_piece_and_pieces_after_the_end_are_not_sent(last: bytes) ->
 async def test_connection_of_an_answer_that_was_cut_is_closed_behind_its_end() -> None:
     async def respond(exchange: Exchange) -> None:
         await exchange.read_body(100)
+        assert (exchange.status, exchange.started, exchange.closed, exchange.disconnected) == (0, False, False, False)
+        assert (exchange.paused_since, exchange.on_disconnect, exchange.on_writable) == (None, None, None)
         exchange.start(200, [])
+        assert (exchange.status, exchange.started) == (200, True)
         exchange.write(b"one ")
         exchange.finish_and_close(b"end")
 

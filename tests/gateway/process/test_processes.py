@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import psutil
 import pytest
 
 from gateway.process import processes
-from gateway.process.processes import ParentLink, ProcessState
+from gateway.process.processes import ParentLink, ProcessGroup, ProcessState
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker, until_known
 from tests.gateway.raw_client import connected
@@ -228,3 +231,14 @@ async def test_process_beats_as_long_as_its_loop_runs(pipe: tuple[int, int], mon
     assert set(beats) == set(b"s")
     assert not beating.done()
     beating.cancel()
+
+
+def test_parent_goes_on_where_it_cannot_refuse_clients() -> None:
+    listeners = Mock(refuse=Mock(side_effect=OSError))
+    group: Any = SimpleNamespace(
+        _children={}, _unserved_rounds=processes.REFUSE_ROUNDS - 2, _is_refusing=False, _is_stopping=False
+    )
+    group._listeners = listeners
+    for num_refusals in (0, 1, 1):
+        ProcessGroup._judge(group)
+        assert (listeners.refuse.call_count, group._is_refusing) == (num_refusals, num_refusals == 1)

@@ -6,11 +6,14 @@ import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 
+from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
-from gateway.resumable.live import LiveStream
+from gateway.resumable.live import LiveStream, fail
 from gateway.resumable.owner import StreamLimits, StreamOwner
 from gateway.resumable.record import StreamHead
 from shared.messages import Delta, Finish, Usage
@@ -25,6 +28,7 @@ class Heads:
         self.stored: dict[int, StreamHead] = {}
         self.may_create = asyncio.Event()
         self.num_replaced = 0
+        self.released: list[tuple[str, str, int]] = []
 
     async def create(self, head: StreamHead, requests: list[bytes]) -> int:
         await self.may_create.wait()
@@ -38,20 +42,26 @@ class Heads:
         self.stored = {seq + 1: head}
         return seq + 1
 
+    async def release_key(self, tenant: str, digest: str, seq: int) -> None:
+        self.released.append((tenant, digest, seq))
+
     def send(self, *place: str | int, payload: bytes) -> None:
         """Drop pieces."""
+
+
+def owner_of(log: Heads) -> StreamOwner:
+    dispatcher: Any = SimpleNamespace(
+        fleet=SimpleNamespace(do_gateways_understand=lambda feature: True), clock=SimpleNamespace(now=time.time)
+    )
+    return StreamOwner(
+        cast("Any", log), dispatcher, GatewayMetrics(), StreamLimits(), lambda stream: None, asyncio.Event().wait
+    )
 
 
 @pytest.mark.parametrize("ends_first", [True, False])
 async def test_a_stream_that_ends_while_its_head_is_written_again_is_not_left_running(ends_first: bool) -> None:
     log = Heads()
-    dispatcher = SimpleNamespace(
-        fleet=SimpleNamespace(do_gateways_understand=lambda feature: True), clock=SimpleNamespace(now=time.time)
-    )
-    limits = StreamLimits()
-    owner = StreamOwner(
-        cast("Any", log), cast("Any", dispatcher), GatewayMetrics(), limits, lambda stream: None, asyncio.Event().wait
-    )
+    owner = owner_of(log)
     stream = LiveStream(*head_and_generation(), 0.0)
     owner.begin(stream)
     owner.opened(stream, 3)
@@ -72,3 +82,36 @@ async def test_a_stream_that_ends_while_its_head_is_written_again_is_not_left_ru
         end()
     await until(lambda: any(head.ended is not None for head in log.stored.values()))
     await owner.close()
+
+
+async def test_stream_that_is_handed_over_is_neither_written_nor_counted_here_any_more() -> None:
+    owner = owner_of(Heads())
+    stream = LiveStream(*head_and_generation(), 0.0)
+    stream.lease = lease = Mock()
+    owner.begin(stream)
+    owner.opened(stream, 3)
+    owner.hand_over(ApiError(503, "This gateway stops."))
+    assert not owner.writer.owned
+    assert not stream.is_owned
+    assert owner._num_of["t"] == 0
+    lease.release.assert_called_once_with(0)
+    await owner.close()
+
+
+@pytest.mark.parametrize(("fails", "released"), [(True, [("t", "key", 5)]), (False, [])])
+async def test_key_is_free_after_a_failure_and_stands_for_an_answer(fails: bool, released: list[object]) -> None:
+    log = Heads()
+    log.stored = {3: head_and_generation()[0]}
+    owner = owner_of(log)
+    head, generation = head_and_generation()
+    stream = LiveStream(msgspec.structs.replace(head, key_digest="key", key_seq=5), generation, 0.0)
+    owner.begin(stream)
+    owner.opened(stream, 3)
+    if fails:
+        fail(stream, ApiError(503, "No worker serves it."))
+    else:
+        stream.entries.append((0, Delta("s", 0, 0, (1,), "a", Finish("stop", Usage(1, 1))), None))
+    stream.show(1)
+    await until(lambda: log.num_replaced == 1)
+    await owner.close()
+    assert log.released == released

@@ -161,3 +161,4 @@ def test_help_of_every_metric_is_a_sentence() -> None:
     for row in [*EVERY_ROW, *(entry.row for entry in GPU_ROWS)]:
         assert " " in row.text
         assert row.text.endswith(".")
+        assert row.family().documentation == row.text

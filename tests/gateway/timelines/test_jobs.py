@@ -94,3 +94,10 @@ async def test_job_that_runs_and_one_whose_result_has_gone_are_told_as_far_as_th
     assert (gone.outcome, gone.began, gone.error) == ("completed", NOW, "its result is no longer kept")
     for job_id in ("nothere", "", "x" * 200):
         assert await JobTimelines(js).find(job_id) == []
+
+
+async def test_line_whose_choices_have_all_been_answered_is_completed(js: JetStreamContext) -> None:
+    for number, finish in enumerate(("stop", "length")):
+        await store(js, result(f"{LINE}-{number}", finish=finish))
+    (found,) = await JobTimelines(js).find(LINE)
+    assert (found.id, found.outcome, found.error, found.num_generated) == (LINE, "completed", None, 10)

@@ -19,6 +19,7 @@ from gpu_worker.adapters.config import AdapterConfig, AdapterError, parse_module
 from gpu_worker.adapters.reader import read_packed
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.models.errors import CheckpointError
+from shared.adapter_calls import MAX_ADAPTERS
 from shared.adapter_store import content_digest
 from shared.errors import ConfigError
 from tests.gpu_worker.adapters.peft_files import write_adapter
@@ -261,3 +262,10 @@ def test_parameters_are_matched_by_their_own_names(tmp_path: Path) -> None:
     assert [config.scale_of(name) for name in stacks] == [1, 9]
     with pytest.raises(AdapterError, match="target_parameters has to name one of gate_up_proj, up_proj"):
         _read(tmp_path, alpha_pattern=patterns).stack_name("layers.0.mlp.experts", ["gate_up_proj", "up_proj"])
+
+
+def test_more_modules_than_can_be_named_are_refused() -> None:
+    modules = [f"n{number}=/x" for number in range(MAX_ADAPTERS + 1)]
+    assert len(parse_modules(",".join(modules[:-1]))) == MAX_ADAPTERS
+    with pytest.raises(ConfigError, match=f"has {MAX_ADAPTERS + 1} adapters; at most {MAX_ADAPTERS} are served"):
+        parse_modules(",".join(modules))

@@ -141,6 +141,8 @@ def test_of_retained_checkpoints_the_one_goes_first_that_costs_least_and_was_not
     for _ in range(2):
         states.hold(1)
     assert (states.has(b"used"), states.has(b"unused")) == (True, False)
+    # New checkpoints begin where evictions are, not behind retained ones that were passed over.
+    assert states._last_cost == 36
 
 
 def test_cost_of_a_checkpoint_that_has_none_before_is_counted_from_the_beginning() -> None:

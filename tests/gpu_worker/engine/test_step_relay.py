@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,3 +84,11 @@ class _Patient(threading.Event):
         is_set = super().wait(10)
         self._done.append("engine goes on")
         return is_set
+
+
+def test_outcome_is_there_when_the_loop_is_called() -> None:
+    seen: list[int] = []
+    loop = SimpleNamespace(call_soon_threadsafe=lambda take: take())
+    relay = StepRelay(loop, lambda outcome: seen.append(outcome.step), lambda: None)  # type: ignore[arg-type]
+    relay.deliver(StepOutcome(3, [], None))  # type: ignore[arg-type]
+    assert seen == [3]

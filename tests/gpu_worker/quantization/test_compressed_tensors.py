@@ -285,3 +285,10 @@ def test_odd_inputs_of_four_bits_are_refused(tmp_path: Path, has_tensor: bool) -
     if not has_tensor:
         made.change_tensors(lambda t: t.pop("model.layers.0.mlp.down_proj.weight_packed"))
     assert "down_proj.weight_packed' is of a layer [64, 113]; inputs must be even" in made.refusal()
+
+
+def test_other_groups_of_inputs_than_blocks_have_are_refused(made: Made) -> None:
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+    scheme = group(weights, TOKEN_FP8 | {"strategy": "group", "group_size": 64})
+    made.change_config(format="float-quantized", config_groups={"g": scheme})
+    assert "input_activations.group_size' is '64'; supported: 128" in made.refusal()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +18,10 @@ from ops.chaos.disturbance import Disturbance
 from ops.chaos.faults import Kill
 from ops.chaos.ledger import Entry, Ledger
 from ops.chaos.mix import plain_bodies
-from ops.chaos.outcome import Outcome
+from ops.chaos.outcome import NotPossibleHereError, Outcome
 from ops.chaos.part import Part
 from ops.chaos.scenarios import IN_TURN, NUM_IN_TURN, QUICK, SCENARIOS, fairness, of_ci, poison, resumed_streams
-from ops.chaos.system import System, SystemOptions
+from ops.chaos.system import System, SystemOptions, _unpack
 
 BODY = plain_bodies(4, 1)[0]
 EVENTS = [f'data: {{"choices":[{{"text":"{text}"}}]}}' for text in "abcd"] + ["data: [DONE]"]
@@ -214,3 +216,51 @@ def test_ci_runs_the_quick_scenarios_and_the_next_of_the_others_with_each_commit
     assert all(len(each) == NUM_IN_TURN for each in beside)
     assert set().union(*beside) == set(IN_TURN.items())
     assert all(QUICK.items() <= of_ci(turn).items() for turn in range(len(IN_TURN)))
+
+
+async def test_undisturbed_results_are_those_of_one_published_job_of_each_kind() -> None:
+    published: dict[str, int] = {}
+
+    class Publisher:
+        async def publish_surely(self, job_id: str, kind: int) -> None:
+            published[job_id] = kind
+
+        async def results(self, job_ids: list[str], timeout_s: float) -> dict[str, dict[str, Any]]:
+            return {job_id: {"text": f"of {published[job_id]}"} for job_id in job_ids}
+
+    learned = await poison.learn_results(Publisher())  # type: ignore[arg-type]
+    assert learned == {kind: {"text": f"of {kind}"} for kind in range(poison.NUM_KINDS)}
+
+
+def test_commit_that_the_history_lacks_cannot_be_tried_here(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleHereError, match="no commit 00000000: "):
+        _unpack("0" * 40, tmp_path / "earlier")
+    assert not (tmp_path / "earlier").exists()
+
+
+async def test_first_tokens_beside_long_prompts_are_compared_with_those_alone(
+    checks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked: list[bool] = []
+
+    @asynccontextmanager
+    async def polite_key(options: SystemOptions, num_greedy: int) -> AsyncIterator[tuple[object, ...]]:
+        yield FakeSystem(), FakeLoad(), ["greedy"]
+
+    @asynccontextmanager
+    async def asked_meanwhile(system: FakeSystem, asked: list[Any]) -> AsyncIterator[None]:
+        is_asked.append(True)
+        yield
+        is_asked.clear()
+
+    async def seconds(load: FakeLoad, number: int, outcome: Outcome) -> list[float]:
+        return [9.0 if is_asked else 1.0] * number
+
+    monkeypatch.setattr(fairness, "_polite_key", polite_key)
+    monkeypatch.setattr(fairness, "_asked_meanwhile", asked_meanwhile)
+    monkeypatch.setattr(fairness, "_seconds_to_first_tokens", seconds)
+    outcome = await fairness.long_prompts(4)
+    assert outcome.figures["TTFT p50 alone and beside 1,000 long prompts s"] == [1.0, 9.0]
+    assert outcome.figures["longest TTFT beside them s"] == 9.0
+    assert outcome.problems[-1:] == ["TTFT was 9.0x"]
+    assert len(checks) == 1

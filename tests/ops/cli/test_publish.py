@@ -16,6 +16,7 @@ from ops.examples import batch_publish
 from shared.errors import ConfigError, DependencyError, HeadraceError
 from shared.messages import Request
 from shared.nats_files import NatsFiles
+from shared.subjects import encode_name
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
@@ -274,3 +275,8 @@ async def test_lost_connection_is_told_once_and_its_return_too(start_nats: Calla
     place = server.url.removeprefix("nats://")
     assert (lost, back) == (f"the connection to NATS at {place} is lost; waiting for it to come back", "NATS is back")
     assert told.empty()
+
+
+@pytest.mark.parametrize("name", ["model", "org/model-1.5_b", "caf\u00e9 \U0001f600", "a.b*>"])
+def test_example_encodes_names_as_the_queue_does(name: str) -> None:
+    assert batch_publish.token(name) == encode_name(name)

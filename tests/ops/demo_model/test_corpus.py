@@ -1,10 +1,13 @@
 """Text that the model was not trained on."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ops.demo_model.corpus import HELD_OUT_MODULES, held_out_documents, main
+from tests.architecture.source import ROOT
 
 
 def test_every_held_out_module_exists() -> None:
@@ -26,3 +29,9 @@ def test_modules_that_an_interpreter_lacks_are_passed_over(tmp_path: Path) -> No
     (tmp_path / "heapq.py").write_text("x = 1\n")
 
     assert held_out_documents(tmp_path) == ["x = 1\n"]
+
+
+def test_text_is_read_as_utf_8_whatever_the_locale() -> None:
+    command = [sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning"]
+    command += ["-m", "ops.demo_model.corpus", "--text"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout

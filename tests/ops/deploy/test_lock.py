@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -71,14 +72,16 @@ def test_each_file_is_written_with_what_is_installed_there(monkeypatch: pytest.M
     of_cuda = ["cuda-bindings", "nvidia-cublas-cu12", "torch", "triton"]
     names = [*of_cuda, "msgspec", NATS_PACKAGE, "nvidia-ml-py"]
     found = [f"{name}==1.0 \\\n    --hash=sha256:{'0' * 64}\n" for name in names]
-    monkeypatch.setattr(lock, "_resolve", lambda extras: found)
+    # Only workers have torch.
+    without = [*without_cuda(found)]
+    monkeypatch.setattr(lock, "_resolve", lambda extras: found if {"worker", "gpu"} & {*extras} else without)
     monkeypatch.setattr(lock, "LOCKED", tmp_path)
     lock.main()
     written = {
         file.stem: [entry.partition("==")[0] for entry in entries(file.read_text())] for file in tmp_path.iterdir()
     }
     assert written == {
-        "gateway": names,
+        "gateway": names[len(of_cuda) :],
         "worker": names[len(of_cuda) :],
         "worker-gpu": names,
         "torch-cpu": ["torch"],
@@ -90,3 +93,20 @@ def test_each_file_is_written_with_what_is_installed_there(monkeypatch: pytest.M
 def test_no_name_is_looked_for_at_two_indexes() -> None:
     found = subprocess.run(["git", "grep", "-lI", "extra-index" + "-url"], cwd=ROOT, capture_output=True, text=True)
     assert found.stdout == ""
+
+
+def test_resolver_reads_the_project_s_extras_and_gives_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], dict[str, object]]] = []
+
+    def run(command: list[str], **options: object) -> SimpleNamespace:
+        asked.append((command, options))
+        return SimpleNamespace(stdout="a==1 \\\n    --hash=sha256:0\nb==2 \\\n    --hash=sha256:1\n")
+
+    monkeypatch.setattr(lock.subprocess, "run", run)
+    assert [entry[:4] for entry in lock._resolve(["nats", "worker"])] == ["a==1", "b==2"]
+    ((command, options),) = asked
+    places = [place for place, part in enumerate(command) if part == "--extra"]
+    assert [command[place + 1] for place in places] == ["nats", "worker"]
+    assert {"--generate-hashes", "--universal", "--no-config"} <= {*command}
+    assert command[command.index("--python-version") + 1] == lock.OLDEST_PYTHON
+    assert (options["cwd"], options["input"], options["check"]) == (ROOT, lock.BUILD, True)

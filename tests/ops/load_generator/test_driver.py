@@ -70,3 +70,17 @@ def test_silent_server_is_a_failure_after_the_timeout() -> None:
     with foreign_server("hangs") as server:
         (late,) = drive(server, [Session(0.0, (Turn("x", 3),))], timeout_s=0.2)
     assert late.problem == "no answer within 0.2 s"
+
+
+def test_run_that_is_stopped_sends_nothing_more_and_does_not_wait() -> None:
+    async def run() -> Driver:
+        driver = Driver(Wire(Address.of_url(server.url, "theirs", None), is_chat=True), timeout_s=30.0)
+        stopped = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.2, stopped.set)
+        async with asyncio.timeout(10):
+            await driver.run([Session(0.0, (Turn("x", 3),)), Session(60.0, (Turn("y", 3),))], stopped)
+        return driver
+
+    with foreign_server("good") as server:
+        server.num_asked = NUM_PROBES
+        assert len(asyncio.run(run()).records) == 1

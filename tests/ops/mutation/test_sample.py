@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from ops.mutation import sample
 from ops.mutation.sample import PACKAGES, ROOT, draw, rooms
-from ops.mutation.semantic import is_crash
+from ops.mutation.semantic import is_crash, is_order_visible
 
 SOURCE = '''
 class Account:
@@ -115,3 +116,29 @@ def test_bodies_of_triton_kernels_are_left_out() -> None:
     path = "kernels/rms_norm/triton_kernel.py"
     assert "tl.load" in (ROOT / path).read_text()
     assert not [mutant for mutant in draw([path], 1000, 0) if "tl." in mutant.before]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_visible"),
+    [
+        ("x = self.y\nself.y = x + 1", False),  # `x` would not be bound.
+        ("self.y = 1\nself.y = 2", True),
+        ("x = self.y\nself.y = 2", True),
+        ("x = self.y\nself.z = 2", False),
+        ("a()\nb()", True),
+        ("a()\nreturn", False),
+    ],
+)
+def test_order_of_two_statements_is_visible_where_one_changes_what_the_other_reads(code: str, is_visible: bool) -> None:
+    first, second = ast.parse(code).body
+    assert is_order_visible(first, second) is is_visible
+
+
+def test_bound_is_left_out_of_calls_of_one_value_and_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = ("await shield(a)", "await wait_for(b, 1)", "return min(a, b), max(*c), max(a, b, 3)")
+    code = "async def f(a, b, *c):" + "".join(f"\n    {line}" for line in body)
+    (tmp_path / "bounds.py").write_text(code)
+    monkeypatch.setattr(sample, "ROOT", tmp_path)
+    guards = {mutant.after for mutant in draw(["bounds.py"], 100, 0) if mutant.operator == "guard"}
+    returned = {f"return ({kept}), max(*c), max(a, b, 3)" for kept in "ab"}
+    assert guards == {"await (a)", "await (b)", *returned}

@@ -4,6 +4,7 @@ import re
 from xml.etree import ElementTree
 
 from ops.chart import Line, bar_chart, line_chart
+from ops.chart import page as chart_page
 from ops.simulation.report import Cost, figures, html, table
 from ops.simulation.workload import Synthetic
 from tests.ops.simulation.fleets import PLAIN, served
@@ -60,3 +61,16 @@ def test_errors_of_the_prediction_stand_beside_what_they_are_of() -> None:
     assert told.startswith("time to first token")
     assert "± 12% / 20% on loads it was not fitted to" in told
     assert figures(PLAIN, outcome, None, errors)["errors"] == errors
+
+
+def test_numbers_below_the_axis_stand_within_the_frame() -> None:
+    (plot,) = _plots(line_chart("t", "x", [Line("l", [0.0, 8.0], [0.0, 5.0])]))
+    below = {text.attrib["x"]: text for text in plot.iter("text") if text.attrib["y"] == "222"}
+    assert [text.text for text in below.values()] == ["0", "2", "4", "6", "8"]
+    assert [text.attrib["text-anchor"] for text in below.values()] == [*["middle"] * 4, "end"]
+
+
+def test_page_has_its_lines_as_text_above_its_plots() -> None:
+    shown = chart_page("a & b", ["x < 1", "y"], ["<svg/>"])
+    assert "<pre>x &lt; 1\ny</pre>\n<svg/>\n" in shown
+    assert shown.count("a &amp; b") == 2

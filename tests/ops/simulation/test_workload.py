@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ops.simulation.outcome import Outcome
 from ops.simulation.workload import Arrival, Synthetic, TraceError, read_trace
 
 
@@ -93,3 +94,9 @@ def test_empty_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(TraceError, match="has no requests"):
         read_trace(tmp_path / "empty")
+
+
+def test_refused_share_is_of_all_attempts_those_included_that_are_never_served() -> None:
+    assert Outcome().refused_share == 0.0
+    outcome = Outcome(num_workers=7, num_refusals=2, num_unserved=3, ttfts_s=[0.1] * 5)
+    assert outcome.refused_share == 0.2

@@ -149,7 +149,7 @@ async def test_tenants_whose_grammars_wait_stay_and_then_those_go_first_that_ask
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checker_module, "MAX_TENANTS", 2)
-    await checker.check("a", schema_grammar({}), PATIENT)
+    # All three wait for the process, which the first of them starts.
     await asyncio.gather(*(checker.check(tenant, schema_grammar({"const": 1}), PATIENT) for tenant in "abc"))
     assert list(checker._tenants) == ["a", "b", "c"]
     # The one that asked longest ago asks again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.metadata import CONTROL, Metadata, end_token_ids
+from gpu_worker.text.gguf_tokenizer import tokenizer_json
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
@@ -219,3 +221,13 @@ def test_turns_end_with_more_tokens_than_the_file_names(tokens: list[str], named
 
 def test_text_that_is_spelled_like_an_end_is_none() -> None:
     assert ends(["<eos>", "<end_of_turn>"], "<eos>", [CONTROL, NORMAL]) == {"<eos>"}
+
+
+def test_tokens_without_types_are_ordinary_text() -> None:
+    fields = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"],
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    read = json.loads(tokenizer_json(Metadata(Path("model.gguf"), fields)))
+    assert (read["added_tokens"], read["model"]["vocab"]) == ([], {"a": 0, "b": 1, "ab": 2})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -265,3 +266,11 @@ sys.exit(tune([]))
     done = run_without(blocked, code)
     assert done.returncode == 2, done.stderr
     assert "dense_linear: " in done.stdout
+
+
+def test_memory_is_poisoned_and_warnings_of_that_are_not_shown() -> None:
+    with poisoned_memory():
+        assert torch.empty(3).isnan().all()
+        # As operations warn that have no deterministic form.
+        warnings.warn("of an operation", stacklevel=1)
+    assert not torch.are_deterministic_algorithms_enabled()
