@@ -174,10 +174,11 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
     largest = _spread(limits.max_num_batched_tokens, most, limits.max_model_len)
     for sampling in reversed(_SAMPLINGS):
         yield _Shape(largest, sampling, [0] * most)
-    # Beside a decode with the longest context no keys and values are made: the same kernels with and without.
+    # Beside a sequence with the longest context no keys and values are made: the same kernels with and without.
     longest = 0 if limits.expands is None else limits.max_model_len - 1
     if longest and most > 1:
-        yield _Shape(largest, _GREEDY, [0] * most, last_cached=longest)
+        last = min(largest[-1], longest)
+        yield _Shape([*largest[:-1], last], _GREEDY, [0] * most, last_cached=limits.max_model_len - last)
     for sampling in _SAMPLINGS:
         yield _Shape([1], sampling, [0])
     for count in range(1, min(most, _MAX_DISTINCT_ROWS) + 1):

@@ -10,7 +10,14 @@ import torch
 
 from kernels.linear.cpu import pack_quantized_weight, quantized_linear
 from kernels.linear.dense import make_dense_linear
-from kernels.linear.forms import DenseWeight, QuantizedWeight, ScaledWeight, SplitWeight, WeightForm
+from kernels.linear.forms import (
+    DenseWeight,
+    GroupQuantizedWeight,
+    QuantizedWeight,
+    ScaledWeight,
+    SplitWeight,
+    WeightForm,
+)
 from kernels.linear.gpu_packed import pack_for_gpu, packed_linear
 from kernels.linear.gpu_scaled import ScaledLinear, scale_for_gpu
 from kernels.linear.linear import Linear, OperationLinear, SplitLinear
@@ -112,4 +119,7 @@ class LinearFactory:
             return OperationLinear(partial(packed_linear, matrix=packed, bias=bias))
         if form.values.device.type == "cpu":
             return DequantizedLinear(form, bias, self.make, self._copy_memory)
+        if isinstance(form, GroupQuantizedWeight):
+            # Groups that the kernels do not take, as ranks may cut them: the formula would write them out at each call.
+            return make_dense_linear(form.dequantize(), bias)
         return OperationLinear(partial(form_linear_reference, form=form, bias=bias))

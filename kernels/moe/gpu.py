@@ -91,6 +91,18 @@ class GpuExperts:
         self._counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64, device=device)
 
+    def _narrow(self, dtype: torch.dtype) -> None:
+        """Round matrices of float32 to the type of the first inputs: quantized ones that were taken apart for ranks.
+
+        Workers call experts before they are ready, and before that is captured.
+        """
+        self._gate_up, self._down = (
+            DenseStack(stack.weight.to(dtype), stack.bias)
+            if isinstance(stack, DenseStack) and stack.weight.dtype is torch.float32
+            else stack
+            for stack in (self._gate_up, self._down)
+        )
+
     def prepare(self, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[ExpertStack, ExpertStack]:
         """Do what `kernels.moe.ReplaceableExperts` promises, beside the stream of steps."""
         stream = torch.cuda.Stream(self._counts.device) if self._counts.is_cuda else None  # type: ignore[no-untyped-call]
@@ -127,6 +139,8 @@ class GpuExperts:
         dtype = x.dtype
         if len(x) == 0:
             return torch.empty_like(x)
+        if dtype is not torch.float32:
+            self._narrow(dtype)
         stacks = (self._gate_up, self._down)
         is_packed = any(isinstance(stack, PackedStack) for stack in stacks)
         plain = next((stack.weight.dtype for stack in stacks if isinstance(stack, DenseStack)), None)

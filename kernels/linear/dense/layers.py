@@ -30,7 +30,31 @@ def make_dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear
         return OperationLinear(partial(linear, packed=packed))
     if _can_pack_for_onednn(weight):
         return WideningLinear(partial(onednn_linear, weight=pack_for_onednn(weight), bias=bias))
+    if weight.dtype is torch.float32:
+        return NarrowingLinear(weight, bias)
     return WideningLinear(partial(F.linear, weight=weight, bias=bias))
+
+
+class NarrowingLinear:
+    """A matrix of float32, rounded at its first call to the type of the inputs, which torch's products ask for.
+
+    A quantized matrix that was taken apart is dense in float32, whatever the model computes in
+    (`kernels.linear.forms`). Workers call each layer before they are ready.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
+        if self._weight.dtype is torch.float32 and x.dtype is not torch.float32:
+            self._weight = self._weight.to(x.dtype)
+            self._bias = None if self._bias is None else self._bias.to(x.dtype)
+        return F.linear(x, self._weight, self._bias)
+
+    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows, and widen the results."""
+        return self(x).float()
 
 
 def _can_pack_for_onednn(weight: torch.Tensor) -> bool:

@@ -212,3 +212,20 @@ def test_warm_up_makes_keys_and_values_of_as_many_tokens_as_a_step_has_room_for(
     limits = StepLimits(64, 400, 1000, 16, expands=LITE.expands)
     found = [[(item.num_tokens, item.start) for item in items] for items in shares_of(warm_up_plans(limits))]
     assert [(400, 0), (400, 0), (200, 0)] in found
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_model_len", "budget"), [(2, 200, 300), (2, 4096, 8192), (4, 2048, 8192), (64, 400, 1000)]
+)
+def test_warm_up_stays_within_contexts_where_a_step_has_room_for_all_sequences(
+    max_num_seqs: int, max_model_len: int, budget: int
+) -> None:
+    """Behind the longest context there is no block, and no angle. The latent form has a step as large as any."""
+    limits = StepLimits(max_num_seqs, max_model_len, budget, 16, expands=LITE.expands)
+    latent = []
+    for items in shares_of(warm_up_plans(limits)):
+        lengths = [(item.num_tokens, item.start + item.num_tokens) for item in items]
+        assert max(context for _, context in lengths) <= max_model_len
+        if not expands(lengths, max_model_len):
+            latent.append(sum(length for length, _ in lengths))
+    assert max(latent) >= budget - 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.linear import LinearFactory, factory
+from kernels.linear.dense.layers import NarrowingLinear
 from kernels.linear.forms import (
     Activation,
     DenseWeight,
@@ -148,6 +151,12 @@ def test_weights_on_a_gpu_are_packed_for_its_kernels(monkeypatch: pytest.MonkeyP
         FACTORY.make(form)(torch.empty(0, COLUMNS))
     kinds = [type(weight) for weight in packed]
     assert kinds == [PackedMatrix] * (len(WEIGHT_ONLY) - 1) + [ScaledMatrix] * len(ROUNDED)
+
+
+def test_groups_that_no_kernel_of_a_gpu_has_are_written_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.linear.gpu_packed.pack.has_kernels", lambda _: True)
+    form = replace(groups(4, 20), offsets=None).to(torch.device("meta"))
+    assert isinstance(FACTORY.make(form), NarrowingLinear)
 
 
 @pytest.mark.gpu

@@ -281,6 +281,23 @@ def test_wide_matrices_beside_packed_ones_are_narrowed() -> None:
         assert types == {torch.bfloat16}
 
 
+def test_matrices_of_float32_take_the_type_of_the_first_inputs(device: torch.device) -> None:
+    """Scales of blocks that ranks take apart leave float32: twice the memory, and products without tensor cores."""
+    case = Mixture(9, 4, 2).tensors(torch.float16)
+    stacks = []
+    for weights, is_gated in ((case.gate_up, True), (case.down, False)):
+        wide = replace(weights, forms=tuple(DenseWeight(form.dequantize()) for form in weights.forms))
+        stacks.append(stack_experts(wide.to(device), is_gated=is_gated))
+    experts = GpuExperts(*stacks, ACTIVATIONS["silu"][0], 0, H200)
+    given = case.x.to(device), case.ids.to(device), case.weights.to(device)
+    results = [experts(*given, launch=DENSE if device.type == "cpu" else None) for _ in range(2)]
+    assert all(isinstance(stack, DenseStack) for stack in (experts._gate_up, experts._down))
+    assert {stack.weight.dtype for stack in (experts._gate_up, experts._down)} == {torch.float16}
+    assert torch.equal(results[0], results[1])
+    expected = experts_reference(case.x, case.ids, case.weights, case.gate_up, case.down, ACTIVATIONS["silu"][0])
+    assert (results[0].cpu().float() - expected.float()).norm() <= TOLERANCE[torch.float16] * expected.float().norm()
+
+
 def test_microscaled_weights_take_their_bits_only() -> None:
     forms = tuple(grouped(FLOAT4, 256, 256, expert) for expert in range(2))
     stack = stack_experts(ExpertWeights(forms), is_gated=True)

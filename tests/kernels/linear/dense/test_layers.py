@@ -99,6 +99,18 @@ def test_missing_kernels_leave_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert form_of(make_linear(torch.zeros(16, 16))) is layers.onednn_linear
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_float32_on_a_gpu_takes_the_type_of_its_first_inputs(dtype: torch.dtype) -> None:
+    """A quantized matrix that a rank has a part of is float32 where scales were taken apart."""
+    assert isinstance(make_linear(torch.empty(16, 24, device="meta")), layers.NarrowingLinear)
+    weight, bias, x = torch.randn(16, 24), torch.randn(16).to(dtype), torch.randn(3, 24).to(dtype)
+    linear = layers.NarrowingLinear(weight, bias)
+    expected = F.linear(x, weight.to(dtype), bias)
+    for _ in range(2):
+        assert torch.equal(linear(x), expected)
+        assert torch.equal(linear.to_float32(x), expected.float())
+
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
