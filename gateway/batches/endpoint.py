@@ -253,7 +253,6 @@ def _not_found(batch_id: str) -> ApiError:
 
 async def batch_routes(
     stack: contextlib.AsyncExitStack,
-    files: str,
     services: RouteServices,
     grammars: StructuredOutputAdmission,
     nats: DirectClient,
@@ -262,7 +261,8 @@ async def batch_routes(
     tasks: TaskSupervisor,
 ) -> list[KeyRoute]:
     """Return the routes of files and batches; closing the stack ends the drivers. A bad store is a `ConfigError`."""
-    store, name = await opened_store(files, "HEADRACE_FILES")
+    assert services.config.files is not None, "there are no batches without files"
+    store, name = await opened_store(services.config.files, "HEADRACE_FILES")
     stack.push_async_callback(store.close)
     if store.is_local:
         _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)

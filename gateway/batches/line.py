@@ -19,7 +19,7 @@ import msgspec
 from gateway.admission.caller import Caller
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.model_fit import check_watermark, with_watermark
-from gateway.api.output_reading import StructuredOutputAdmission, is_costly, with_reading
+from gateway.api.output_reading import StructuredOutputAdmission, with_reading
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
@@ -160,8 +160,9 @@ async def with_model_reading(
     """
     if load is None or not (load.num_workers or load.chat_format):
         return generation
-    # Many tools, or large ones, take a while.
-    num_bytes = LARGE_BYTES + 1 if is_costly(generation) else 0
+    # Eight tools take 2 ms, and many lines are published at once: in a thread, streams go on meanwhile.
+    has_grammar = generation.tools is not None or generation.sampling.grammar is not None
+    num_bytes = LARGE_BYTES + 1 if has_grammar else 0
     with _about_the_body():
         return await bodies.read_kept(tenant, num_bytes, partial(with_reading, generation, load.chat_format))
 

@@ -130,8 +130,7 @@ async def assemble(
     responses = _responses(stack, services, nats, dispatcher)
     batches, more = None, UsageRoutes(services, nats.jetstream(), config.device_hour_cost).routes()
     if config.files is not None:
-        kept = responses.jobs.kept
-        batches = await batch_routes(stack, config.files, services, grammars, nats, dispatcher, kept, tasks)
+        batches = await batch_routes(stack, services, grammars, nats, dispatcher, responses.jobs.kept, tasks)
     application = public_app(service, services, responses, streams, observer, batches, more)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     handler, count = AsgiHandler(application, config.max_body_bytes), partial(count_connections, metrics)

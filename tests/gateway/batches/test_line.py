@@ -13,7 +13,7 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from gateway.api.large_bodies import LargeBodies
+from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.model_fit import with_defaults
 from gateway.api.schemas.parsing import parse_chat
 from gateway.batches.line import (
@@ -194,6 +194,14 @@ async def test_line_is_constrained_and_read_as_its_model_writes() -> None:
     with pytest.raises(BadRequestError, match="body: This model's chat template knows no calls of tools") as refused:
         await with_model_reading(called, load_of("plain"), bodies, "t")
     assert refused.value.param == "body.tool_choice"
+
+
+async def test_grammars_of_lines_are_made_in_a_thread_so_that_streams_go_on() -> None:
+    bodies: Any = Mock(read_kept=AsyncMock(side_effect=lambda tenant, num_bytes, read: read()))
+    offered = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    for body, is_large in (({}, False), (offered, True), ({"response_format": {"type": "json_object"}}, True)):
+        await with_model_reading(parsed_line(chat_line(**body))[1], load_of("hermes"), bodies, "t")
+        assert (bodies.read_kept.call_args.args[1] > LARGE_BYTES) == is_large
 
 
 @pytest.mark.parametrize("status", [400, 429, 501, 503])
