@@ -17,21 +17,25 @@ from weakref import WeakValueDictionary
 from gateway.admission.auth import Principal
 from gateway.admission.limits import READ_BYTES, READ_RECORDS, RateLimiter
 
+_NAMES_A_RECORD = 64
+"""Names that are listed in about the time in which one record is read."""
 CONCURRENT_READERS = 4
 """Requests of one tenant that read at once."""
 
 
 @dataclass(slots=True)
 class ReadSize:
-    """What one request has read so far; the larger of both counts."""
+    """What one request has read so far: bytes, or records and the names among which it has looked for them."""
 
     num_bytes: int = 0
     num_records: int = 0
+    num_names: int = 0
 
     @property
     def num_reads(self) -> int:
         """As how many reads it counts."""
-        return max(1 + self.num_records // READ_RECORDS, math.ceil(self.num_bytes / READ_BYTES))
+        num_records = self.num_records + self.num_names // _NAMES_A_RECORD
+        return max(1 + num_records // READ_RECORDS, math.ceil(self.num_bytes / READ_BYTES))
 
 
 class StoredReads:
