@@ -1,7 +1,7 @@
-"""Reads of what gateways store: responses, resumable streams, files and batches. They count by what was read.
+"""Reads of what gateways store: responses, resumable streams, files and batches. They count by their size.
 
-Each tenant has a few at a time. A request of 100 bytes can read 16 MB or ten thousand records, and what it has read
-counts when that is known. So the limit of its key is asked in the tenant's turn: those whose size does not count yet
+Each tenant has a few at a time. A request of 100 bytes can read 16 MB or ten thousand records, and its size counts
+when it has been read. So the limit of its key is asked in the tenant's turn: those whose size does not count yet
 are as few as read at once.
 """
 
@@ -48,7 +48,7 @@ class StoredReads:
 
     @contextlib.asynccontextmanager
     async def turn(self, principal: Principal) -> AsyncIterator[ReadSize]:
-        """Wait for a turn of the tenant, and count what the block says that it has read.
+        """Wait for a turn of the tenant, and count the size that the block has noted.
 
         Raises:
             ApiError: 429; the key has read enough for now.

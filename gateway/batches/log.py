@@ -113,7 +113,7 @@ class BatchLog:
     async def page(self, tenant: str, limit: int, after: str | None, size: ReadSize) -> tuple[list[BatchRecord], bool]:
         """Return up to `limit` batches of a tenant behind `after`, the newest first, and whether there are more.
 
-        What is read is counted in `size`.
+        Names and records count in `size`.
         """
         both = [*await self._list("active", tenant), *await self._list("ended", tenant)]
         size.num_names += len(both)

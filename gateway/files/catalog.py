@@ -117,7 +117,7 @@ class FileCatalog:
     async def page(
         self, tenant: str, limit: int, after: str | None, size: ReadSize, *, is_ascending: bool, purpose: str | None
     ) -> tuple[list[FileRecord], bool]:
-        """Return up to `limit` files after the id `after`, and whether there are more; count what is read in `size`."""
+        """Return up to `limit` files after the id `after`, and whether there are more; count the read in `size`."""
         if purpose not in (None, *get_args(Purpose)):
             return [], False
         with self.answering():

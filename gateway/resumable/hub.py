@@ -158,7 +158,7 @@ class StreamHub:
                 await self._log.delete(found.head)
 
     async def running(self, principal: Principal, size: ReadSize) -> tuple[list[StreamHead], bool]:
-        """Return a key's running streams, oldest first, and whether there are more; count what is read in `size`."""
+        """Return a key's running streams, oldest first, and whether there are more; count the read in `size`."""
         with answering():
             heads, has_more = await self._log.heads(principal.tenant, size)
         own = [head for head in heads if head.key_id == principal.key_id and head.form.has_ids and head.ended is None]

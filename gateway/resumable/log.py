@@ -170,7 +170,7 @@ class StreamLog:
     async def heads(self, tenant: str, size: ReadSize) -> tuple[list[StreamHead], bool]:
         """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`.
 
-        What is read is counted in `size`.
+        Names and heads count in `size`.
         """
         places = await self.running(tenant, size)
         heads: list[StreamHead] = []
