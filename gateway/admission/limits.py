@@ -31,7 +31,7 @@ RENEW_S = 1.0
 # Pause after a statement that Redis did not confirm.
 RETRY_S = 0.25
 
-# Size of one read: bytes of what is stored, records of a list, or days or hours of usage. Larger reads count several
+# Size of one read: stored bytes, records of a list, or days or hours of usage. Larger reads count several
 # times.
 READ_BYTES = 64 << 10
 READ_RECORDS = 16

@@ -1,7 +1,7 @@
-"""Reads of what gateways store: responses, resumable streams, files and batches. They count by what was read.
+"""Reads of what gateways store: responses, resumable streams, files and batches. They count by their size.
 
-Each tenant has a few at a time. A request of 100 bytes can read 16 MB or ten thousand records, and what it has read
-counts when that is known. So the limit of its key is asked in the tenant's turn: those whose size does not count yet
+Each tenant has a few at a time. A request of 100 bytes can read 16 MB or ten thousand records, and its size counts
+when it has been read. So the limit of its key is asked in the tenant's turn: those whose size does not count yet
 are as few as read at once.
 """
 
@@ -17,21 +17,25 @@ from weakref import WeakValueDictionary
 from gateway.admission.auth import Principal
 from gateway.admission.limits import READ_BYTES, READ_RECORDS, RateLimiter
 
+_NAMES_A_RECORD = 64
+"""Names that are listed in about the time in which one record is read."""
 CONCURRENT_READERS = 4
 """Requests of one tenant that read at once."""
 
 
 @dataclass(slots=True)
 class ReadSize:
-    """What one request has read so far; the larger of both counts."""
+    """What one request has read so far: bytes, or records and the names among which it has looked for them."""
 
     num_bytes: int = 0
     num_records: int = 0
+    num_names: int = 0
 
     @property
     def num_reads(self) -> int:
         """As how many reads it counts."""
-        return max(1 + self.num_records // READ_RECORDS, math.ceil(self.num_bytes / READ_BYTES))
+        num_records = self.num_records + self.num_names // _NAMES_A_RECORD
+        return max(1 + num_records // READ_RECORDS, math.ceil(self.num_bytes / READ_BYTES))
 
 
 class StoredReads:
@@ -44,7 +48,7 @@ class StoredReads:
 
     @contextlib.asynccontextmanager
     async def turn(self, principal: Principal) -> AsyncIterator[ReadSize]:
-        """Wait for a turn of the tenant, and count what the block says that it has read.
+        """Wait for a turn of the tenant, and count the size that the block has noted.
 
         Raises:
             ApiError: 429; the key has read enough for now.

@@ -148,8 +148,7 @@ class BatchRoutes:
         limit = whole_number(request.query_params.get("limit"), "limit", 1, _MAX_PAGE, 20)
         after = checked_after(request.query_params.get("after"), BATCH_ID)
         async with self.services.reads.turn(principal) as size:
-            page, has_more = await _answered(self.log.page(principal.tenant, limit, after))
-            size.num_records = len(page)
+            page, has_more = await _answered(self.log.page(principal.tenant, limit, after, size))
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_response(BatchList("list", list(map(batch_answer, page)), first, last, has_more))
 

@@ -15,6 +15,7 @@ import msgspec
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
+from gateway.admission.stored_reads import ReadSize
 from gateway.batches.record import BatchRecord, decode_batch
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError, InvalidNameError
@@ -109,13 +110,18 @@ class BatchLog:
         """Return tenant and id of every batch that runs, of one tenant or of all."""
         return await self._list("active", tenant)
 
-    async def page(self, tenant: str, limit: int, after: str | None) -> tuple[list[BatchRecord], bool]:
-        """Return up to `limit` batches of a tenant behind `after`, the newest first, and whether there are more."""
+    async def page(self, tenant: str, limit: int, after: str | None, size: ReadSize) -> tuple[list[BatchRecord], bool]:
+        """Return up to `limit` batches of a tenant behind `after`, the newest first, and whether there are more.
+
+        Names and records count in `size`.
+        """
         both = [*await self._list("active", tenant), *await self._list("ended", tenant)]
+        size.num_names += len(both)
         ids = sorted({batch_id for _, batch_id in both if after is None or batch_id < after}, reverse=True)
         page: list[BatchRecord] = []
         for start in range(0, min(limit, len(ids)), _CONCURRENT_READS):
             group = ids[start : min(limit, start + _CONCURRENT_READS)]
+            size.num_records += len(group)
             found = await asyncio.gather(*(self.get(tenant, batch_id) for batch_id in group))
             page += [record for record in found if record is not None]
         return page, len(ids) > limit

@@ -47,8 +47,6 @@ _DATA = ".data"
 # An upload may take this long; bytes without a record are older than that when they are deleted.
 _ORPHAN_S = 86_400.0
 _CONCURRENT_READS = 32
-# Names are listed in the time in which one record is read.
-_NAMES_A_RECORD = 64
 _decode = msgspec.json.Decoder(FileRecord).decode
 
 _log = logging.getLogger(__name__)
@@ -119,12 +117,12 @@ class FileCatalog:
     async def page(
         self, tenant: str, limit: int, after: str | None, size: ReadSize, *, is_ascending: bool, purpose: str | None
     ) -> tuple[list[FileRecord], bool]:
-        """Return up to `limit` files after the id `after`, and whether there are more; count what is read in `size`."""
+        """Return up to `limit` files after the id `after`, and whether there are more; count the read in `size`."""
         if purpose not in (None, *get_args(Purpose)):
             return [], False
         with self.answering():
             names = [each.name for each in await self._stored(tenant)]
-        size.num_records += len(names) // _NAMES_A_RECORD
+        size.num_names += len(names)
         ids = sorted((n.removesuffix(_RECORD) for n in names if n.endswith(_RECORD)), reverse=not is_ascending)
         if after is not None:
             ids = [each for each in ids if (each > after if is_ascending else each < after)]

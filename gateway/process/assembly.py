@@ -113,18 +113,7 @@ async def assemble(
     starter = GenerationStarter(dispatcher, shedder, cache, grammars, metrics, config.default_timeout_s)
     observer = await stack.enter_async_context(observing(config, slot, dispatcher.counts.timelines))
     adapters = await adapter_orders(stack, config.adapters, nats, dispatcher, tasks)
-    limiter = RateLimiter(redis, metrics)
-    services = RouteServices(
-        config=config,
-        keys=_keys(config, metrics),
-        limiter=limiter,
-        reads=StoredReads(limiter),
-        fleet=dispatcher.fleet,
-        queue=dispatcher.nats_watch,
-        tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
-        metrics=metrics,
-        images=_images(config, nats),
-    )
+    services = _services(config, metrics, redis, nats, dispatcher)
     streams = await _streams(stack, config, nats, dispatcher, starter, metrics)
     service = GenerationService(services, dispatcher, shedder, starter, observer, streams)
     responses = _responses(stack, services, nats, dispatcher)
@@ -193,6 +182,23 @@ def _needs(config: GatewayConfig, dispatcher: Dispatcher, shedder: Shedder) -> W
 def _keys(config: GatewayConfig, metrics: GatewayMetrics) -> KeyStore:
     file = Path(config.keys_file) if config.keys_file else None
     return KeyStore(file, config.api_key, metrics, probe_key=config.probe_key, asks_for_key=config.auth)
+
+
+def _services(
+    config: GatewayConfig, metrics: GatewayMetrics, redis: RedisCache | None, nats: DirectClient, dispatcher: Dispatcher
+) -> RouteServices:
+    limiter = RateLimiter(redis, metrics)
+    return RouteServices(
+        config=config,
+        keys=_keys(config, metrics),
+        limiter=limiter,
+        reads=StoredReads(limiter),
+        fleet=dispatcher.fleet,
+        queue=dispatcher.nats_watch,
+        tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
+        metrics=metrics,
+        images=_images(config, nats),
+    )
 
 
 def _responses(

@@ -99,7 +99,7 @@ class OwnerCalls:
                 num_unanswered += 1
             else:
                 is_known, _, num_shown = reply.data.partition(b" ")
-                # Something else than a number is told by no owner; the stream is found in its log.
+                # Owners reply with numbers; without one, the stream is read from its log.
                 return OwnerReply(is_known == _YES, int(num_shown) if _COUNT.fullmatch(num_shown) else 0)
         return None
 

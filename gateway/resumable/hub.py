@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from gateway.admission.auth import Principal
 from gateway.admission.limits import Lease
+from gateway.admission.stored_reads import ReadSize
 from gateway.api.answer import Answer, Asked
 from gateway.api.endpoint import GenerationStart, IdempotencyKey, LoggedGeneration, RepeatedError
 from gateway.api.generation_starter import GenerationStarter, Membership
@@ -156,12 +157,12 @@ class StreamHub:
                 # Else its owner does it, when it was read here how the stream has ended.
                 await self._log.delete(found.head)
 
-    async def running(self, principal: Principal) -> tuple[list[StreamHead], int, bool]:
-        """Return a key's running streams, oldest first; how many of its tenant were read; whether there are more."""
+    async def running(self, principal: Principal, size: ReadSize) -> tuple[list[StreamHead], bool]:
+        """Return a key's running streams, oldest first, and whether there are more; count the read in `size`."""
         with answering():
-            heads, has_more = await self._log.heads(principal.tenant)
+            heads, has_more = await self._log.heads(principal.tenant, size)
         own = [head for head in heads if head.key_id == principal.key_id and head.form.has_ids and head.ended is None]
-        return sorted(own, key=lambda head: head.created), len(heads), has_more
+        return sorted(own, key=lambda head: head.created), has_more
 
     async def repeated(self, principal: Principal, key: IdempotencyKey) -> LoggedGeneration | None:
         """Return the generation that a key stands for, None if it is new; `ApiError` 422 if its request was another."""

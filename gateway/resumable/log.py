@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
+from gateway.admission.stored_reads import ReadSize
 from gateway.errors import ApiError
 from gateway.resumable.fences import Fences
 from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_head, decode_key, digest_of, encode
@@ -166,23 +167,29 @@ class StreamLog:
         """Write all messages sent in the block with one system call."""
         return self._nats.together()
 
-    async def heads(self, tenant: str) -> tuple[list[StreamHead], bool]:
-        """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`."""
-        places = await self.running(tenant)
+    async def heads(self, tenant: str, size: ReadSize) -> tuple[list[StreamHead], bool]:
+        """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`.
+
+        Names and heads count in `size`.
+        """
+        places = await self.running(tenant, size)
         heads: list[StreamHead] = []
         for start in range(0, min(len(places), MAX_LISTED), _HEADS_AHEAD):
             several = places[start : min(start + _HEADS_AHEAD, MAX_LISTED)]
+            size.num_records += len(several)
             found = await asyncio.gather(*(self.find(*place) for place in several))
             heads += [each.head for each in found if each is not None]
         return heads, len(places) > MAX_LISTED
 
-    async def running(self, tenant: str | None = None) -> list[tuple[str, str]]:
-        """Return tenants and ids of the streams that have not ended, of one tenant or of all."""
+    async def running(self, tenant: str | None = None, size: ReadSize | None = None) -> list[tuple[str, str]]:
+        """Return tenants and ids of the streams that have not ended, of one tenant or of all; count names in `size`."""
         try:
             ended = {subject.removesuffix(_ENDED) for subject in await self._subjects(tenant, _ENDED)}
             heads = await self._subjects(tenant, "head")
         except NotFoundError:
             return []
+        if size is not None:
+            size.num_names += len(ended) + len(heads)
         places = [subject.split(".")[2:4] for subject in heads if subject.removesuffix("head") not in ended]
         return [(decode_name(tenant), decode_name(stream_id)) for tenant, stream_id in places]
 

@@ -98,7 +98,7 @@ class StreamRoutes:
     async def _list(self, request: Request, principal: Principal) -> Response:
         check_query(request, frozenset(), allow_unknown=self.services.config.allow_unknown_parameters)
         async with self.services.reads.turn(principal) as size:
-            heads, size.num_records, has_more = await self.hub.running(principal)
+            heads, has_more = await self.hub.running(principal, size)
         streams = [
             StreamInfo(head.id, "stream", int(head.created), head.model, endpoint.path)
             for head in heads

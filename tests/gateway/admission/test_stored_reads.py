@@ -20,6 +20,7 @@ from gateway.metrics import GatewayMetrics
         (ReadSize(num_bytes=READ_BYTES + 1), 2),
         (ReadSize(num_records=READ_RECORDS - 1), 1),
         (ReadSize(num_records=10_000), 626),
+        (ReadSize(num_names=20_000), 20),
         (ReadSize(num_bytes=16 << 20, num_records=16), 256),
     ],
 )

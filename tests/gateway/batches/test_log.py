@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.admission.stored_reads import ReadSize
 from gateway.batches.log import BatchLog
 from gateway.batches.record import BatchRecord
 from shared.direct_client import DirectClient
@@ -55,7 +56,9 @@ async def test_large_records_of_one_tenant_leave_those_of_others(
     for _ in range(2):
         await log.bound("large")
         await log.bound("small")
-        kept, _ = await log.page("large", 200, None)
+        kept, _ = await log.page("large", 200, None, ReadSize())
         assert [each.id for each in kept] == [record("large", 199 - place).id for place in range(len(kept))]
         assert 140 < len(kept) <= 300_000 // 1800
-    assert len((await log.page("small", 200, None))[0]) == 2
+    size = ReadSize()
+    assert len((await log.page("small", 200, None, size))[0]) == 2
+    assert (size.num_records, size.num_names) == (2, 2)

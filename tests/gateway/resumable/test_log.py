@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from nats.js import JetStreamContext
 
+from gateway.admission.stored_reads import ReadSize
 from gateway.api.answer import AnswerStamp
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
@@ -85,14 +86,16 @@ async def test_list_reads_no_heads_of_ended_streams(
         seq = await log.create(head, [b"request"])
         if number not in (3, 5):
             await log.replace(msgspec.structs.replace(head, ended=1.0), seq)
-    heads, has_more = await log.heads("t")
+    size = ReadSize()
+    heads, has_more = await log.heads("t", size)
     assert ({head.id for head in heads}, has_more) == ({"s3", "s5"}, False)
+    assert (size.num_records, size.num_names) == (2, 6 + 4)
     await log.delete(head_of("t", "s0"))
     await log.create(head_of("t", "s0"), [b"request"])
-    heads, has_more = await log.heads("t")
+    heads, has_more = await log.heads("t", size)
     assert (len(heads), has_more) == (2, True)
     monkeypatch.setattr(stream_log, "MAX_LISTED", 9)
-    heads, has_more = await log.heads("t")
+    heads, has_more = await log.heads("t", size)
     assert ({head.id for head in heads}, has_more) == ({"s0", "s3", "s5"}, False)
 
 
@@ -129,9 +132,9 @@ async def test_stream_that_was_refused_is_forgotten_and_another_of_its_id_stays(
     assert not await log.withdraw(head)
     await log.create(head, [b"request"])
     assert await log.withdraw(msgspec.structs.replace(head, created=1.0))
-    assert [each.id for each in (await log.heads("t"))[0]] == ["s"]
+    assert [each.id for each in (await log.heads("t", ReadSize()))[0]] == ["s"]
     assert await log.withdraw(head)
-    assert await log.heads("t") == ([], False)
+    assert await log.heads("t", ReadSize()) == ([], False)
     assert (await js.stream_info(STREAMS_STREAM)).state.messages == 0
 
 
