@@ -152,9 +152,10 @@ def stats(config: StatsConfig) -> int:
             tiers.setdefault(place, {})[sample.name.removeprefix(_TIER).removesuffix("_total")] = int(sample.value)
     rows = []
     for (worker, tier), values in sorted(tiers.items(), key=lambda each: each[0][0]):
-        share = values["hit_tokens"] / asked[worker] if asked.get(worker) else None
+        hits = values.get("hit_tokens", 0)
+        share = hits / asked[worker] if asked.get(worker) else None
         counts = {name: values.get(name) for name in _COUNTS}
-        rows.append({"worker": worker, "tier": tier, "hit_tokens": values["hit_tokens"], "hit_share": share, **counts})
+        rows.append({"worker": worker, "tier": tier, "hit_tokens": hits, "hit_share": share, **counts})
     if config.json:
         for row in rows:
             click.echo(json.dumps(row))

@@ -213,9 +213,13 @@ class BlockFiles:
             except Exception as error:
                 self._failed("listed", error)
                 wait_s = min(2 * wait_s, _MAX_PAUSE_S)
-            self._delete_again()
-            self._make_room()
-            self._do_what_was_asked(wait_s)
+            try:
+                self._delete_again()
+                self._make_room()
+                self._do_what_was_asked(wait_s)
+            except Exception as error:
+                # This thread is the only one that looks and deletes.
+                self._failed("kept in order", error)
         self._delete_forgotten()
 
     @property
@@ -249,7 +253,7 @@ class BlockFiles:
             ask()
 
     def _delete_again(self) -> None:
-        """Try to delete what could not be deleted, and what is to be forgotten."""
+        """Try again to delete files, those that could not be deleted and those of forgotten contents."""
         for key in list(self._undeleted):
             if not self._delete(key):
                 # So it is with most of the others.
