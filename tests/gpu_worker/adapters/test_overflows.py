@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.memory.state_sizes import state_config
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import linear_sizes, write_adapter
+from tests.gpu_worker.adapters.test_merged import place
 from tests.gpu_worker.execution.engine_run import make_runner, random_prompt, run, save_tiny_model
 from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
 from tests.gpu_worker.models.families.mixture_cases import CASES as MIXTURES
@@ -36,10 +36,7 @@ def test_adapter_that_overflows_ends_its_own_answers_alone(name: str, tmp_path: 
     sizes.pop("lm_head")
     adapter = write_adapter(tmp_path / "adapter", sizes, strength=1e38)
     runner = make_runner(tmp_path / "model", max_model_len=96, dtype="float32", max_loras=1)
-    targets, renamed = runner.model.adapters, runner.model.config.block.names.renamed
-    assert targets is not None
-    read = read_adapter(adapter, targets, renamed)
-    targets.place(0, targets.pack(read.low_ranks), read.max_rank)
+    place(runner.model, 0, adapter)
     state = state_config(runner.num_state_slots, runner.block_size) if runner.model_config.has_states else None
 
     def sequences(step: int) -> list[Sequence]:
