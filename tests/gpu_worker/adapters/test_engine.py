@@ -26,6 +26,7 @@ from ops.bench.spec.fixed_depth import FixedDepth
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
+from tests.gpu_worker.adapters.test_merged import place
 from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, make_runner, random_prompt, run, save_tiny_model
 from tests.gpu_worker.models.variants import oracle_logits
 from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
@@ -56,11 +57,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], l
 def _runner(models: tuple[Path, list[Any], list[Path]], **settings: Any) -> TorchModelRunner:
     directory, _, adapters = models
     runner = make_runner(directory, max_model_len=96, dtype="float32", max_loras=NUM_ADAPTERS, **settings)
-    targets = runner.model.adapters
-    assert targets is not None
     for slot, adapter in enumerate(adapters):
-        read = read_adapter(adapter, targets)
-        targets.place(slot, targets.pack(read.low_ranks), read.max_rank)
+        place(runner.model, slot, adapter)
     return runner
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
+from tests.gpu_worker.adapters.test_merged import place
 from tests.gpu_worker.execution.engine_run import Outcome, make_runner, random_prompt, run
 from tests.gpu_worker.models.recurrent_models import save_case
 from tests.gpu_worker.models.variants import oracle_logits
@@ -52,10 +52,7 @@ def test_drafts_and_preemptions_leave_the_bits_of_merged_weights(name: str, tmp_
         proposer = None if expected is None else NgramProposer(10_000)
         settings = {"max_model_len": 96, "dtype": "float32", "max_loras": 1, "max_draft_tokens": 4}
         runner = make_runner(tmp_path / "model", proposer=proposer, **settings)
-        targets, renamed = runner.model.adapters, runner.model.config.block.names.renamed
-        assert targets is not None
-        read = read_adapter(adapter, targets, renamed)
-        targets.place(0, targets.pack(read.low_ranks), read.max_rank)
+        place(runner.model, 0, adapter)
         state = state_config(runner.num_state_slots, runner.block_size)
         how = {"arrivals_per_step": 2, "token_budget": 24, "headroom_tokens": 1, "state": state, **changes}
         policy = None if expected is None else FixedDepth(4)

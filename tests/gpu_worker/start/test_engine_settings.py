@@ -71,6 +71,14 @@ def test_a_model_that_sees_is_served_for_text_by_several_ranks_and_says_so(
     assert "several ranks take no images: the model is served for text alone" in caplog.text
 
 
+@pytest.mark.parametrize(("field", "value"), [("max_loras", 2), ("lora_modules", "a=/b")])
+def test_adapters_need_all_layers_in_one_stage(field: str, value: Any) -> None:
+    config = WorkerConfig(model=DEMO_MODEL, pipeline_parallel_size=2, **{field: value})
+    problem = f"HEADRACE_{field.upper()}: is set, but adapters need all layers in one stage: use tensor parallel ranks"
+    with pytest.raises(ConfigError, match=problem):
+        engine_setup.lora_modules(config)
+
+
 def test_states_get_no_memory_for_checkpoints_without_a_prefix_cache() -> None:
     config = WorkerConfig(model=DEMO_MODEL, enable_prefix_caching=False)
     assert engine_setup._runner_config(config, read_model_directory(DEMO_MODEL))[0].state_checkpoint_ratio == 0

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer, with_room_for_proposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
+from tests.gpu_worker.adapters.test_merged import place
 from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
 from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, random_image
 from tests.gpu_worker.models.vision.test_seeing import Seeing
@@ -25,10 +25,8 @@ def test_adapters_of_the_text_part_answer_about_images(name: str, tmp_path: Path
     """Sequences with one and without see the same image in the same steps; then in crowded ones, with drafts."""
     seeing = Seeing(name, tmp_path / "model", max_loras=1)
     sizes = linear_sizes(seeing.model, r".*(?:language_model|text_model).*")
-    targets, adapter = seeing.run.runner.model.adapters, write_adapter(tmp_path / "adapter", sizes, strength=3)
-    assert targets is not None
-    read = read_adapter(adapter, targets)
-    targets.place(0, targets.pack(read.low_ranks), read.max_rank)
+    adapter = write_adapter(tmp_path / "adapter", sizes, strength=3)
+    place(seeing.run.runner.model, 0, adapter)
 
     def sequences(emitted: Mapping[str, tuple[int, ...]] = {}, **options: Any) -> list[Sequence]:
         image = [random_image(24, 32, 1)]

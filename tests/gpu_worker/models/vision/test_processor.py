@@ -12,9 +12,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -87,6 +91,33 @@ def test_tiles_and_prompts_are_those_of_smolvlm(size: tuple[int, int]) -> None:
     texts |= {token: f"<row_{r}_col_{c}>" for r, row in enumerate(PLACES, 1) for c, token in enumerate(row, 1)}
     prompt = "".join(texts[token] for token in CUT.plan(size[1], size[0], "high").token_ids)
     assert prompt == get_image_prompt_string(rows, columns, 16, "F", "I", "G")
+
+
+@pytest.mark.parametrize("corpus", ["a\n\nb \n\n\nc", "a b"])
+def test_prompts_are_those_of_idefics3(corpus: str, tmp_path: Path) -> None:
+    """Its tokenizers have a token of two line ends, or not."""
+    save_seeing(SEEING_CASES["smolvlm"], tmp_path)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False), ByteLevel.alphabet()
+    tokenizer.train_from_iterator([corpus] * 9, BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    names = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *places]
+    tokenizer.add_special_tokens(names)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(tokenizer.encode("\n\n").ids) == 1 + ("\n" not in corpus)
+    image_token_id = tokenizer.token_to_id("<image>")
+    _set(tmp_path / "config.json", architectures=["Idefics3ForConditionalGeneration"], image_token_id=image_token_id)
+    media = read_processor(tmp_path)
+    assert media is not None
+    file = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    images = SmolVLMImageProcessorPil(size=file["size"], max_image_size=file["max_image_size"])
+    count = media.num_tokens(replace(random_image(8, 8, 1)[0], detail="low")) - 3
+    library = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tokenizer.to_str()))
+    oracle = Idefics3Processor(images, library, image_seq_len=count)
+    for text in ("User:<image>\n\nWhat<end_of_utterance>", "a\n\n<image><image>b", "<image>\nx\n<image>\n\n"):
+        shown = [random_image(24, 30 + 10 * number, number) for number in range(text.count("<image>"))]
+        expected = oracle(text=text, images=[[Image.fromarray(pixels) for _, pixels in shown]])["input_ids"][0]
+        assert media.expand(tokenizer.encode(text).ids, [ref for ref, _ in shown])[0] == expected
 
 
 def test_pixels_are_those_of_the_antialiased_filter() -> None:
