@@ -206,6 +206,9 @@ def _launch_split(
 ) -> None:
     num_seqs, num_kv_heads, value_dim = len(batch.context_lens), batch.num_kv_heads, batch.cache.values.shape[3]
     num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * batch.cache.keys.shape[1]
+    if (window := batch.options.sliding_window) is not None:
+        # Beyond it nothing is read: a short one has a single split, and no reduction.
+        capacity = min(capacity, window + max_query_len - 1)
     num_shares = choose_num_shares(config, num_kv_heads, gpu.num_multiprocessors)
     max_splits = most_splits(config, num_shares, capacity)
     num_rows = (num_seqs + num_shares) * num_heads * max_query_len if max_splits > 1 else 0
