@@ -14,6 +14,7 @@ MIN_BLOCK_N = 64
 MAX_SPLIT_ROWS = 64
 """More rows than these make tiles enough without splitting the input features."""
 _COPIED_BYTES = 16
+_WARP_THREADS = 32
 # Of a row that no 16 bytes are copied of at once: its numbers wait in registers, which are enough for as many.
 _MAX_UNALIGNED_BYTES = 64
 
@@ -48,9 +49,10 @@ class ProductLaunch:
     def warps_for(self, plane: int) -> int:
         """Return the warps of a program that reads coded weights in planes of this many columns.
 
-        Tiles of 16 columns are too small for more than four warps to copy 16 bytes a thread.
+        No more than four where tiles of weights or inputs are too small for each thread of more to copy 16 bytes.
         """
-        return min(self.num_warps, 4) if plane <= 16 else self.num_warps
+        tile_bytes = 2 * plane * min(self.block_m, self.block_n)
+        return min(self.num_warps, max(4, tile_bytes // (_COPIED_BYTES * _WARP_THREADS)))
 
 
 def read_launches(fields: str, table: Mapping[str, Rows]) -> dict[GpuGeneration, list[ProductLaunch]]:

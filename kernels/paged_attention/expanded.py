@@ -17,6 +17,9 @@ from kernels.paged_attention.options import AttentionOptions
 
 # A step of fewer tokens saves less than its further launches take: two products, and keys put together.
 FEWEST_EXPANDED = 256
+# Sequences whose last blocks may be partly empty without making heads one group after another. Of more sequences the
+# ends would take memory that no warm-up has taken: 255 short contexts in blocks of 64 tokens twice a step's of 8,192.
+MOST_FREE_ENDS = 8
 
 
 def is_expansion_less(
@@ -87,11 +90,12 @@ def expanded_attention(
 ) -> torch.Tensor:
     """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
 
-    They take no more memory than those of the step's own tokens would, in whole blocks, or those of one head: of a
-    longer context, some heads are made after the others. The query has plain heads, the dimensions that turn behind
-    the others. The cache has each token's latent vector and the dimensions of its key that turn; `key_up` makes the
-    others of the vector, `value_up` the value. All else is as in `paged_attention`, which is called with strides and a
-    table that are the same for any lengths and numbers of heads, so that one kernel of a GPU serves all steps.
+    They take no more memory than those of the step's own tokens would, and some ends of blocks, or those of one head:
+    of a longer context, some heads are made after the others. The query has plain heads, the dimensions that turn
+    behind the others. The cache has each token's latent vector and the dimensions of its key that turn; `key_up`
+    makes the others of the vector, `value_up` the value. All else is as in `paged_attention`, which is called with
+    strides and a table that are the same for any lengths and numbers of heads, so that one kernel of a GPU serves all
+    steps.
 
     Shapes:
         query: `[num_tokens, num_heads, plain_dim + rotary_dim]`
@@ -108,8 +112,9 @@ def expanded_attention(
         kept.mul_(cache.scales.index_select(0, expanded.blocks)[..., 0].transpose(1, 2)[..., None].float())
     kept = kept.flatten(0, 2)
     latents, turning = kept.split_with_sizes((key_up.shape[2], query.shape[2] - key_up.shape[1]), dim=1)
-    # The ends of last blocks do not count, and groups of heads are equally large: each has launches of its own.
-    most = max(1, num_heads * (num_tokens + len(context_lens) * block_size) // max(1, len(latents)))
+    # The ends of a few last blocks do not count, and groups of heads are equally large: each has launches of its own.
+    ends = min(len(context_lens), MOST_FREE_ENDS) * block_size
+    most = max(1, num_heads * (num_tokens + ends) // max(1, len(latents)))
     at_once = -(-num_heads // -(-num_heads // min(most, num_heads)))
     lengths = (query_starts, context_lens, max_query_len, max_context_len)
 

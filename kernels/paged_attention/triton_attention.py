@@ -89,6 +89,16 @@ class PagedAttentionBatch:
         return min(_padded(self.cache.keys.shape[3]), _MAX_BLOCK_D)
 
     @property
+    def capacity(self) -> int:
+        """Return how many cached tokens a sequence may have."""
+        return self.block_tables.shape[1] * self.cache.keys.shape[1]
+
+    def reach(self, num_queries: int) -> int:
+        """Return how many of them as many queries of a sequence see together at most."""
+        window = self.options.sliding_window
+        return self.capacity if window is None else min(self.capacity, window + num_queries - 1)
+
+    @property
     def scale_pairs(self) -> torch.Tensor | None:
         """Return both scales of a token as one int32: a GPU copies no fewer bytes at a time ahead of their use."""
         return None if self.cache.scales is None else self.cache.scales.view(torch.int32)
@@ -205,9 +215,9 @@ def _launch_split(
     gpu: Gpu,
 ) -> None:
     num_seqs, num_kv_heads, value_dim = len(batch.context_lens), batch.num_kv_heads, batch.cache.values.shape[3]
-    num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * batch.cache.keys.shape[1]
-    num_shares = choose_num_shares(config, num_kv_heads, gpu.num_multiprocessors)
-    max_splits = most_splits(config, num_shares, capacity)
+    num_heads, num_shares = batch.query.shape[1], choose_num_shares(config, num_kv_heads, gpu.num_multiprocessors)
+    # Beyond a window nothing is read: a short one has a single split, and no reduction.
+    max_splits = most_splits(config, num_shares, batch.reach(max_query_len))
     num_rows = (num_seqs + num_shares) * num_heads * max_query_len if max_splits > 1 else 0
     partial = torch.empty(num_rows, value_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)
@@ -268,8 +278,7 @@ def _launch_chunk(
     num_seqs, num_kv_heads, group = len(batch.context_lens), batch.num_kv_heads, batch.group
     block_m = max(config.block_m, triton.next_power_of_2(group))
     num_blocks = num_tokens // (block_m // group) + num_seqs
-    capacity = batch.block_tables.shape[1] * batch.cache.keys.shape[1]
-    num_splits = choose_num_chunk_splits(config, num_kv_heads * num_blocks, capacity, gpu.num_multiprocessors)
+    num_splits = choose_num_chunk_splits(config, num_kv_heads * num_blocks, batch.capacity, gpu.num_multiprocessors)
     num_rows = num_blocks * num_kv_heads * num_splits * block_m if num_splits > 1 else 0
     partial = torch.empty(num_rows, value_dim, dtype=torch.float32, device=result.device)
     partial_lse = torch.empty(num_rows, dtype=torch.float32, device=result.device)

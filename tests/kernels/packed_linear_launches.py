@@ -25,7 +25,9 @@ def describe(number: Number, rows: int, columns: int, group_size: int, has_offse
     num_blocks = -(-columns // (num_planes(number) * plane))
     words = torch.empty(1, dtype=torch.int16).expand(num_tiles, num_blocks, TILE_ROWS, plane)
     layout = GroupLayout(group_size, plane, num_planes(number), num_blocks)
-    scales, offsets = (describe_groups(layout, num_tiles * TILE_ROWS, kind) for kind in ("FP16", "FP32"))
+    # Scales of GGUF's small groups are products of two numbers, which 16 bits do not hold.
+    kinds = ("FP32" if group_size <= 32 else "FP16", "FP32")
+    scales, offsets = (describe_groups(layout, num_tiles * TILE_ROWS, kind) for kind in kinds)
     counters = torch.zeros(1, dtype=torch.int32)
     offsets = offsets if has_offsets else None
     return PackedMatrix(number, words, scales, offsets, group_size, rows, columns, None, counters)
@@ -68,6 +70,7 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "int8_16": partial(product, INT8, 16, OUTPUT),
         "int8_group_16_1": partial(product, INT8, 1, OUTPUT, 16),
         "int8_group_16_64": partial(product, INT8, 64, GATE_UP, 16),
+        "int8_group_16_256": partial(product, INT8, 256, GATE_UP, 16),
         "fp8_1": partial(product, FLOAT8, 1, OUTPUT, 4096),
         "one_block_1": partial(product, INT8, 1, (60, 100)),
         "odd_3": partial(product, INT4, 3, (1003, 1001), 64, True),

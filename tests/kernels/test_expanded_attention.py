@@ -127,6 +127,11 @@ def test_keys_and_values_take_the_memory_of_the_steps_own_tokens(monkeypatch: py
     # Of each sequence its own blocks, not as many as the longest has: 16, 4 and 48 tokens. Its own 18 have 12 more at
     # the ends of blocks.
     assert sizes == [(68, 3), (68, 3), (68, 2)]
+    sizes.clear()
+    given = batch([(32, 32), *[(1, 1)] * 24], num_heads=8, latent_dim=24)
+    torch.testing.assert_close(in_expanded_form(**given), in_latent_form(**given), atol=1e-4, rtol=1e-4)
+    # Three quarters of the blocks of 24 sequences are empty: of eight that does not count.
+    assert sizes == [(128, 4)] * 2
 
 
 class Keys(set[object]):

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from kernels.gpu_config import Gpu, GpuGeneration, gpu_of
 from kernels.layer_cache import LayerCache
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import paged_attention, triton_attention
 from kernels.paged_attention.reference import paged_attention_reference
 from kernels.paged_attention.triton_attention import can_run, paged_attention_triton
 from kernels.paged_attention.triton_config import (
@@ -207,6 +207,24 @@ def test_sequences_without_queries_are_left_alone(device: torch.device) -> None:
     batch.query = torch.cat((batch.query[:1], batch.query[2:22]))
     batch.query_starts = torch.tensor([0, 1, 1, 21, 21], dtype=torch.int32)
     check(batch, device)
+
+
+@pytest.mark.parametrize(("window", "num_reductions"), [(20, 0), (None, 1)])
+def test_short_windows_are_one_split_without_a_reduction(
+    window: int | None, num_reductions: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which half of the layers of gpt-oss have: a launch less in each."""
+    grids: list[object] = []
+    reduce = triton_attention.reduce_splits_kernel
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return reduce[grid]
+
+    monkeypatch.setattr(triton_attention, "reduce_splits_kernel", Counted())
+    check(batch_of(SMALL, [150, 5, 90], [1, 1, 1]), device, sliding_window=window)
+    assert len(grids) == num_reductions
 
 
 def test_strided_query_equals_contiguous_query(device: torch.device) -> None:

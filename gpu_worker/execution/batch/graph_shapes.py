@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from kernels.paged_attention import MOST_FREE_ENDS
+
 MAX_VERIFIED_ROWS = 256
 """Tokens of a captured step with drafts at most, and rows of logits that are made at once."""
 
@@ -26,7 +28,7 @@ _LARGE_MIXED_SEQS = (16, 256)
 # New prompts whose keys and values are made, where attention takes latent vectors: such a graph has room for the step's
 # own tokens alone, since it makes what it has room for. Smaller steps save nothing, and are padded to these at most.
 _EXPANDED_TOKENS = (384, 512, *_LARGE_MIXED_TOKENS)
-_EXPANDED_SEQS = 8
+_EXPANDED_SEQS = MOST_FREE_ENDS
 
 
 class CapturedSteps(StrEnum):

@@ -128,6 +128,13 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         batch = attention.PagedAttentionBatch(query, cache, tables, starts, lens, options)
         return attention.paged_attention_triton(batch, most, GPU).zero_()
 
+    choose = attention.choose_num_chunk_splits
+    # Contexts are short here, and chunks divide long ones.
+    monkeypatch.setattr(
+        attention,
+        "choose_num_chunk_splits",
+        lambda config, *sizes: choose(replace(config, min_split_tokens=64), *sizes),
+    )
     # The parts of an allocation for each tile of each row begin anywhere.
     one_tile = replace(sampling_config(GPU.generation), tile=4096)
     operations: dict[str, Callable[..., Any]] = {

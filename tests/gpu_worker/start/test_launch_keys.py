@@ -17,6 +17,7 @@ KERNELS = {
     "count_tokens_kernel",
     "draw_kernel",
     "penalties_kernel",
+    "reduce_chunk_splits_kernel",
     "reduce_splits_kernel",
     "rms_norm_kernel",
     "rope_kv_write_kernel",

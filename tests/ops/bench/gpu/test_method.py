@@ -15,6 +15,7 @@ import pytest
 
 import ops.bench.gpu
 from ops.bench.gpu import __main__ as gpu_bench
+from ops.bench.gpu.run import GRACE_S
 from ops.cli.group import headrace
 from tests.ops.bench.bare_machine import all_modules_but, python_without, run_without
 
@@ -23,6 +24,8 @@ BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 LINES = [line.strip() for block in BLOCKS for line in block.splitlines()]
 COMMANDS = [line for line in LINES if re.match(r"(PYTHON|timeout|python3|headrace)", line)]
 NINE_MINUTES_S = 540
+# One device for a quarter of an hour, and what a bare machine takes before a call.
+QUARTER_HOUR_S, MACHINE_START_S = 900, 90
 ROOT = Path(__file__).parents[4]
 BENCHES = [command for command in COMMANDS if "-m ops.bench" in command]
 PERPLEXITIES = [command for command in COMMANDS if "-m ops.cli perplexity" in command]
@@ -79,6 +82,23 @@ def test_matrix_vector_products_of_8b_are_the_first_that_are_timed(capsys: pytes
     cases = capsys.readouterr().out.partition(": ")[2].split(", ")
     assert [case.rpartition(" ")[0].split()[-1] for case in cases[:5]] == ["qkv", "output", "gate_up", "down", "head"]
     assert all(case.startswith("Llama-3-8B ") and " 1x" in case for case in cases[:5])
+
+
+def limit_of(command: str) -> float:
+    """Return the seconds after which a command of the first quarter of an hour has ended."""
+    limit = re.search(r"timeout (\d+) |--limit-s (\d+) ", command)
+    assert limit is not None, command
+    return int(limit[1]) if limit[1] else int(limit[2]) + GRACE_S
+
+
+def test_two_calls_and_starts_of_a_machine_fit_into_a_quarter_of_an_hour() -> None:
+    first, second = (
+        sum(limit_of(command) for command in COMMANDS if command in block.splitlines()) for block in BLOCKS[1:3]
+    )
+    assert 0 < second < first <= NINE_MINUTES_S
+    assert first + second + 2 * MACHINE_START_S <= QUARTER_HOUR_S
+    assert "dense_linear" in next(line for line in BLOCKS[1].splitlines() if "-m ops" in line)
+    assert max(map(len, BLOCKS[1:3])) < 2000, "of what a call may say"
 
 
 @pytest.mark.parametrize("command", PERPLEXITIES)
