@@ -249,7 +249,7 @@ class BlockFiles:
             ask()
 
     def _delete_again(self) -> None:
-        """Try to delete what could not be deleted, and what is to be forgotten."""
+        """Repeat failed deletions until one fails again, and delete the forgotten contents."""
         for key in list(self._undeleted):
             if not self._delete(key):
                 # So it is with most of the others.
