@@ -18,6 +18,7 @@ from gateway.batches.record import BatchError
 from gateway.metrics import GatewayMetrics
 from shared.background_tasks import BackgroundTasks
 from shared.log_limit import LogLimit
+from shared.objects.store import StoreError
 
 SCAN_S = 1.5
 STALE_S = 4.5
@@ -88,6 +89,11 @@ class BatchDrivers:
             await asyncio.sleep(SCAN_S)
 
     async def _scan(self) -> None:
+        try:
+            await self._services.catalog.open()
+        except StoreError as error:
+            self._services.catalog.note_failure(error)
+            return
         now = time.monotonic()
         if now - self._scanned_at > 2 * SCAN_S:
             self._seen.clear()

@@ -40,8 +40,10 @@ from gateway.files.objects import ordered_hex
 from gateway.files.upload import checked_expiry
 from shared.batch_streams import batch_stream
 from shared.direct_client import DirectClient
+from shared.errors import ConfigError
 from shared.kept_results import KeptResults
-from shared.objects.open import opened_store
+from shared.objects.open import store_of
+from shared.objects.store import StoreError
 from shared.server_clock import ServerClock
 from shared.subjects import BATCH_ID
 from shared.task_supervisor import TaskSupervisor
@@ -114,6 +116,8 @@ class BatchRoutes:
             raise ApiError(400, message, param="input_file_id", code="file_not_found")
         if file.purpose != "batch":
             raise invalid_value("input_file_id", "The input file must have been uploaded with purpose 'batch'.")
+        with self.catalog.answering():
+            await self.catalog.open()
         now = self.clock.now()
         return BatchRecord(
             id=f"batch_{ordered_hex(now)}",
@@ -261,11 +265,16 @@ async def batch_routes(
 ) -> list[KeyRoute]:
     """Return the routes of files and batches; closing the stack ends the drivers. A bad store is a `ConfigError`."""
     assert services.config.files is not None, "there are no batches without files"
-    store, name = await opened_store(services.config.files, "HEADRACE_FILES")
+    store = store_of(services.config.files, "HEADRACE_FILES")
     stack.push_async_callback(store.close)
+    catalog = FileCatalog(store, services.config.files_tenant_bytes, services.metrics)
     if store.is_local:
+        # A bucket that does not answer must not keep a gateway from serving people.
+        try:
+            await catalog.open()
+        except StoreError as error:
+            raise ConfigError("HEADRACE_FILES", str(error)) from error
         _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
-    catalog = FileCatalog(store, name, services.config.files_tenant_bytes, services.metrics)
     log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
     settled = partial(services.aliases.settled, fleet=fleet)
     own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars)

@@ -32,6 +32,7 @@ from shared.objects.store import (
     StoredObject,
     StoreError,
     StoreFullError,
+    identity,
     known_identity,
     put,
 )
@@ -80,18 +81,26 @@ class FileCatalog:
     (`file_store_unavailable`), 507 if it is full, 400 beyond a quota. `find`, `check_stored`, `write`, `publish`,
     `write_part`, `read` and `read_part` raise `StoreError`, and `MissingObjectError` for a file that is missing. What
     `write` could not store leaves nothing behind.
+
+    Attributes:
+        identity: Of the store; empty until `open` has succeeded.
     """
 
-    def __init__(self, store: ObjectStore, identity: str, tenant_bytes: int, metrics: GatewayMetrics) -> None:
+    def __init__(self, store: ObjectStore, tenant_bytes: int, metrics: GatewayMetrics) -> None:
         """Let each tenant store up to `tenant_bytes`; count failures of the store in `metrics`."""
         self.store = store
-        self.identity = identity
+        self.identity = ""
         self._metrics = metrics
         self.hooks: Hooks | None = None
         self._tenant_bytes = tenant_bytes
         self._uploading: Counter[str] = Counter()
         self._lists: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._log_limit = LogLimit(_log)
+
+    async def open(self) -> None:
+        """Learn the identity of the store, unless it is known; `StoreError` if it does not answer."""
+        if not self.identity:
+            self.identity = await identity(self.store)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord | None:
         """Return the record of a tenant's file, None if there is none or it has expired."""
@@ -236,6 +245,7 @@ class FileCatalog:
 
     async def _check_present(self) -> None:
         """Raise `StoreError` unless the store is the one that was opened: a directory that is not mounted is empty."""
+        await self.open()
         if await known_identity(self.store) != self.identity:
             raise StoreError(f"{self.store.place} is another one than before: is it mounted?")
 

@@ -18,6 +18,7 @@ from ops.stack.state import keys_file_of
 from shared.config import PREFIX
 from shared.errors import ConfigError
 from shared.objects.open import opened_store
+from shared.objects.store import StoreError, put
 
 HIDDEN = "(hidden)"
 # A list of servers; a comma within a password is followed by no scheme.
@@ -88,6 +89,7 @@ def key_findings(named: Path | None, state_dir: Path) -> Iterator[Finding]:
 
 
 _LITTLE_BYTES = 1 << 30
+_PROBE = "headrace/store/probe"
 
 
 def file_findings(files: str | None, state_dir: Path) -> list[Finding]:
@@ -99,12 +101,17 @@ def file_findings(files: str | None, state_dir: Path) -> list[Finding]:
 
 
 async def _findings(files: str) -> list[Finding]:
+    effect = "uploads are refused and batches wait until it can be used"
     try:
         store, name = await opened_store(files, "HEADRACE_FILES")
     except ConfigError as error:
-        return [problem("files", error.problem, "uploads are refused and batches wait until it can be used")]
+        return [problem("files", error.problem, effect)]
     try:
+        await put(store, _PROBE, b"probe")
+        await store.delete(_PROBE)
         found = [Finding("files", f"{store.place} can be written; every gateway must have it ({name[:8]})")]
+    except StoreError as error:
+        return [problem("files", str(error), effect)]
     finally:
         await store.close()
     if store.is_local and (free := shutil.disk_usage(files).free) < _LITTLE_BYTES:

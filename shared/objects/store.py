@@ -90,9 +90,14 @@ class ObjectStore(Protocol):
 
 
 async def identity(store: ObjectStore) -> str:
-    """Return the name that a store got at its first use: gateways with other stores do not have its files."""
-    await store.create(_IDENTITY, secrets.token_hex(16).encode())
-    return await known_identity(store)
+    """Return the name that a store got at its first use: gateways with other stores do not have its files.
+
+    Only the first use writes: a gateway must be able to start again while the store is full.
+    """
+    if not (name := await known_identity(store)):
+        await store.create(_IDENTITY, secrets.token_hex(16).encode())
+        name = await known_identity(store)
+    return name
 
 
 async def known_identity(store: ObjectStore) -> str:

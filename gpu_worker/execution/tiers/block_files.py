@@ -253,7 +253,7 @@ class BlockFiles:
             ask()
 
     def _delete_again(self) -> None:
-        """Try again to delete files, those that could not be deleted and those of forgotten contents."""
+        """Repeat failed deletions until one fails again, and delete the forgotten contents."""
         for key in list(self._undeleted):
             if not self._delete(key):
                 # So it is with most of the others.

@@ -21,7 +21,9 @@ from gateway.files.endpoint import MAX_DOWNLOADS
 from gateway.process.settings_check import check_settings
 from shared.errors import ConfigError
 from tests.gateway.batches.conftest import Place
-from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.servers import NatsServer, free_port
+from tests.shared.objects.small_s3 import small_s3
 from tests.waiting import until
 
 LINE = b'{"custom_id": "a"}\n'
@@ -290,6 +292,30 @@ def test_store_that_cannot_be_is_refused_before_anything_starts(files: str, told
     with pytest.raises(ConfigError, match=told):
         check_settings(GatewayConfig(files=files, auth=False, operator_port=None))
     assert not Path("/nope").exists()
+
+
+async def test_gateway_serves_while_its_bucket_does_not_answer_and_has_files_once_it_does(
+    start_nats: Callable[..., NatsServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore")
+    port = free_port()
+    place = {"ENDPOINT_URL": f"http://127.0.0.1:{port}", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "r"}
+    for name, value in place.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with running_gateway(tmp_path, start_nats().url, is_patient=False, files="s3://bucket/files") as gateway:
+        async with httpx2.AsyncClient(
+            base_url=gateway.url, headers={"Authorization": f"Bearer {API_KEY}"}, timeout=60
+        ) as client:
+            assert (await client.get("/v1/models")).status_code == 200
+            assert (await client.get("/v1/files")).json()["error"]["code"] == "file_store_unavailable"
+            with small_s3(port=port):
+                stored = await client.post("/v1/files", files={"file": ("a.jsonl", LINE)}, data={"purpose": "batch"})
+                assert stored.status_code == 200, stored.text
+                listed = (await client.get("/v1/files")).json()["data"]
+                assert [each["id"] for each in listed] == [stored.json()["id"]]
+                batch = {"input_file_id": listed[0]["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+                refused = (await client.post("/v1/batches", json=batch)).json()["error"]["code"]
+                assert refused == "batch_unavailable", "only the queue is missing, which `headrace setup` makes"
 
 
 async def test_downloads_that_nobody_reads_are_bounded_by_tenant(

@@ -20,7 +20,6 @@ from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics
 from shared.objects.directory import DirectoryStore
-from shared.objects.store import identity
 
 
 def make_fleet() -> Fleet:
@@ -82,7 +81,7 @@ def test_batch_has_at_most_so_many_lines(monkeypatch: pytest.MonkeyPatch, num_li
 )
 async def test_reading_ends_once_the_file_is_refused(tmp_path: Path, line: bytes, code: str, num_errors: int) -> None:
     store, bodies = DirectoryStore(tmp_path), LargeBodies()
-    catalog = CountedCatalog(store, await identity(store), 1 << 30, GatewayMetrics())
+    catalog = CountedCatalog(store, 1 << 30, GatewayMetrics())
     data = line * (8 * CHUNK_BYTES // len(line))
 
     async def pieces() -> AsyncIterator[bytes]:

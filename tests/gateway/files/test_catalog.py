@@ -16,7 +16,7 @@ from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
 from gateway.metrics import GatewayMetrics
 from shared.objects.directory import DirectoryStore
-from shared.objects.store import StoredObject, identity
+from shared.objects.store import StoredObject
 
 
 async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_purpose(
@@ -24,7 +24,7 @@ async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_p
 ) -> None:
     monkeypatch.setattr("gateway.files.catalog.MAX_FILES", 3)
     store = DirectoryStore(tmp_path)
-    catalog = FileCatalog(store, await identity(store), 1 << 20, GatewayMetrics())
+    catalog = FileCatalog(store, 1 << 20, GatewayMetrics())
     for number in range(3):
         async with catalog.room("acme", 1):
             await catalog.publish(
@@ -58,7 +58,7 @@ async def _bytes(num_bytes: int) -> AsyncIterator[bytes]:
 
 async def test_uploads_at_several_gateways_do_not_exceed_the_quota_together(tmp_path: Path) -> None:
     stores = [DirectoryStore(tmp_path) for _ in range(2)]
-    catalogs = [FileCatalog(store, await identity(store), 1000, GatewayMetrics()) for store in stores]
+    catalogs = [FileCatalog(store, 1000, GatewayMetrics()) for store in stores]
     one, two = (f"file-{number:032x}" for number in (1, 2))
     async with catalogs[0].room("acme", 600), catalogs[1].room("acme", 600):
         await catalogs[0].write("acme", one, _bytes(600))
@@ -75,7 +75,7 @@ async def test_uploads_at_several_gateways_do_not_exceed_the_quota_together(tmp_
 
 async def test_file_whose_time_is_over_is_not_found(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    catalog = FileCatalog(store, await identity(store), 1000, GatewayMetrics())
+    catalog = FileCatalog(store, 1000, GatewayMetrics())
     for number, expires_at in enumerate((None, 1, 1 << 40)):
         await catalog.publish(
             FileRecord(
@@ -92,7 +92,7 @@ async def test_a_tenant_lists_its_files_once_at_a_time_and_others_do_not_wait_fo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DirectoryStore(tmp_path)
-    catalog = FileCatalog(store, await identity(store), 1 << 20, GatewayMetrics())
+    catalog = FileCatalog(store, 1 << 20, GatewayMetrics())
     listing, may_go_on = Counter[str](), asyncio.Event()
 
     async def slow(folder: str) -> list[StoredObject]:

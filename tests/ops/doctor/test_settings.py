@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ import pytest
 
 from ops.doctor.finding import Level, page
 from ops.doctor.settings import file_findings, place_of, setting_findings, shown_value
+from shared.atomic_file import AtomicFile
 
 
 def test_url_without_secrets_is_shown_as_it_is() -> None:
@@ -40,6 +43,19 @@ def test_store_that_works_is_named_and_one_that_is_nearly_full_is_a_warning(
     assert [(each.level, "5 MB free" in each.text) for each in file_findings(None, tmp_path)][1:] == [
         (Level.WARNING, True)
     ]
+
+
+def test_store_that_was_used_and_is_full_now_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(tmp_path / "files")
+    (found,) = file_findings(place, tmp_path)
+    assert found.level is Level.FINE
+
+    def write(self: AtomicFile, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(AtomicFile, "write", write)
+    (found,) = file_findings(place, tmp_path)
+    assert (found.level, "No space left" in found.text) == (Level.PROBLEM, True)
 
 
 @pytest.mark.parametrize("files", ["gs://bucket", "s3://", "file/below"])

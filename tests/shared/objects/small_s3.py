@@ -127,13 +127,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def small_s3(before_read: Callable[[str, int], None] = lambda key, port: None) -> Iterator[str]:
-    """Serve buckets until the block ends; yield the endpoint's URL.
+def small_s3(before_read: Callable[[str, int], None] = lambda key, port: None, port: int = 0) -> Iterator[str]:
+    """Serve buckets until the block ends, on a free port unless one is given; yield the endpoint's URL.
 
     `before_read` is called with the key of what is read, and the port of who reads it, which gets it after that.
     """
     handler = type("Handler", (_Handler,), {"objects": {}, "uploads": {}, "before_read": staticmethod(before_read)})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

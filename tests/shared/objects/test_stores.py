@@ -80,6 +80,18 @@ async def test_store_keeps_the_identity_that_it_first_had(store: ObjectStore) ->
     assert await identity(store) == name
 
 
+async def test_store_that_was_used_keeps_its_identity_while_it_is_full(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await identity(store)
+
+    async def create(self: ObjectStore, key: str, data: bytes) -> None:
+        raise StoreFullError(f"{self.place} cannot be used: No space left on device")
+
+    monkeypatch.setattr(type(store), "create", create)
+    assert await identity(store) == name
+
+
 async def test_files_are_the_owners_and_abandoned_ones_are_deleted_after_a_day(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     await put(store, KEY, b"x")
@@ -112,7 +124,7 @@ async def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
 
 async def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="File exists"):
+    with pytest.raises(StoreError, match="Not a directory"):
         await identity(DirectoryStore(tmp_path / "file"))
 
 
