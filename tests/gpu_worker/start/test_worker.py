@@ -234,3 +234,15 @@ async def test_consumer_is_told_what_becomes_of_the_connection_once_there_is_one
         await tell()
         assert len(consumer.method_calls) == len(told.mock_calls) == 1
         consumer.reset_mock()
+
+
+@pytest.mark.parametrize(("chosen", "is_followed"), [("model", True), ("none", False)])
+def test_sampling_that_the_model_advises_is_followed_where_the_operator_wants_that(
+    tmp_path: Path, chosen: str, is_followed: bool
+) -> None:
+    for file in DEMO_MODEL.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
+    directory = _served_model(WorkerConfig(model=tmp_path, sampling_defaults=chosen), "m").directory
+    assert (directory.sampling_defaults is not None) is is_followed
