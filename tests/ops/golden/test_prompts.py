@@ -27,3 +27,10 @@ def test_file_has_one_prompt_at_least_and_not_too_many(tmp_path: Path, count: in
         return
     with pytest.raises(ConfigError, match=f"has {count} prompts; 1 to {MAX_PROMPTS} are allowed"):
         read_prompts(file)
+
+
+@pytest.mark.parametrize("line", ["[1]", '"  "', "text"])
+def test_line_that_is_no_text_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "prompts.jsonl").write_text(f'"a text"\n{line}\n')
+    with pytest.raises(ConfigError, match="line 2 of"):
+        read_prompts(tmp_path / "prompts.jsonl")
