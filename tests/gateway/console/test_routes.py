@@ -11,8 +11,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.console.routes import PLAYGROUND, ConsoleFiles, _not_found, with_playground
+from gateway.console.routes import PLAYGROUND, ConsoleFiles, ConsoleRoutes, _not_found, with_playground
 from gateway.console.views import _letter, tenants_view
+from gateway.errors import ApiError
 from shared.dead_letters import DeadLetter
 from shared.messages import Request as Message
 from shared.subjects import BATCH_ID
@@ -95,3 +96,20 @@ async def test_use_of_tenants_is_sorted_by_tenant_model_and_lane_and_priced(monk
     shown = [(row["tenant"], row["model"], row["lane"]) for row in view["use"]]
     assert shown == [("a", "m", "batch"), ("a", "m", "interactive"), ("a", "n", "batch"), ("b", "m", "batch")]
     assert {row["cost"] for row in view["use"]} == {2.0}
+
+
+async def test_request_that_no_process_keeps_is_not_found_and_orders_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "gateway.console.routes.JobTimelines", lambda js: SimpleNamespace(find=AsyncMock(return_value=[]))
+    )
+    exchange = SimpleNamespace(find=AsyncMock(return_value=[]), summaries=AsyncMock(return_value=["one"]))
+    routes = ConsoleRoutes(SimpleNamespace(exchange=exchange, js=None, device_hour_cost=None))  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="No gateway keeps a request") as refused:
+        await routes._request(Request({"type": "http", "path_params": {"id": "r"}}))
+    assert (refused.value.status, refused.value.code) == (404, "request_not_found")
+    with pytest.raises(ApiError, match="'order' must be one of recent, slow, failed"):
+        await routes._requests(Request({"type": "http", "query_string": b"order=other"}))
+    assert await routes._requests(Request({"type": "http", "query_string": b"order=slow&limit=7"})) == {
+        "requests": ["one"]
+    }
+    exchange.summaries.assert_called_once_with("slow", 7)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from starlette.requests import Request
 
-from gateway.openapi.document import OPERATIONS, document, document_bytes
+from gateway.openapi.document import OPERATIONS, document, document_bytes, show_document
 from gateway.openapi.page import api_page
 
 FILE = Path(__file__).parents[3] / "ops/docs/openapi.json"
@@ -46,3 +47,8 @@ def test_parameter_is_described_as_in_the_table(name: str) -> None:
     field = DOCUMENT["components"]["schemas"]["ChatBody"]["properties"][name]
     assert field["description"].endswith(".")
     assert field["description"].startswith("Ignored") is (name == "store")
+
+
+async def test_document_is_answered_as_it_is_in_the_repository() -> None:
+    response = await show_document(Request({"type": "http"}))
+    assert (response.status_code, response.media_type, response.body) == (200, "application/json", document_bytes())

@@ -36,7 +36,7 @@ class Keeper:
 @pytest.fixture
 async def exchanges(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[TimelineExchange]]:
     """Three processes that know of one another, of one that is dead, and of one that answers nonsense."""
-    monkeypatch.setattr(exchange_module, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(exchange_module, "TIMEOUT_S", 30.0)
     names = ["g1", "g2", "g3"]
     async with AsyncExitStack() as stack:
         made = []
@@ -48,12 +48,14 @@ async def exchanges(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
             counts = GatewayCounts(gateway=name, streams=began)
             made.append(TimelineExchange(client, keeper, lambda others=others: others, lambda counts=counts: counts))
             await made[-1].start()
+            await client.flush()
 
         async def answer(message: Any) -> None:
             await message.respond(b"nonsense")
 
         await client.subscribe(timeline_subject("other"), cb=answer)
         await client.publish(timeline_subject("g1"), b"nonsense")
+        await client.flush()
         yield made
 
 

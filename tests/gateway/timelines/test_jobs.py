@@ -97,7 +97,8 @@ async def test_job_that_runs_and_one_whose_result_has_gone_are_told_as_far_as_th
 
 
 async def test_line_whose_choices_have_all_been_answered_is_completed(js: JetStreamContext) -> None:
+    line = f"batch_{'1' * 32}-7"
     for number, finish in enumerate(("stop", "length")):
-        await store(js, result(f"{LINE}-{number}", finish=finish))
-    (found,) = await JobTimelines(js).find(LINE)
-    assert (found.id, found.outcome, found.error, found.num_generated) == (LINE, "completed", None, 10)
+        await store(js, result(f"{line}-{number}", finish=finish))
+    (found,) = await JobTimelines(js).find(line)
+    assert (found.id, found.outcome, found.error, found.num_generated) == (line, "completed", None, 10)

@@ -12,7 +12,8 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.adapters.reader import read_adapter
+from gpu_worker.adapters.reader import _part, read_adapter
+from gpu_worker.layers.adapters import AdaptedMatrix
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
@@ -204,3 +205,18 @@ def test_logits_equal_weights_of_a_gguf_file_with_the_adapter_merged(name: str, 
     assert (expected - base).abs().max() > 0.1
     torch.testing.assert_close(rows[0], expected, atol=1e-3, rtol=0)
     torch.testing.assert_close(rows[1], base, atol=1e-3, rtol=0)
+
+
+def test_part_of_a_matrix_in_another_order_has_its_features_where_they_are() -> None:
+    down, up = torch.randn(4, 12), torch.randn(6, 4)
+    # Features of the first module lie at 1, 2 and 8, those of the second at the other places.
+    order = torch.tensor([3, 2, 0, 4, 5, 6, 7, 8, 1])
+    scales = torch.arange(1.0, 10.0)
+    matrix = AdaptedMatrix(("a", "b"), (3, 6), 12, order, scales, ())
+    part = _part(matrix, 1, down, up, 0.5)
+    assert part.features.tolist() == [0, 3, 4, 5, 6, 7]
+    assert torch.equal(part.down, down)
+    assert torch.equal(part.up, up * scales[3:, None])
+    assert _part(matrix, 0, down, up[:3], 0.5).features.tolist() == [1, 2, 8]
+    # Rows follow the order: 2 before 0 before 1.
+    assert torch.equal(_part(matrix, 0, down, up[:3], 0.5).up, (up[:3] * scales[:3, None])[[2, 0, 1]])

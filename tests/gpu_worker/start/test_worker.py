@@ -17,6 +17,8 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
+from gpu_worker.start import worker
+from gpu_worker.start.assembly import Identity
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import Adapting
 from gpu_worker.start.worker import _ConnectionEvents, _identity, _served_model
@@ -234,3 +236,27 @@ async def test_consumer_is_told_what_becomes_of_the_connection_once_there_is_one
         await tell()
         assert len(consumer.method_calls) == len(told.mock_calls) == 1
         consumer.reset_mock()
+
+
+@pytest.mark.parametrize(("chosen", "is_followed"), [("model", True), ("none", False)])
+def test_sampling_that_the_model_advises_is_followed_where_the_operator_wants_that(
+    tmp_path: Path, chosen: str, is_followed: bool
+) -> None:
+    for file in DEMO_MODEL.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
+    directory = _served_model(WorkerConfig(model=tmp_path, sampling_defaults=chosen), "m").directory
+    assert (directory.sampling_defaults is not None) is is_followed
+
+
+def test_worker_that_nats_cannot_serve_reads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: WorkerConfig, identity: Identity) -> None:
+        raise ConfigError("HEADRACE_NATS_URL", f"refused for {identity.model}")
+
+    read = MagicMock()
+    monkeypatch.setattr(worker, "check_nats", refuse)
+    monkeypatch.setattr(worker, "_served_model", read)
+    with pytest.raises(ConfigError, match="refused for m"):
+        worker._serve(WorkerConfig(model=DEMO_MODEL), Identity("w", "m", "r"), MagicMock())
+    read.assert_not_called()

@@ -9,6 +9,7 @@ import pytest
 import transformers
 
 from gpu_worker.text.special_tokens import read_special_tokens
+from gpu_worker.text.spelled_tokens import new_mark
 from shared.conversation import ChatMessage
 from shared.errors import ConfigError
 from tests.gpu_worker.text.conftest import CopiedModel
@@ -162,3 +163,10 @@ def test_token_that_is_no_unicode_is_refused_by_its_text(copied: CopiedModel) ->
 def test_id_of_thousands_of_digits_names_no_token(copied: CopiedModel) -> None:
     write(copied, "tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<x>"}}})
     copied.tokenizer()
+
+
+def test_marks_are_random_digits_of_one_length() -> None:
+    marks = {new_mark() for _ in range(100)}
+    assert len(marks) == 100
+    assert {len(mark) for mark in marks} == {29}
+    assert all(mark.isdecimal() for mark in marks)

@@ -14,7 +14,7 @@ from kernels.compilers import run_compilers
 from kernels.cpu_library import _SIGNATURES, _function, cpu_library
 from kernels.low_rank import AdapterRows, join
 from kernels.low_rank.cpu import CpuAdapterTable
-from kernels.low_rank.dispatch import low_rank_reference, make_adapter_table
+from kernels.low_rank.dispatch import low_rank_reference
 from tests.kernels.low_rank.adapters import make_adapter, slots_of
 
 _SLOTS = slots_of(2, -1, 0, 0, 3, -1, 0, 2, 0, 0, 1, 0)
@@ -100,8 +100,3 @@ def test_cleared_slot_adds_nothing(library: Any) -> None:
     result = torch.ones(1, 8)
     table.add(torch.ones(1, 8), result, AdapterRows(slots_of(0), 4))
     assert torch.equal(result, torch.ones(1, 8))
-
-
-def test_matrix_on_a_processor_is_multiplied_by_its_own_code_where_there_is_a_compiler() -> None:
-    table = make_adapter_table(2, torch.device("cpu"), torch.float32)
-    assert isinstance(table, CpuAdapterTable) is (cpu_library() is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ops.bench
-from ops.bench.options import add_list, bench_parser
+from ops.bench.options import add_list, bench_parser, writable
 
 FOLDER = Path(ops.bench.__file__).parent
 DOCUMENTED = sorted(
@@ -72,3 +73,12 @@ def test_value_that_cannot_be_taken_is_told(
     with pytest.raises(SystemExit):
         parser.parse_args(["--values", text])
     assert problem in capsys.readouterr().err
+
+
+def test_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    for name in ("there", "new"):
+        assert writable(str(tmp_path / name)) == tmp_path / name
+    for name in ("", "nowhere/new"):
+        with pytest.raises(argparse.ArgumentTypeError, match="cannot be written"):
+            writable(str(tmp_path / name))

@@ -15,7 +15,7 @@ import pytest
 from ops.bench.engine import Load
 from ops.bench.peers import engines
 from ops.bench.peers.engines import Task, servers
-from ops.bench.served import StreamError, measure_streams, serve_streams, token_times
+from ops.bench.served import Served, StreamError, measure_streams, serve_streams, token_times
 from ops.load_generator.connection import Address, Answer
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -101,3 +101,9 @@ def test_peer_has_room_for_the_largest_load_wherever_it_stands(monkeypatch: pyte
         (command,) = commands
 
     assert command[command.index("--max-num-seqs") + 1] == "32"
+
+
+def test_figures_beside_the_rate_are_milliseconds_and_the_engine_alone_where_it_was_measured() -> None:
+    times = {"ttft_p50_ms": 250.0, "ttft_max_ms": 400.0}
+    assert Served(5.0, 0.25, 0.4).others() == times
+    assert Served(5.0, 0.25, 0.4, 9.96).others() == {**times, "engine_alone_tokens_per_s": 10.0}

@@ -264,3 +264,21 @@ async def test_first_tokens_beside_long_prompts_are_compared_with_those_alone(
     assert outcome.figures["longest TTFT beside them s"] == 9.0
     assert outcome.problems[-1:] == ["TTFT was 9.0x"]
     assert len(checks) == 1
+
+
+def test_results_that_are_missing_or_others_than_undisturbed_ones_are_counted_and_the_first_three_told() -> None:
+    expected: dict[int, dict[str, Any]] = {kind: {"text": f"{kind}"} for kind in range(poison.NUM_KINDS)}
+    job_ids = [f"job-{number}" for number in range(poison.NUM_KINDS + 6)]
+    results: dict[str, dict[str, Any]] = {
+        job_id: {"text": f"{number % poison.NUM_KINDS}", "attempt": number} for number, job_id in enumerate(job_ids)
+    }
+    del results["job-0"]
+    for number in range(5):
+        results[f"job-{number + 2}"]["text"] = "other"
+    outcome = Outcome("", "")
+    poison.judge(outcome, job_ids, results, expected)
+    assert (outcome.num_requests, outcome.num_failed, outcome.num_wrong) == (len(job_ids), 1, 5)
+    assert [problem.partition(":")[0] for problem in outcome.problems] == [
+        "1 jobs have no result", "job-2", "job-3", "job-4",
+    ]  # fmt: skip
+    assert outcome.figures["most attempts"] == len(job_ids) - 1

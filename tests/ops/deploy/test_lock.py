@@ -107,6 +107,6 @@ def test_resolver_reads_the_project_s_extras_and_gives_hashes(monkeypatch: pytes
     ((command, options),) = asked
     places = [place for place, part in enumerate(command) if part == "--extra"]
     assert [command[place + 1] for place in places] == ["nats", "worker"]
-    assert {"--generate-hashes", "--universal", "--no-config"} <= {*command}
+    assert {"-", "--generate-hashes", "--universal", "--no-annotate", "--no-header", "--no-config"} <= {*command}
     assert command[command.index("--python-version") + 1] == lock.OLDEST_PYTHON
     assert (options["cwd"], options["input"], options["check"]) == (ROOT, lock.BUILD, True)

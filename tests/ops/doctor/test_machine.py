@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -55,3 +57,12 @@ def test_gpus_are_told(
 def test_little_memory_is_a_warning(free: int, level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_worker.layers.free_memory.free_host_bytes", lambda: free)
     assert machine._memory().level is level
+
+
+@pytest.mark.parametrize("error", [OSError("no such program"), subprocess.TimeoutExpired("nvidia-smi", 20)])
+def test_driver_that_does_not_answer_is_a_problem(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    monkeypatch.setattr(machine.subprocess, "run", Mock(side_effect=error))
+    (found,) = machine._gpus()
+    assert (found.topic, found.level) == ("gpu", Level.PROBLEM)
+    assert found.text.startswith("nvidia-smi does not answer: ")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from ops.load_generator.run import Load
 from ops.load_generator.sessions import TokenScale, from_file, picture, single_requests
 from ops.simulation.workload import Arrival, Synthetic, TraceError
 
@@ -74,3 +75,12 @@ def test_picture_is_a_png_of_its_size() -> None:
     with Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,")))) as image:
         image.load()
         assert (image.format, image.size) == ("PNG", (7, 5))
+
+
+def test_agents_follow_from_the_seed_alone() -> None:
+    fields = {"dataset_name": "agents", "dataset_path": None, "requests": 3, "request_rate": None, "burstiness": 1.0}
+    fields |= {"max_concurrency": None, "random_input_len": 20, "random_output_len": 4, "random_prefix_len": 8}
+    fields |= {"prefixes": 2, "spread": 0.0, "turns": 2, "images": 0, "image_size": (8, 8), "answer_timeout_s": 9.0}
+    drawn = [Load(**fields, seed=seed).sessions(TokenScale(1.0, 0)) for seed in (1, 1, 2)]  # type: ignore[arg-type]
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]

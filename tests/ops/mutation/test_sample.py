@@ -142,3 +142,15 @@ def test_bound_is_left_out_of_calls_of_one_value_and_of_two(tmp_path: Path, monk
     guards = {mutant.after for mutant in draw(["bounds.py"], 100, 0) if mutant.operator == "guard"}
     returned = {f"return ({kept}), max(*c), max(a, b, 3)" for kept in "ab"}
     assert guards == {"await (a)", "await (b)", *returned}
+
+
+def test_last_element_leaves_an_empty_list_and_no_dictionary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elements.py").write_text("def f(a, b):\n    return a in {b} or a in [b] or a in {a, b}\n")
+    monkeypatch.setattr(sample, "ROOT", tmp_path)
+    changed = {mutant.after for mutant in draw(["elements.py"], 100, 0) if mutant.operator == "element"}
+    assert changed == {
+        "return a in [] or a in [b] or a in {a, b}",
+        "return a in {b} or a in [] or a in {a, b}",
+        "return a in {b} or a in [b] or a in {a}",
+        "return a in {b} or a in [b] or a in {b}",
+    }

@@ -74,3 +74,10 @@ def test_page_has_its_lines_as_text_above_its_plots() -> None:
     shown = chart_page("a & b", ["x < 1", "y"], ["<svg/>"])
     assert "<pre>x &lt; 1\ny</pre>\n<svg/>\n" in shown
     assert shown.count("a &amp; b") == 2
+
+
+def test_lines_of_the_frame_are_at_the_bottom_the_middle_and_the_top() -> None:
+    (plot,) = _plots(line_chart("t", "x", [Line("l", [0.0, 8.0], [0.0, 5.0])], bottom=1.0))
+    beside = [(text.text, text.attrib["y"]) for text in plot.iter("text") if text.attrib["x"] == "58"]
+    assert beside == [("1", "210.0"), ("3", "114.0"), ("5", "18.0")]
+    assert [line.attrib["y1"] for line in plot.iter("line")] == ["206.0", "110.0", "14.0"]

@@ -80,6 +80,8 @@ def test_traces_of_azure_are_read(tmp_path: Path) -> None:
             '{"at": 1, "prompt": 5, "output": 1, "prefix": "a", "prefix_tokens": 6}',
             "line 2: prefix_tokens is 6; it must be from 0 to prompt",
         ),
+        ('{"at": 1, "prompt": 5, "output": 1, "prefix_tokens": 2}', "line 2: "),
+        ('{"at": 1, "prompt": 5, "output": 1, "prefix": "a"}', "line 2: "),
     ],
 )
 def test_unusable_line_of_a_trace_is_named(tmp_path: Path, line: str, problem: str) -> None:

@@ -65,6 +65,7 @@ CASES: Mapping[str, Case] = {
     "solar-open": case("SolarOpen", _GROUPED, head_dim=16, attention_bias=True),
     "arcee": case("Arcee", mlp_bias=True),
     "nemotron": case("Nemotron", partial_rotary_factor=0.5, head_dim=16),
+    "nemotron-biases": case("Nemotron", partial_rotary_factor=0.5, head_dim=16, attention_bias=True, mlp_bias=True),
     "phi": case("Phi", partial_rotary_factor=0.5, num_attention_heads=3, num_key_value_heads=3),
     "stablelm": case("StableLm", partial_rotary_factor=0.5, use_qkv_bias=True),
     "stablelm-parallel": case("StableLm", partial_rotary_factor=0.5, use_parallel_residual=True),
