@@ -71,7 +71,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Record of one key. A limit of None means unlimited; a limit too large to count is clamped.
 
     Attributes:
-        reads_per_minute: Limit on reads of what is stored; each 64 kB, or 16 records of a list, count as one read.
+        reads_per_minute: Limit on reads of stored data; each 64 kB, or 16 records of a list, count as one read.
         max_priority: Largest `priority` that its requests may ask for.
         weight: Weight of its requests in fair queueing, while others wait too.
         sha256: Hash of the whole key, in lower-case hexadecimal.

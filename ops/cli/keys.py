@@ -146,7 +146,7 @@ def _describing(*, is_new: bool) -> _Decorator:
         _key_option(
             "--reads-per-minute",
             type=click.IntRange(1, _MOST),
-            help="Reads of what is stored a minute, one for each 64 kB or 16 records of a list; 1200 if not given.",
+            help="Reads of stored data a minute, one for each 64 kB or 16 records of a list; 1200 if not given.",
         ),
         _key_option(
             "--max-priority",
