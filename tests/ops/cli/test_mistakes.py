@@ -153,7 +153,8 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         ("keys", "limit", "t", "--weight", "2"),
         "'--weight'. It is an option of `headrace keys create` and `head",
     ),
-    (("cache", "stats"), "No such command 'stats'. Did you mean 'ls'?"),
+    (("cache", "state"), "No such command 'state'. Did you mean 'stats'?"),
+    (("cache", "stats"), "--operator-url: not set, and no `headrace up` runs on .headrace"),
     (("keys", "create", "--max-conc", "1"), "No such option '--max-conc'. Did you mean '--max-concurrent'?"),
     (("setup", *NOWHERE, *NO_AUDIT, "--tenants", "a," + "x" * 200), "must be 1 to 128 bytes long"),
     (
