@@ -22,7 +22,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.disaggregation import ROLES, KvReady, RoleNews, as_role
 from shared.errors import DependencyError
-from shared.messages import Cancel
+from shared.messages import Cancel, Request
 from shared.nats_connection import SEND_ERRORS
 from shared.task_supervisor import TaskSupervisor
 
@@ -136,9 +136,11 @@ class KvHandover:
         try:
             async with asyncio.timeout(OPEN_S):
                 is_open = await asyncio.wrap_future(opening)
-        except TimeoutError:
-            # One that waits for a thread is cancelled; one that has begun may still open.
-            opening.add_done_callback(lambda _: peers.close(request.id))
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # An `open` that waits for a thread is cancelled; one that runs may still open a session.
+            opening.add_done_callback(lambda ended: ended.cancelled() or self._close(request))
+            if isinstance(error, asyncio.CancelledError):
+                raise
         if not is_open:
             _log.info("the KV of a request is not there; its prompt is computed", extra=log_fields(request))
         elif not self._held.is_current(held):
@@ -146,10 +148,14 @@ class KvHandover:
 
     def let_go(self, held: HeldRequest, *, is_done: bool = False) -> None:
         """Close the request's KV connection; `is_done` tells the sender that all was read."""
-        peers = self._transfer.peers
-        if held.request.ready is not None and len(peers):
-            # In a thread: the connection may take no more bytes.
-            self._transfer.openers.submit(peers.close, held.request.id, is_done=is_done)
+        if held.request.ready is not None and len(self._transfer.peers):
+            self._close(held.request, is_done=is_done)
+
+    def _close(self, request: Request, *, is_done: bool = False) -> None:
+        """Close the connection of an attempt in a thread: it may wait for a lock, or for a full send buffer."""
+        # After `Transfer.close` there are neither threads nor connections.
+        with contextlib.suppress(RuntimeError):
+            self._transfer.openers.submit(self._transfer.peers.close, request.id, request.epoch, is_done=is_done)
 
     def cancel(self, cancel: Cancel) -> None:
         """Free the leases of cancelled requests."""

@@ -122,7 +122,7 @@ class _Build:
                 max_model_len=plan.demand.max_model_len,
                 tapped_layers=plan.config.tapped_layers,
                 progress=progress,
-                linears=LinearFactory(free_host_bytes),
+                linears=LinearFactory(free_host_bytes, plan.dtype),
                 ranks=self.ranks,
                 num_adapters=plan.config.max_loras,
             )

@@ -31,7 +31,7 @@ class AdaptedMatrix:
         order: `[sum(rows)]` int64, which of the modules' features each feature is; None is in order.
         scales: `[sum(rows)]` float32, what the modules' features are multiplied by; None is by one.
         tables: What multiplies by it in parts: of which features each part is, and its adapters.
-        is_gated: It is packed as gates and what they are for.
+        is_gated: The gate and up projections are packed together, their rows interleaved.
         own_rows: `[num_rows]` int64, which features this rank has; None is all, in their order.
         own_columns: `[num_columns]` int64, which inputs this rank has; None is all.
     """

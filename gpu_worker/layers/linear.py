@@ -151,7 +151,7 @@ def expert_tables(
 ) -> tuple[list[AdapterTable], list[AdapterTable]]:
     """Let adapters be beside the experts that are here; return the tables of their first and last matrices.
 
-    With `is_gated` the first ones are packed as gates and what they are for.
+    With `is_gated`, the gate and up projections of an expert are packed together, their rows interleaved.
     """
     targets.experts_per_token = max(targets.experts_per_token, modules.top_k)
     targets.experts[modules.layer] = modules

@@ -118,7 +118,7 @@ def load_model(
         method = config.quantization
         _log_notes(config, checkpoint)
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
-        linears = linears or LinearFactory(free_host_bytes)
+        linears = linears or LinearFactory(free_host_bytes, dtype)
         adapters = AdapterTargets(num_adapters, device, dtype) if num_adapters else None
         model = CausalLM(config, checkpoint, dtype, device, linears, quantized, ranks, adapters)
         checkpoint.discard(_STORED_FREQUENCIES)

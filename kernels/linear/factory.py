@@ -10,6 +10,7 @@ import torch
 
 from kernels.linear.cpu import pack_quantized_weight, quantized_linear
 from kernels.linear.dense import make_dense_linear
+from kernels.linear.dense.layers import NarrowingLinear
 from kernels.linear.forms import (
     DenseWeight,
     GroupQuantizedWeight,
@@ -90,7 +91,14 @@ class DequantizedLinear:
 class LinearFactory:
     """Makes the linear layers of a model, which share the memory for dequantized copies."""
 
-    def __init__(self, free_bytes: Callable[[], int]) -> None:
+    def __init__(self, free_bytes: Callable[[], int], dtype: torch.dtype = torch.float32) -> None:
+        """Make nothing yet.
+
+        Args:
+            free_bytes: Says how much memory of the host is free.
+            dtype: Dequantized matrices on a GPU are kept in it from the start: the type that the model computes in.
+        """
+        self._dtype = dtype
         self._copy_memory = CopyMemory(free_bytes)
 
     def make(self, weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
@@ -121,5 +129,5 @@ class LinearFactory:
             return DequantizedLinear(form, bias, self.make, self._copy_memory)
         if isinstance(form, GroupQuantizedWeight):
             # Groups that the kernels do not take, as ranks may cut them: the formula would write them out at each call.
-            return make_dense_linear(form.dequantize(), bias)
+            return NarrowingLinear(form.dequantize().to(self._dtype), None if bias is None else bias.to(self._dtype))
         return OperationLinear(partial(form_linear_reference, form=form, bias=bias))

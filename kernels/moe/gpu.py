@@ -96,19 +96,16 @@ class GpuExperts:
 
         Workers call experts before they are ready, and before that is captured.
         """
-        self._gate_up, self._down = (
-            DenseStack(stack.weight.to(dtype), stack.bias)
-            if isinstance(stack, DenseStack) and stack.weight.dtype is torch.float32
-            else stack
-            for stack in (self._gate_up, self._down)
-        )
+        self._gate_up, self._down = (_narrowed(stack, dtype) for stack in (self._gate_up, self._down))
 
     def prepare(self, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[ExpertStack, ExpertStack]:
         """Do what `kernels.moe.ReplaceableExperts` promises, beside the stream of steps."""
         stream = torch.cuda.Stream(self._counts.device) if self._counts.is_cuda else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             is_gated = isinstance(self._activation, GatedActivation)
-            new = _of_one_type(stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False))
+            stacks = _of_one_type(stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False))
+            gate_up_type, down_type = (_plain_type(stack) for stack in (self._gate_up, self._down))
+            new = _narrowed(stacks[0], gate_up_type), _narrowed(stacks[1], down_type)
         if stream is not None:
             stream.synchronize()
         for one, other in zip(new, (self._gate_up, self._down), strict=True):
@@ -143,7 +140,7 @@ class GpuExperts:
             self._narrow(dtype)
         stacks = (self._gate_up, self._down)
         is_packed = any(isinstance(stack, PackedStack) for stack in stacks)
-        plain = next((stack.weight.dtype for stack in stacks if isinstance(stack, DenseStack)), None)
+        plain = next(filter(None, map(_plain_type, stacks)), None)
         if plain is not None:
             x = x.to(plain)
         elif dtype is torch.float32:
@@ -162,6 +159,18 @@ class GpuExperts:
         hidden = multiply(x, self._gate_up, rows, launch, self._activation, is_rounded=is_rounded)
         outputs = multiply(hidden, self._down, rows, launch, is_rounded=is_rounded)
         return combine(outputs, ids, weights, self._first_expert, num_experts, dtype)
+
+
+def _plain_type(stack: ExpertStack) -> torch.dtype | None:
+    return stack.weight.dtype if isinstance(stack, DenseStack) else None
+
+
+def _narrowed(stack: ExpertStack, dtype: torch.dtype | None) -> ExpertStack:
+    """Round plain matrices of float32 and their biases to a type."""
+    if dtype is None or _plain_type(stack) is not torch.float32:
+        return stack
+    assert isinstance(stack, DenseStack)
+    return DenseStack(stack.weight.to(dtype), None if stack.bias is None else stack.bias.to(dtype))
 
 
 def _tensors(stack: ExpertStack) -> list[torch.Tensor]:

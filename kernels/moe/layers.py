@@ -68,7 +68,8 @@ class AdaptableExperts(Experts, Protocol):
     """Experts that adapters can be beside.
 
     Attributes:
-        packs_gates: Adapters of first matrices are packed as those are, as gates and what they are for.
+        packs_gates: Whether the gate and up projections of an expert are packed together, their rows interleaved.
+            Adapters beside them are packed the same way.
     """
 
     packs_gates: bool

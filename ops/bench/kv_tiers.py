@@ -156,7 +156,7 @@ def _read_all(giving: Transfer, fetching: Transfer, begun: Sequence) -> float:
     started = time.perf_counter()
     contents = [fetching.peers.read(*name, begun.salt) for name in names]
     elapsed = time.perf_counter() - started
-    fetching.peers.close(begun.id, is_done=True)
+    fetching.peers.close(begun.id, 1, is_done=True)
     _wait_until(lambda: not len(giving.leases))
     return sum(content.nbytes for content in contents if content is not None) / elapsed / 1e9
 

@@ -25,10 +25,10 @@ HEARD_S = 2.0
 """Seconds of silence after which a worker is not asked."""
 DISTRUST_S = 5.0
 IN_VAIN_HALF_S = 10.0
-"""After so long half as many askings in vain count: a worker that was busy for a while is asked again."""
+"""Half-life of the count of requests that a worker declined or did not answer: busy workers are asked again."""
 MAX_IN_VAIN = 8.0
 UNRELIABLE_IN_VAIN = 3.0
-"""A worker that was asked in vain so often lately is asked for a prefix after all others, whatever it announces."""
+"""A worker that declined or did not answer this many requests lately is unreliable: it is asked for prefixes last."""
 MAX_PEERS = 1024
 MAX_ASKED = 3
 
@@ -107,7 +107,7 @@ class PeerPrefixes:
             peer.note_in_vain()
 
     def note_asked(self, worker: str, *, has_taken: bool) -> None:
-        """Note what came of asking a worker: those that announce much and take nothing are asked last."""
+        """Note whether a worker has taken the request that it was offered."""
         if (peer := self._peers.get(worker)) is not None:
             if has_taken:
                 peer.num_in_vain = 0.0
@@ -117,7 +117,7 @@ class PeerPrefixes:
     def holders(self, places: Mapping[bytes, int], now: float) -> list[tuple[int, str]]:
         """Return the workers that announce most of a chain, the best first, each with its last link's place.
 
-        Workers that were asked in vain lately come last, so that they do not keep those from being asked that take.
+        Ask unreliable workers last: only the first `MAX_ASKED` are asked.
         """
         found = []
         for worker, peer in self._peers.items():

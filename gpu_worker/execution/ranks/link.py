@@ -123,9 +123,8 @@ class Link:
         """End the connection when the other host's system is silent: one without power or cable sends no end.
 
         Systems answer while processes are busy or stopped, and while nothing more fits into the connection, which a
-        short `TCP_USER_TIMEOUT` would take for a dead host. A probe is an empty message, because the system sends data
-        again and again until it is answered; it sends a probe of its own (`SO_KEEPALIVE`) once a second, which may be
-        lost.
+        short `TCP_USER_TIMEOUT` would take for a dead host. A probe is an empty message, which the kernel retransmits
+        until it is acknowledged. Not `SO_KEEPALIVE`: the kernel does not retransmit its probes.
         """
         num_unanswered = 0
         with contextlib.suppress(OSError):

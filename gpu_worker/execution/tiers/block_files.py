@@ -13,9 +13,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Values
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, Full, Queue
 
@@ -82,6 +82,9 @@ class BlockFiles:
         self._forgetting: set[bytes] = set()
         # Files that could not be deleted, with their bytes: they count, and are found no more.
         self._undeleted: dict[str, int] = {}
+        # Keys of the files that a thread is writing or deleting.
+        self._claims: set[str] = set()
+        self._claim_lock = threading.Lock()
         self._num_failed_reads = 0
         self._is_closed = threading.Event()
         self._log_limit, self._log_lock = LogLimit(_log), threading.Lock()
@@ -213,14 +216,17 @@ class BlockFiles:
             except Exception as error:
                 self._failed("listed", error)
                 wait_s = min(2 * wait_s, _MAX_PAUSE_S)
-            try:
-                self._delete_again()
-                self._make_room()
-                self._do_what_was_asked(wait_s)
-            except Exception as error:
-                # This thread is the only one that looks and deletes.
-                self._failed("kept in order", error)
-        self._delete_forgotten()
+            # This thread is the only one that looks and deletes: whatever fails, it goes on, and waits before it looks.
+            self._try(self._delete_again)
+            self._try(self._make_room)
+            self._do_what_was_asked(wait_s)
+        self._try(self._delete_forgotten)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._failed("kept in order", error)
 
     @property
     def _num_bytes(self) -> int:
@@ -250,12 +256,12 @@ class BlockFiles:
                 ask = self._to_do.get(timeout=left)
             except Empty:
                 return
-            ask()
+            self._try(ask)
 
     def _delete_again(self) -> None:
         """Repeat failed deletions until one fails again, and delete the forgotten contents."""
         for key in list(self._undeleted):
-            if not self._delete(key):
+            if key in self._undeleted and not self._delete(key):
                 # So it is with most of the others.
                 break
         self._delete_forgotten()
@@ -299,8 +305,8 @@ class BlockFiles:
         key = self._maker.key(kept.group, kept.digest)
         if key in self._index or HEADER_BYTES + self._groups[kept.group].row_bytes > self._max_bytes:
             return
-        with self._rows.pinned(kept.group, kept.digest) as row:
-            if row is None:
+        with self._claimed(key) as is_free, self._rows.pinned(kept.group, kept.digest) as row:
+            if row is None or not is_free:
                 self.num_dropped += 1
                 return
             payload = row.data
@@ -323,17 +329,39 @@ class BlockFiles:
             self.num_evicted += 1
 
     def _delete(self, key: str, num_bytes: int = 0) -> bool:
-        """Delete a file; one that cannot be deleted counts as `num_bytes` if the index has not got it."""
-        num_bytes = self._index.remove(key) or self._undeleted.pop(key, num_bytes)
-        try:
-            self._store.delete(key)
-        except OSError as error:
-            self._failed("deleted", error)
-            if num_bytes:
-                # Behind the others, which are tried before it is tried again.
-                self._undeleted[key] = num_bytes
-            return False
+        """Delete a file; return whether it is gone. One that is being written stays.
+
+        One that cannot be deleted counts as `num_bytes` if the index has not got it.
+        """
+        with self._claimed(key) as is_free:
+            if not is_free:
+                return False
+            num_bytes = self._index.remove(key) or self._undeleted.pop(key, num_bytes)
+            try:
+                self._store.delete(key)
+            except Exception as error:
+                self._failed("deleted", error)
+                if num_bytes:
+                    # Behind the others, which are tried before it is tried again.
+                    self._undeleted[key] = num_bytes
+                return False
         return True
+
+    @contextmanager
+    def _claimed(self, key: str) -> Iterator[bool]:
+        """Yield whether no other thread writes or deletes a file; if so, none does until the end.
+
+        No thread waits for another: a store may hang.
+        """
+        with self._claim_lock:
+            is_free = key not in self._claims
+            self._claims.add(key)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                with self._claim_lock:
+                    self._claims.remove(key)
 
     def _tokens_of(self, kind: str) -> int:
         folder, _, group = kind.partition("/")

@@ -148,7 +148,8 @@ class PeerTier:
         """Read contents of `rows[group]` bytes, each of at least `block_tokens` tokens."""
         self.maker: Maker | None = None
         self._rows, self._block_tokens = rows, block_tokens
-        self._sessions: dict[str, PeerSession] = {}
+        # By request and epoch: an attempt that opens late must not end the next one's session.
+        self._sessions: dict[tuple[str, int], PeerSession] = {}
         self._nixl = nixl
         self._has_ended = False
         self._distrusted: dict[str, float] = {}
@@ -178,18 +179,18 @@ class PeerTier:
                 self._distrust(address)
             return False
         with self._lock:
-            before = session if self._has_ended else self._sessions.pop(request, None)
+            before = session if self._has_ended else self._sessions.pop((request, epoch), None)
             if not self._has_ended:
-                self._sessions[request] = session
+                self._sessions[request, epoch] = session
                 self._tell_way(address, session.way)
         if before is not None:
             before.close()
         return before is not session
 
-    def close(self, request: str, *, is_done: bool = False) -> None:
-        """Close the session of a request, if it has one; the other side frees what it has kept."""
+    def close(self, request: str, epoch: int, *, is_done: bool = False) -> None:
+        """Close the session of an attempt, if it has one; the other side frees what it has kept."""
         with self._lock:
-            session = self._sessions.pop(request, None)
+            session = self._sessions.pop((request, epoch), None)
         if session is not None:
             session.close(is_done=is_done)
 

@@ -50,7 +50,7 @@ class NarrowingLinear:
         if self._weight.dtype is torch.float32 and x.dtype is not torch.float32:
             self._weight = self._weight.to(x.dtype)
             self._bias = None if self._bias is None else self._bias.to(x.dtype)
-        return F.linear(x, self._weight, self._bias)
+        return F.linear(x.to(self._weight.dtype), self._weight, self._bias).to(x.dtype)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows, and widen the results."""

@@ -13,6 +13,8 @@ import pytest
 from nats.aio.client import Client
 
 from gpu_worker.consumer import handover, roles
+from gpu_worker.consumer.held_request import HeldRequest
+from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core import restores
 from gpu_worker.execution.tiers import peer_wire
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
@@ -221,6 +223,67 @@ async def test_threads_that_open_leases_are_not_waited_for_where_other_workers_h
     await wait_until(lambda: opened == [True] * is_begun and not len(transfer.peers), 10)
     await pair.gateway.cancel(request.id)
     await wait_until(lambda: pair.is_free, 5)
+
+
+@pytest.mark.parametrize("ending", ["late", "cancelled"])
+async def test_an_attempt_that_opens_its_lease_too_late_leaves_the_next_attempt_its_own(
+    pair: Pair, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ending == "late":
+        monkeypatch.setattr(handover, "OPEN_S", 0.1)
+    is_opening, may_go_on, open_lease = threading.Event(), threading.Event(), PeerTier.open
+    opened, closers = list[bool](), list[str]()
+
+    def open_first_late(peers: PeerTier, address: str, lease: str, request: str, epoch: int, size: int) -> bool:
+        if epoch == 1:
+            is_opening.set()
+            may_go_on.wait(60)
+        opened.append(open_lease(peers, address, lease, request, epoch, size))
+        return opened[-1]
+
+    def note_thread(*arguments: Any, **options: Any) -> None:
+        closers.append(threading.current_thread().name)
+        close(*arguments, **options)
+
+    close = PeerTier.close
+    monkeypatch.setattr(PeerTier, "open", open_first_late)
+    monkeypatch.setattr(PeerTier, "close", note_thread)
+    first, second, digest = await two_attempts(pair)
+    fetching, kv = pair.decode.worker._handover, transfer_of(pair.decode)
+    assert fetching is not None
+    attempt = asyncio.create_task(fetching.fetch(first, 1000))
+    await asyncio.to_thread(is_opening.wait, 30)
+    if ending == "cancelled":
+        attempt.cancel()
+    (result,) = await asyncio.gather(attempt, return_exceptions=True)
+    assert isinstance(result, asyncio.CancelledError) is (ending == "cancelled")
+    monkeypatch.setattr(handover, "OPEN_S", 60.0)
+    await fetching.fetch(second, 1000)
+    assert (opened, len(kv.peers)) == ([True], 1)
+    may_go_on.set()
+    await wait_until(lambda: bool(closers) and opened == [True, True] and len(kv.peers) == 1, 10)
+    assert kv.peers.has(0, digest), "it is the second's"
+    assert list(kv.peers._sessions) == [(second.request.id, 2)]
+    assert all(name.startswith("kv-open") for name in closers)
+    pair.decode.worker.consumer._held.remove(second)
+    await wait_until(lambda: not len(kv.peers), 10)
+
+
+async def two_attempts(pair: Pair) -> tuple[HeldRequest, HeldRequest, bytes]:
+    """Return two attempts of one request, each with a lease, the second held by the worker that decodes."""
+    request, begun = await pair.begin()
+    ready, leases = (await begun.wait()).finish.ready, transfer_of(pair.prefill).leases
+    (lease,) = leases._by_token.values()
+    digests = [digest for _, digest in lease.rows]
+    later = leases.grant(request.id, 2, lease.salt, digests)
+    assert later is not None
+    attempts = []
+    for epoch, token in ((1, ready.lease), (2, later.token)):
+        place = msgspec.structs.replace(ready, epoch=epoch - 1, lease=token)
+        message = QueuedMessage("subject", b"", "", 1, 1, 0)
+        attempts.append(HeldRequest(request.id, msgspec.structs.replace(request, epoch=epoch, ready=place), message))
+    pair.decode.worker.consumer._held.add(attempts[1])
+    return attempts[0], attempts[1], digests[0]
 
 
 async def test_a_worker_that_drains_waits_until_what_it_keeps_is_fetched(pair: Pair) -> None:

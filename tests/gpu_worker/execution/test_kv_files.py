@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 
 import numpy as np
@@ -310,26 +312,92 @@ def test_a_directory_that_cannot_be_listed_is_asked_less_and_less_often(
     monkeypatch.setattr(BrokenStore, "refresh_s", 0.01)
     store, files, (digest,) = broken_files(tmp_path, 1)
     pauses: list[float] = []
-    wait = files._do_what_was_asked
+    now, wait = [time.monotonic()], files._to_do.get
 
-    def note(seconds: float) -> None:
+    def note(*, timeout: float) -> Callable[[], None]:
         # Those before it breaks are not counted.
         if not store.is_listed:
-            pauses.append(seconds)
-        wait(0.001)
+            pauses.append(timeout)
+        now[0] += timeout
+        return wait(timeout=0.001)
 
-    monkeypatch.setattr(files, "_do_what_was_asked", note)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    monkeypatch.setattr("gpu_worker.execution.tiers.block_files.time", clock)
+    monkeypatch.setattr(files._to_do, "get", note)
     store.is_listed = False
     wait_for(lambda: len(pauses) >= 21)
     store.is_listed = True
-    assert pauses[pauses.index(0.02) :][:3] == [0.02, 0.04, 0.08]
-    assert pauses[20] == 60
+    longer = [pause for pause in pauses if pause > 0.015]
+    assert longer[:3] == pytest.approx([0.02, 0.04, 0.08], rel=1e-3)
+    assert pauses[20] == pytest.approx(60)
     assert sum("cannot be listed" in record.message for record in caplog.records) == 1
     # It goes on once the directory is back.
     other = b"o" * 32
     DirectoryStore.write(store, MAKER.key(0, other), [stored(MAKER, 0, other)])
     wait_for(lambda: files.has(0, other))
     assert files.has(0, digest)
+
+
+@pytest.mark.parametrize("step", ["_delete_again", "_make_room"])
+def test_a_thread_that_can_do_nothing_waits_before_it_looks_again(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BrokenStore, "refresh_s", 0.01)
+    did: list[str] = []
+
+    def look(store: BrokenStore) -> Iterable[Folder]:
+        did.append("look")
+        return DirectoryStore.folders(store)
+
+    def fail(_: BlockFiles) -> None:
+        did.append("fail")
+        raise ValueError("not what a disk says")
+
+    def wait(self: Queue[object], timeout: float) -> object:
+        did.append("wait")
+        return get(self, timeout=timeout)
+
+    get = Queue.get
+    monkeypatch.setattr(BrokenStore, "folders", look)
+    monkeypatch.setattr(BlockFiles, step, fail)
+    _, files, _ = broken_files(tmp_path)
+    monkeypatch.setattr(files._to_do, "get", partial(wait, files._to_do))
+    did.clear()
+    wait_for(lambda: did.count("fail") > 10)
+    seen = "".join(each[0] for each in did)
+    assert "lfl" not in seen, "it looks at once"
+    assert "lfwlfw" in seen
+
+
+def test_a_file_that_is_written_again_is_not_deleted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BrokenStore, "refresh_s", 0.01)
+    store, files, (digest,) = broken_files(tmp_path, 1)
+    key, size = MAKER.key(0, digest), ROW_BYTES + HEADER_BYTES
+    DirectoryStore.write(store, key, [bytes(size)])
+    store.undeletable = ".kv"
+    assert files.read(0, digest, SALT) is None
+    assert files._undeleted == {key: size}
+
+    def write(key: str, parts: list[bytes]) -> None:
+        DirectoryStore.write(store, key, parts)
+        store.undeletable = "nothing"
+        looked.clear()
+        for _ in range(3):
+            assert looked.wait(30)
+            looked.clear()
+
+    def look() -> Iterable[Folder]:
+        looked.set()
+        return DirectoryStore.folders(store)
+
+    looked = threading.Event()
+    monkeypatch.setattr(store, "write", write)
+    monkeypatch.setattr(store, "folders", look)
+    files.add(Kept(0, digest, SALT))
+    wait_for(lambda: files.stored_bytes > 0)
+    assert files.read(0, digest, SALT) is not None
+    assert files.has(0, digest)
+    assert files.reading(0, 0).used_bytes == size
 
 
 def test_a_file_that_cannot_be_deleted_counts_until_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

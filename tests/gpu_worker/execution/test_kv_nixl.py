@@ -244,7 +244,7 @@ def test_kv_comes_over_tcp_from_a_worker_whose_memory_nixl_could_not_read(
     assert pair.go_on(begun) == (expected, 0), "the prompt is computed"
     pair.decode.fill()
     begun, gone = pair.begin()
-    pair.fetching.peers.close("r")
+    pair.fetching.peers.close("r", 1)
     assert pair.open(pair.grant(gone))
     (session,) = pair.fetching.peers._sessions.values()
     assert session.way == WAYS["stream"]

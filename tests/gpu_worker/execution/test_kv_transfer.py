@@ -175,7 +175,7 @@ def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
     assert f"KV of {pair.giving.server.address} is {WAYS[way]}" in caplog.messages
     assert pair.go_on(begun, sampling) == (alone(models, name, sampling, **settings), 60)
     assert pair.decode.hit_tokens("peer") == 60
-    pair.fetching.peers.close("r", is_done=True)
+    pair.fetching.peers.close("r", 1, is_done=True)
     wait_for(lambda: not len(pair.giving.leases))
     assert pair.giving.leases.num_read == 1
     assert_rows_are_free(pair)
@@ -247,7 +247,7 @@ def test_rows_are_free_again_however_a_lease_ends(pair: Pair, how: str) -> None:
         pair.giving.leases.cancel("r", 1)
     elif how == "reader":
         assert pair.open(lease)
-        pair.fetching.peers.close("r")
+        pair.fetching.peers.close("r", 1)
         wait_for(lambda: not len(pair.giving.leases))
     else:
         pair.giving.leases.host.forget(gone.block_digests)
@@ -387,7 +387,7 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
         pair.fetching.peers.open(address, "0" * 32, "r", 1, 61)
         answer, num_cached = pair.go_on(begun)
         is_over.set()
-        pair.fetching.peers.close("r")
+        pair.fetching.peers.close("r", 1)
     assert answer == expected
     assert num_cached <= (60 if point == "one-block" else 0)
     assert time.monotonic() - started < 15
@@ -582,7 +582,7 @@ def count_loaded(count: int, way: str) -> tuple[int, int]:
         for number in range(count):
             assert peers.open(address, "0" * 32, str(number), 1, 4)
             num_loaded += peers.read(0, digest, SALT) is not None
-            peers.close(str(number))
+            peers.close(str(number), 1)
     os.close(file)
     for agent in agents:
         agent.close()
@@ -719,7 +719,7 @@ def test_what_a_load_has_asked_for_and_not_read_is_taken_off_the_wire_and_let_go
     names, asked = numbered(100), list[int]()
     peers = PeerTier([32], 4)
     with session_with(names, asked) as session:
-        peers._sessions["r"] = session
+        peers._sessions["r", 1] = session
         peers.expect(names)
         assert session.get(names[0]) is not None
         load = BlockLoad(b"", [Wanted(group, digest, 0) for group, digest in names], [])
@@ -798,7 +798,7 @@ def test_right_contents_are_loaded_from_the_same_server() -> None:
         assert peers.open(address, "0" * 32, "r", 1, 61)
         peers.expect(names)
         read = [peers.read(*name, SALT) for name in names]
-        peers.close("r")
+        peers.close("r", 1)
     assert [None if each is None else each.tobytes() for each in read] == [digest for _, digest in names]
 
 
@@ -823,7 +823,7 @@ def test_no_longer_list_of_contents_is_read_than_the_request_can_need(
         # Two groups of 16 blocks.
         assert peers.open(address, "0" * 32, "r", 1, 61) is is_open
         assert is_open or time.monotonic() - started < 20, "it waits for the rest"
-        peers.close("r")
+        peers.close("r", 1)
         assert hangs_up.wait(10)
 
 

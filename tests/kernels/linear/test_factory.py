@@ -156,7 +156,13 @@ def test_weights_on_a_gpu_are_packed_for_its_kernels(monkeypatch: pytest.MonkeyP
 def test_groups_that_no_kernel_of_a_gpu_has_are_written_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.linear.gpu_packed.pack.has_kernels", lambda _: True)
     form = replace(groups(4, 20), offsets=None).to(torch.device("meta"))
-    assert isinstance(FACTORY.make(form), NarrowingLinear)
+    for dtype in EPSILON:
+        linear = LinearFactory(lambda: 0, dtype).make(form, torch.empty(ROWS, device="meta"))
+        assert isinstance(linear, NarrowingLinear)
+        assert linear._bias is not None
+        assert linear._weight.dtype is linear._bias.dtype is dtype, "it needs no more memory before its first call"
+        for inputs in EPSILON:
+            assert linear(torch.empty(3, COLUMNS, dtype=inputs, device="meta")).dtype is inputs
 
 
 @pytest.mark.gpu

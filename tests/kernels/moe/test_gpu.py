@@ -298,6 +298,48 @@ def test_matrices_of_float32_take_the_type_of_the_first_inputs(device: torch.dev
     assert (results[0].cpu().float() - expected.float()).norm() <= TOLERANCE[torch.float16] * expected.float().norm()
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_an_expert_of_float32_takes_a_place_among_narrowed_ones(device: torch.device, has_bias: bool) -> None:
+    case, activation = Mixture(9, 4, 2).tensors(torch.float16), ACTIVATIONS["silu"][0]
+    wide = [
+        replace(
+            weights,
+            forms=tuple(DenseWeight(form.dequantize()) for form in weights.forms),
+            bias=torch.randn(weights.shape[:2]) if has_bias else None,
+        ).to(device)
+        for weights in (case.gate_up, case.down)
+    ]
+    experts = GpuExperts(
+        stack_experts(wide[0], is_gated=True), stack_experts(wide[1], is_gated=False), activation, 0, H200
+    )
+    given = case.x.to(device), case.ids.to(device), case.weights.to(device)
+    launch = DENSE if device.type == "cpu" else None
+    early = experts.prepare(*(_only(weights, 1) for weights in wide))
+    experts(*given, launch=launch)
+    experts.replace(2, early)
+    experts.replace(0, experts.prepare(*(_only(weights, 3) for weights in wide)))
+    for stack in (experts._gate_up, experts._down):
+        assert isinstance(stack, DenseStack)
+        types = {stack.weight.dtype} | ({stack.bias.dtype} if stack.bias is not None else set())
+        assert types == {torch.float16}
+    placed = [
+        replace(
+            weights,
+            forms=tuple(weights.forms[place] for place in (3, 1, 1, 3)),
+            bias=None if weights.bias is None else weights.bias[[3, 1, 1, 3]],
+        ).to(torch.device("cpu"))
+        for weights in wide
+    ]
+    expected = experts_reference(case.x, case.ids, case.weights, *placed, activation).float()
+    result = experts(*given, launch=launch).cpu().float()
+    assert (result - expected).norm() <= TOLERANCE[torch.float16] * expected.norm()
+
+
+def _only(weights: ExpertWeights, expert: int) -> ExpertWeights:
+    bias = None if weights.bias is None else weights.bias[expert : expert + 1]
+    return ExpertWeights((weights.forms[expert],), bias)
+
+
 def test_microscaled_weights_take_their_bits_only() -> None:
     forms = tuple(grouped(FLOAT4, 256, 256, expert) for expert in range(2))
     stack = stack_experts(ExpertWeights(forms), is_gated=True)

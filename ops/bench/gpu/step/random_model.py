@@ -199,4 +199,5 @@ def random_model(
     keeps = shape.is_dense if keeps_tensors is None else keeps_tensors
     weights = RandomWeights(config, dtype, device, keeps_tensors=keeps, stacks_experts=stacks_experts)
     quantized = None if config.quantization is None else QuantizedLayers(config.quantization, weights)
-    return CausalLM(config, weights, dtype, device, linears or LinearFactory(free_host_bytes), quantized), weights
+    linears = linears or LinearFactory(free_host_bytes, dtype)
+    return CausalLM(config, weights, dtype, device, linears, quantized), weights

@@ -109,6 +109,7 @@ def test_float32_on_a_gpu_takes_the_type_of_its_first_inputs(dtype: torch.dtype)
     for _ in range(2):
         assert torch.equal(linear(x), expected)
         assert torch.equal(linear.to_float32(x), expected.float())
+    assert linear(x.float()).dtype is torch.float32
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
