@@ -8,47 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from functools import partial
 
 import msgspec
 from nats.errors import MaxPayloadError
 
-from gateway.admission.caller import Caller
-from gateway.api.large_bodies import LargeBodies
-from gateway.api.model_fit import with_adapter
-from gateway.api.output_reading import StructuredOutputAdmission
+from gateway.batches.driver_services import DriverServices
 from gateway.batches.input_lines import InputLine, input_lines, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
-from gateway.batches.line import (
-    BatchLine,
-    checked_id,
-    fitted,
-    line_of,
-    parsed_line,
-    with_checked_grammar,
-    with_images,
-    with_model_reading,
-)
+from gateway.batches.line import checked_id
 from gateway.batches.line_answer import output_line, reasoning_tokens_of
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
-from gateway.batches.log import ERRORS, BatchLog
+from gateway.batches.line_maker import LineMaker, NotReadyError
+from gateway.batches.log import ERRORS
 from gateway.batches.output import BatchOutput, delete_parts, patiently
 from gateway.batches.record import ENDED, BatchError, bounded_errors
 from gateway.batches.validation import InputCheck
-from gateway.errors import ApiError
-from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
-from gateway.fleet.fleet import Fleet
-from gateway.generation import Generation
-from gateway.media.intake import ImageIntake
-from shared.direct_client import DirectClient
 from shared.errors import BadRequestError
-from shared.kept_results import KeptResults
 from shared.messages import FinishReason
 from shared.objects.store import MissingObjectError
-from shared.server_clock import ServerClock
 
 # In the queue at once, of one batch: enough for the batch seats of many workers, and little of the tenant's queue.
 MAX_JOBS = 1024
@@ -59,34 +39,10 @@ _TICK_S = 0.25
 _FULL_S = 1.0
 # The record names a number of lines before jobs of them are published, so that a successor knows of them.
 _AHEAD = 1024
-# Of a message besides the line that it is made of.
-_MESSAGE_MARGIN_BYTES = 32 << 10
 
 _MISSING = BatchError("input_file_missing", "The input file is no longer there.", "input_file_id")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DriverServices:
-    """What drivers work with. One set per process."""
-
-    nats: DirectClient
-    log: BatchLog
-    catalog: FileCatalog
-    kept: KeptResults
-    clock: ServerClock
-    bodies: LargeBodies
-    images: ImageIntake
-    fleet: Fleet
-    watermark_of: Callable[[str, str], str | None]
-    settled: Callable[[Generation, str], Generation]
-    grammars: StructuredOutputAdmission
-
-    @property
-    def max_line_bytes(self) -> int:
-        """Bytes of the longest line whose jobs NATS takes."""
-        return max(1024, self.nats.max_payload - _MESSAGE_MARGIN_BYTES)
 
 
 class BatchDriver:
@@ -99,6 +55,7 @@ class BatchDriver:
         self._output = BatchOutput(services.catalog, lease)
         self._file: FileRecord | None = None
         self._repeated: list[tuple[InputLine, int]] = []
+        self._maker = LineMaker(services, lease.record)
         self._jobs = LineJobs(services.nats, services.kept, lease.record.tenant, lease.record.id)
         self._read_to = lease.record.position
         # Jobs of the lines up to this one may have been published by another driver.
@@ -245,11 +202,11 @@ class BatchDriver:
     async def _publish_line(self, place: InputLine, attempt: int = 0) -> bool:
         """Publish a line, unless it has its results; return False if the queue does not take it now."""
         try:
-            line = await self._parsed(place, attempt)
+            line = await self._maker.line_to_publish(place, self._jobs.prefix(place.number, attempt))
         except BadRequestError as error:
             self._refuse(place, error)
             return True
-        except QueueFullError:
+        except NotReadyError:
             return False
         sent = self._jobs.note(place, line, attempt)
         try:
@@ -264,48 +221,6 @@ class BatchDriver:
             message = "The request is larger than a message of the queue may be."
             self._refuse(place, BadRequestError(message, "body", "request_too_large"))
         return True
-
-    async def _parsed(self, place: InputLine, attempt: int = 0) -> BatchLine:
-        record, services = self._lease.record, self._services
-
-        def read() -> tuple[str, Generation]:
-            return parsed_line(line_fields(place, services.max_line_bytes))
-
-        custom_id, generation = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
-        generation = fitted(generation, services.watermark_of(record.tenant, record.key), self._settled)
-        generation = await self._as_its_model(generation)
-        caller = Caller(record.key, record.tenant, (), b"", custom_id[:256], weight=record.weight)
-        prefix, now = self._jobs.prefix(place.number, attempt), services.clock.now()
-        line = line_of(custom_id, generation, caller, prefix, deadline=record.expires_at, now=now)
-        try:
-            return await with_images(line, services.images, self.tenant)
-        except ApiError as error:
-            if error.status != 400:
-                raise QueueFullError(error.message) from error
-            raise BadRequestError(error.message, f"body.{error.param}", error.code or "invalid_value") from None
-
-    async def _as_its_model(self, generation: Generation) -> Generation:
-        services = self._services
-        load = services.fleet.load(generation.served_model)
-        generation = await with_model_reading(generation, load, services.bodies, self.tenant)
-        if generation.tools is not None and generation.tools.tools and generation.reading is None:
-            raise QueueFullError(f"No worker has said how `{generation.model}` writes calls of tools.")
-        try:
-            return await with_checked_grammar(generation, services.grammars, self.tenant)
-        except ApiError as error:
-            raise QueueFullError(error.message) from error
-
-    def _settled(self, generation: Generation) -> Generation:
-        generation, fleet = self._services.settled(generation, self.tenant), self._services.fleet
-        name = generation.model
-        found = fleet.find_adapter(name, self.tenant)
-        if found is None and fleet.named_adapters.was_removed(name, self.tenant) and name not in fleet.models():
-            raise BadRequestError(f"The adapter {name[:128]!r} was removed.", "body.model", "model_not_found")
-        try:
-            return with_adapter(generation, fleet, self.tenant)
-        except ApiError as error:
-            # Its workers are away or being updated.
-            raise QueueFullError(error.message) from error
 
     async def _take(self) -> None:
         complete, repeated = self._jobs.take()
@@ -370,7 +285,7 @@ class BatchDriver:
                     self._write_error(place, None, error)
                     continue
                 try:
-                    self._jobs.note(place, await self._parsed(place))
+                    self._jobs.note(place, await self._maker.line_to_read(place, self._jobs.prefix(place.number)))
                 except BadRequestError as refusal:
                     self._refuse(place, refusal)
             await self._end_jobs(reason)
