@@ -15,7 +15,7 @@ import msgspec
 from nats.errors import MaxPayloadError
 
 from gateway.batches.driver_services import DriverServices
-from gateway.batches.input_lines import InputLine, input_lines, line_fields
+from gateway.batches.input_lines import InputLine, input_lines, line_data, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
 from gateway.batches.line import checked_id
 from gateway.batches.line_answer import output_line, reasoning_tokens_of
@@ -24,6 +24,7 @@ from gateway.batches.line_maker import LineMaker, NotReadyError
 from gateway.batches.log import ERRORS
 from gateway.batches.output import BatchOutput, delete_parts, patiently
 from gateway.batches.record import ENDED, BatchError, bounded_errors
+from gateway.batches.set_aside import SetAside
 from gateway.batches.validation import InputCheck
 from gateway.files.objects import FileRecord
 from shared.errors import BadRequestError
@@ -54,7 +55,7 @@ class BatchDriver:
         self.tenant = lease.record.tenant
         self._output = BatchOutput(services.catalog, lease)
         self._file: FileRecord | None = None
-        self._repeated: list[tuple[InputLine, int]] = []
+        self._aside = SetAside()
         self._maker = LineMaker(services, lease.record)
         self._jobs = LineJobs(services.nats, services.kept, lease.record.tenant, lease.record.id)
         self._read_to = lease.record.position
@@ -139,10 +140,11 @@ class BatchDriver:
         async with self._jobs:
             is_all_sent, waiting = False, list[InputLine]()
             while not (reason := self._must_end()) and not (is_all_sent and not self._unanswered(waiting)):
+                await self._publish_aside()
                 is_all_sent = await self._fill(lines, waiting) or is_all_sent
                 await self._jobs.wait(_TICK_S)
                 await self._jobs.look()
-                await self._take()
+                self._take()
                 if self._output.is_due:
                     await self._output.flush(self._position(waiting))
             if reason is not None:
@@ -176,7 +178,10 @@ class BatchDriver:
 
     async def _fill(self, lines: AsyncIterator[InputLine], waiting: list[InputLine]) -> bool:
         """Publish lines while the queue is to have more; return whether all were read."""
-        while self._jobs.num_jobs < MAX_JOBS and self._jobs.num_bytes < MAX_JOB_BYTES:
+        # Not without end: lines that are set aside are no jobs, and the batch may be cancelled meanwhile.
+        for _ in range(_AHEAD // _PUBLISHED_AT_ONCE):
+            if self._is_full:
+                return False
             is_last = False
             while len(waiting) < _PUBLISHED_AT_ONCE and _size(waiting) < _BYTES_AT_ONCE and not is_last:
                 line = await anext(lines, None)
@@ -189,6 +194,25 @@ class BatchDriver:
                 return True
         return False
 
+    @property
+    def _is_full(self) -> bool:
+        return self._jobs.num_jobs >= MAX_JOBS or self._jobs.num_bytes >= MAX_JOB_BYTES
+
+    async def _publish_aside(self) -> None:
+        """Publish lines that were set aside, if some are due."""
+        if self._is_full or not (due := self._aside.take_due()):
+            return
+        places = await asyncio.gather(*(self._with_data(place) for place, _ in due))
+        tries = [(place, attempt) for place, (_, attempt) in zip(places, due, strict=True)]
+        results = await asyncio.gather(*(self._publish_line(*each) for each in tries))
+        for (place, attempt), is_published in zip(tries, results, strict=True):
+            if not is_published:
+                self._aside.wait(place, attempt, "queue")
+
+    async def _with_data(self, place: InputLine) -> InputLine:
+        data = await self._read(place.start, place.end - place.start)
+        return place._replace(data=line_data(data, place.start))
+
     async def _publish(self, waiting: list[InputLine]) -> bool:
         """Publish lines and take them from the list; return False if the queue took none of some."""
         record, last = self._lease.record, max(place.number for place in waiting)
@@ -200,19 +224,21 @@ class BatchDriver:
         return not waiting
 
     async def _publish_line(self, place: InputLine, attempt: int = 0) -> bool:
-        """Publish a line, unless it has its results; return False if the queue does not take it now."""
+        """Publish a line, unless it has its results, or set it aside; return False if the queue is full now."""
+        may_have_results = attempt > 0 or place.number <= self._sent_before
         try:
+            if may_have_results and await self._has_results(place, attempt):
+                return True
             line = await self._maker.line_to_publish(place, self._jobs.prefix(place.number, attempt))
         except BadRequestError as error:
             self._refuse(place, error)
             return True
-        except NotReadyError:
-            return False
+        except NotReadyError as error:
+            self._aside.wait(place, attempt, error.reason)
+            return True
         sent = self._jobs.note(place, line, attempt)
         try:
-            may_have_results = attempt > 0 or place.number <= self._sent_before
-            if not (may_have_results and await self._jobs.find(sent)):
-                await self._jobs.publish(line)
+            await self._jobs.publish(line)
         except QueueFullError:
             self._jobs.forget(sent)
             return False
@@ -222,7 +248,16 @@ class BatchDriver:
             self._refuse(place, BadRequestError(message, "body", "request_too_large"))
         return True
 
-    async def _take(self) -> None:
+    async def _has_results(self, place: InputLine, attempt: int) -> bool:
+        """Take the results of a line if all are there, which takes no worker of its model."""
+        line = await self._maker.line_to_read(place, self._jobs.prefix(place.number, attempt))
+        sent = self._jobs.note(place, line, attempt)
+        if await self._jobs.find(sent):
+            return True
+        self._jobs.forget(sent)
+        return False
+
+    def _take(self) -> None:
         complete, repeated = self._jobs.take()
         for sent in complete:
             self._answer(sent)
@@ -230,10 +265,7 @@ class BatchDriver:
             # A worker may not have found one.
             for request in sent.line.requests:
                 self._services.images.forget(request.media, self.tenant)
-            data = await self._read(sent.place.start, sent.place.end - sent.place.start)
-            place = sent.place._replace(data=data.strip())
-            self._repeated.append((place, sent.attempt + 1))
-        self._repeated = [each for each in self._repeated if not await self._publish_line(*each)]
+            self._aside.repeat(sent.place, sent.attempt + 1)
 
     def _answer(self, sent: SentLine) -> None:
         output = output_line(sent.line)
@@ -250,18 +282,22 @@ class BatchDriver:
     def _refuse(self, place: InputLine, error: BadRequestError) -> None:
         body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
         response = {"status_code": 400, "request_id": self._jobs.prefix(place.number), "body": {"error": body}}
-        self._write_error(place, response, None)
+        self._write_error(place, self._custom_id(place), response, None)
 
-    def _write_error(self, place: InputLine, response: dict[str, object] | None, error: dict[str, str] | None) -> None:
+    def _custom_id(self, place: InputLine) -> str:
         try:
-            custom_id = checked_id(line_fields(place, self._services.max_line_bytes))
+            return checked_id(line_fields(place, self._services.max_line_bytes))
         except BadRequestError:
-            custom_id = ""
+            return ""
+
+    def _write_error(
+        self, place: InputLine, custom_id: str, response: dict[str, object] | None, error: dict[str, str] | None
+    ) -> None:
         output = {"id": self._jobs.prefix(place.number), "custom_id": custom_id, "response": response, "error": error}
         self._output.add(place.number, msgspec.json.encode(output), is_answer=False)
 
     def _unanswered(self, waiting: list[InputLine]) -> list[InputLine]:
-        return [*(sent.place for sent in self._jobs.lines), *waiting, *(place for place, _ in self._repeated)]
+        return [*(sent.place for sent in self._jobs.lines), *waiting, *(place for place, _ in self._aside.lines)]
 
     def _position(self, waiting: list[InputLine]) -> tuple[int, int]:
         """Return where the first line may be that is not done."""
@@ -277,21 +313,35 @@ class BatchDriver:
         error = {"code": f"batch_{reason}", "message": messages[reason]}
         num_sent = self._lease.record.num_sent
         await self._end_jobs(reason)
-        rest = [*waiting, *(place for place, _ in self._repeated)]
-        waiting.clear()
-        while rest or (rest := await _some(lines)):
-            for place in rest:
-                if place.number > num_sent:
-                    self._write_error(place, None, error)
-                    continue
+        async for place, attempt in self._rest(lines, waiting):
+            if place.number > num_sent:
+                self._write_error(place, self._custom_id(place), None, error)
+            else:
                 try:
-                    self._jobs.note(place, await self._maker.line_to_read(place, self._jobs.prefix(place.number)))
+                    line = await self._maker.line_to_read(place, self._jobs.prefix(place.number, attempt))
+                    self._jobs.note(place, line, attempt)
                 except BadRequestError as refusal:
                     self._refuse(place, refusal)
-            await self._end_jobs(reason)
-            rest = []
+            if len(self._jobs.lines) >= _AHEAD:
+                await self._end_jobs(reason)
             if self._output.is_due:
                 await self._output.flush()
+        await self._end_jobs(reason)
+
+    async def _rest(
+        self, lines: AsyncIterator[InputLine], waiting: list[InputLine]
+    ) -> AsyncIterator[tuple[InputLine, int]]:
+        """Yield the lines that are not answered and have no job, and how often their jobs were renamed."""
+        for place in waiting:
+            yield place, 0
+        aside = self._aside.take_all()
+        for start in range(0, len(aside), _PUBLISHED_AT_ONCE):
+            group = aside[start : start + _PUBLISHED_AT_ONCE]
+            places = await asyncio.gather(*(self._with_data(place) for place, _ in group))
+            for place, (_, attempt) in zip(places, group, strict=True):
+                yield place, attempt
+        async for place in lines:
+            yield place, 0
 
     async def _end_jobs(self, reason: FinishReason) -> None:
         while self._jobs.lines:
@@ -301,15 +351,8 @@ class BatchDriver:
                 self._answer(sent)
             for sent in repeated:
                 error = {"code": f"batch_{reason}", "message": "The result of this request is no longer kept."}
-                self._write_error(sent.place, None, error)
+                self._write_error(sent.place, sent.line.custom_id, None, error)
 
 
 def _size(lines: list[InputLine]) -> int:
     return sum(line.end - line.start for line in lines)
-
-
-async def _some(lines: AsyncIterator[InputLine]) -> list[InputLine]:
-    some: list[InputLine] = []
-    while len(some) < _AHEAD and (line := await anext(lines, None)) is not None:
-        some.append(line)
-    return some
