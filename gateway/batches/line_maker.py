@@ -6,6 +6,7 @@ read back, or whose jobs end, needs neither: its results say how they are read.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from gateway.admission.caller import Caller
@@ -25,6 +26,9 @@ from gateway.batches.record import BatchRecord
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.errors import BadRequestError
+
+# Wait for the checks of other lines. Usual ones take 10 ms.
+_TURN_S = 2.0
 
 
 class NotReadyError(Exception):
@@ -46,6 +50,8 @@ class LineMaker:
         self._services = services
         self._record = record
         self._tenant = record.tenant
+        # The tenant's live requests need the other places in which its grammars wait.
+        self._one_check = asyncio.Lock()
 
     async def line_to_read(self, place: InputLine, prefix: str) -> BatchLine:
         """Return a line whose results are to be read, without what only its worker needs."""
@@ -88,10 +94,20 @@ class LineMaker:
         if generation.tools is not None and generation.tools.tools and generation.reading is None:
             message = f"No worker has said how `{generation.model}` writes calls of tools."
             raise NotReadyError(f"model {generation.served_model}", message)
+        return generation if generation.sampling.grammar is None else await self._checked(generation)
+
+    async def _checked(self, generation: Generation) -> Generation:
         try:
-            return await with_checked_grammar(generation, services.grammars, self._tenant)
+            async with asyncio.timeout(_TURN_S):
+                await self._one_check.acquire()
+        except TimeoutError:
+            raise NotReadyError("grammars", "The grammars of other lines are checked before.") from None
+        try:
+            return await with_checked_grammar(generation, self._services.grammars, self._tenant)
         except ApiError as error:
             raise NotReadyError("grammars", error.message) from error
+        finally:
+            self._one_check.release()
 
     def _settled(self, generation: Generation) -> Generation:
         generation, fleet = self._services.settled(generation, self._tenant), self._services.fleet
