@@ -8,47 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from functools import partial
 
 import msgspec
 from nats.errors import MaxPayloadError
 
-from gateway.admission.caller import Caller
-from gateway.api.large_bodies import LargeBodies
-from gateway.api.model_fit import with_adapter
-from gateway.api.output_reading import StructuredOutputAdmission
-from gateway.batches.input_lines import InputLine, input_lines, line_fields
+from gateway.batches.driver_services import DriverServices
+from gateway.batches.input_lines import InputLine, input_lines, line_data, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
-from gateway.batches.line import (
-    BatchLine,
-    checked_id,
-    fitted,
-    line_of,
-    parsed_line,
-    with_checked_grammar,
-    with_images,
-    with_model_reading,
-)
+from gateway.batches.line import checked_id
 from gateway.batches.line_answer import output_line, reasoning_tokens_of
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
-from gateway.batches.log import ERRORS, BatchLog
+from gateway.batches.line_maker import LineMaker, NotReadyError
+from gateway.batches.log import ERRORS
 from gateway.batches.output import BatchOutput, delete_parts, patiently
 from gateway.batches.record import ENDED, BatchError, bounded_errors
+from gateway.batches.set_aside import SetAside
 from gateway.batches.validation import InputCheck
-from gateway.errors import ApiError
-from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
-from gateway.fleet.fleet import Fleet
-from gateway.generation import Generation
-from gateway.media.intake import ImageIntake
-from shared.direct_client import DirectClient
 from shared.errors import BadRequestError
-from shared.kept_results import KeptResults
 from shared.messages import FinishReason
 from shared.objects.store import MissingObjectError
-from shared.server_clock import ServerClock
 
 # In the queue at once, of one batch: enough for the batch seats of many workers, and little of the tenant's queue.
 MAX_JOBS = 1024
@@ -59,34 +40,10 @@ _TICK_S = 0.25
 _FULL_S = 1.0
 # The record names a number of lines before jobs of them are published, so that a successor knows of them.
 _AHEAD = 1024
-# Of a message besides the line that it is made of.
-_MESSAGE_MARGIN_BYTES = 32 << 10
 
 _MISSING = BatchError("input_file_missing", "The input file is no longer there.", "input_file_id")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DriverServices:
-    """What drivers work with. One set per process."""
-
-    nats: DirectClient
-    log: BatchLog
-    catalog: FileCatalog
-    kept: KeptResults
-    clock: ServerClock
-    bodies: LargeBodies
-    images: ImageIntake
-    fleet: Fleet
-    watermark_of: Callable[[str, str], str | None]
-    settled: Callable[[Generation, str], Generation]
-    grammars: StructuredOutputAdmission
-
-    @property
-    def max_line_bytes(self) -> int:
-        """Bytes of the longest line whose jobs NATS takes."""
-        return max(1024, self.nats.max_payload - _MESSAGE_MARGIN_BYTES)
 
 
 class BatchDriver:
@@ -98,7 +55,8 @@ class BatchDriver:
         self.tenant = lease.record.tenant
         self._output = BatchOutput(services.catalog, lease)
         self._file: FileRecord | None = None
-        self._repeated: list[tuple[InputLine, int]] = []
+        self._aside = SetAside()
+        self._maker = LineMaker(services, lease.record)
         self._jobs = LineJobs(services.nats, services.kept, lease.record.tenant, lease.record.id)
         self._read_to = lease.record.position
         # Jobs of the lines up to this one may have been published by another driver.
@@ -182,10 +140,11 @@ class BatchDriver:
         async with self._jobs:
             is_all_sent, waiting = False, list[InputLine]()
             while not (reason := self._must_end()) and not (is_all_sent and not self._unanswered(waiting)):
+                await self._publish_aside()
                 is_all_sent = await self._fill(lines, waiting) or is_all_sent
                 await self._jobs.wait(_TICK_S)
                 await self._jobs.look()
-                await self._take()
+                self._take()
                 if self._output.is_due:
                     await self._output.flush(self._position(waiting))
             if reason is not None:
@@ -219,7 +178,10 @@ class BatchDriver:
 
     async def _fill(self, lines: AsyncIterator[InputLine], waiting: list[InputLine]) -> bool:
         """Publish lines while the queue is to have more; return whether all were read."""
-        while self._jobs.num_jobs < MAX_JOBS and self._jobs.num_bytes < MAX_JOB_BYTES:
+        # Not without end: lines that are set aside are no jobs, and the batch may be cancelled meanwhile.
+        for _ in range(_AHEAD // _PUBLISHED_AT_ONCE):
+            if self._is_full:
+                return False
             is_last = False
             while len(waiting) < _PUBLISHED_AT_ONCE and _size(waiting) < _BYTES_AT_ONCE and not is_last:
                 line = await anext(lines, None)
@@ -232,6 +194,25 @@ class BatchDriver:
                 return True
         return False
 
+    @property
+    def _is_full(self) -> bool:
+        return self._jobs.num_jobs >= MAX_JOBS or self._jobs.num_bytes >= MAX_JOB_BYTES
+
+    async def _publish_aside(self) -> None:
+        """Publish lines that were set aside, if some are due."""
+        if self._is_full or not (due := self._aside.take_due()):
+            return
+        places = await asyncio.gather(*(self._with_data(place) for place, _ in due))
+        tries = [(place, attempt) for place, (_, attempt) in zip(places, due, strict=True)]
+        results = await asyncio.gather(*(self._publish_line(*each) for each in tries))
+        for (place, attempt), is_published in zip(tries, results, strict=True):
+            if not is_published:
+                self._aside.wait(place, attempt, "queue")
+
+    async def _with_data(self, place: InputLine) -> InputLine:
+        data = await self._read(place.start, place.end - place.start)
+        return place._replace(data=line_data(data, place.start))
+
     async def _publish(self, waiting: list[InputLine]) -> bool:
         """Publish lines and take them from the list; return False if the queue took none of some."""
         record, last = self._lease.record, max(place.number for place in waiting)
@@ -243,19 +224,21 @@ class BatchDriver:
         return not waiting
 
     async def _publish_line(self, place: InputLine, attempt: int = 0) -> bool:
-        """Publish a line, unless it has its results; return False if the queue does not take it now."""
+        """Publish a line, unless it has its results, or set it aside; return False if the queue is full now."""
+        may_have_results = attempt > 0 or place.number <= self._sent_before
         try:
-            line = await self._parsed(place, attempt)
+            if may_have_results and await self._has_results(place, attempt):
+                return True
+            line = await self._maker.line_to_publish(place, self._jobs.prefix(place.number, attempt))
         except BadRequestError as error:
             self._refuse(place, error)
             return True
-        except QueueFullError:
-            return False
+        except NotReadyError as error:
+            self._aside.wait(place, attempt, error.reason)
+            return True
         sent = self._jobs.note(place, line, attempt)
         try:
-            may_have_results = attempt > 0 or place.number <= self._sent_before
-            if not (may_have_results and await self._jobs.find(sent)):
-                await self._jobs.publish(line)
+            await self._jobs.publish(line)
         except QueueFullError:
             self._jobs.forget(sent)
             return False
@@ -265,49 +248,16 @@ class BatchDriver:
             self._refuse(place, BadRequestError(message, "body", "request_too_large"))
         return True
 
-    async def _parsed(self, place: InputLine, attempt: int = 0) -> BatchLine:
-        record, services = self._lease.record, self._services
+    async def _has_results(self, place: InputLine, attempt: int) -> bool:
+        """Take the results of a line if all are there, which takes no worker of its model."""
+        line = await self._maker.line_to_read(place, self._jobs.prefix(place.number, attempt))
+        sent = self._jobs.note(place, line, attempt)
+        if await self._jobs.find(sent):
+            return True
+        self._jobs.forget(sent)
+        return False
 
-        def read() -> tuple[str, Generation]:
-            return parsed_line(line_fields(place, services.max_line_bytes))
-
-        custom_id, generation = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
-        generation = fitted(generation, services.watermark_of(record.tenant, record.key), self._settled)
-        generation = await self._as_its_model(generation)
-        caller = Caller(record.key, record.tenant, (), b"", custom_id[:256], weight=record.weight)
-        prefix, now = self._jobs.prefix(place.number, attempt), services.clock.now()
-        line = line_of(custom_id, generation, caller, prefix, deadline=record.expires_at, now=now)
-        try:
-            return await with_images(line, services.images, self.tenant)
-        except ApiError as error:
-            if error.status != 400:
-                raise QueueFullError(error.message) from error
-            raise BadRequestError(error.message, f"body.{error.param}", error.code or "invalid_value") from None
-
-    async def _as_its_model(self, generation: Generation) -> Generation:
-        services = self._services
-        load = services.fleet.load(generation.served_model)
-        generation = await with_model_reading(generation, load, services.bodies, self.tenant)
-        if generation.tools is not None and generation.tools.tools and generation.reading is None:
-            raise QueueFullError(f"No worker has said how `{generation.model}` writes calls of tools.")
-        try:
-            return await with_checked_grammar(generation, services.grammars, self.tenant)
-        except ApiError as error:
-            raise QueueFullError(error.message) from error
-
-    def _settled(self, generation: Generation) -> Generation:
-        generation, fleet = self._services.settled(generation, self.tenant), self._services.fleet
-        name = generation.model
-        found = fleet.find_adapter(name, self.tenant)
-        if found is None and fleet.named_adapters.was_removed(name, self.tenant) and name not in fleet.models():
-            raise BadRequestError(f"The adapter {name[:128]!r} was removed.", "body.model", "model_not_found")
-        try:
-            return with_adapter(generation, fleet, self.tenant)
-        except ApiError as error:
-            # Its workers are away or being updated.
-            raise QueueFullError(error.message) from error
-
-    async def _take(self) -> None:
+    def _take(self) -> None:
         complete, repeated = self._jobs.take()
         for sent in complete:
             self._answer(sent)
@@ -315,10 +265,7 @@ class BatchDriver:
             # A worker may not have found one.
             for request in sent.line.requests:
                 self._services.images.forget(request.media, self.tenant)
-            data = await self._read(sent.place.start, sent.place.end - sent.place.start)
-            place = sent.place._replace(data=data.strip())
-            self._repeated.append((place, sent.attempt + 1))
-        self._repeated = [each for each in self._repeated if not await self._publish_line(*each)]
+            self._aside.repeat(sent.place, sent.attempt + 1)
 
     def _answer(self, sent: SentLine) -> None:
         output = output_line(sent.line)
@@ -335,18 +282,22 @@ class BatchDriver:
     def _refuse(self, place: InputLine, error: BadRequestError) -> None:
         body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
         response = {"status_code": 400, "request_id": self._jobs.prefix(place.number), "body": {"error": body}}
-        self._write_error(place, response, None)
+        self._write_error(place, self._custom_id(place), response, None)
 
-    def _write_error(self, place: InputLine, response: dict[str, object] | None, error: dict[str, str] | None) -> None:
+    def _custom_id(self, place: InputLine) -> str:
         try:
-            custom_id = checked_id(line_fields(place, self._services.max_line_bytes))
+            return checked_id(line_fields(place, self._services.max_line_bytes))
         except BadRequestError:
-            custom_id = ""
+            return ""
+
+    def _write_error(
+        self, place: InputLine, custom_id: str, response: dict[str, object] | None, error: dict[str, str] | None
+    ) -> None:
         output = {"id": self._jobs.prefix(place.number), "custom_id": custom_id, "response": response, "error": error}
         self._output.add(place.number, msgspec.json.encode(output), is_answer=False)
 
     def _unanswered(self, waiting: list[InputLine]) -> list[InputLine]:
-        return [*(sent.place for sent in self._jobs.lines), *waiting, *(place for place, _ in self._repeated)]
+        return [*(sent.place for sent in self._jobs.lines), *waiting, *(place for place, _ in self._aside.lines)]
 
     def _position(self, waiting: list[InputLine]) -> tuple[int, int]:
         """Return where the first line may be that is not done."""
@@ -362,21 +313,35 @@ class BatchDriver:
         error = {"code": f"batch_{reason}", "message": messages[reason]}
         num_sent = self._lease.record.num_sent
         await self._end_jobs(reason)
-        rest = [*waiting, *(place for place, _ in self._repeated)]
-        waiting.clear()
-        while rest or (rest := await _some(lines)):
-            for place in rest:
-                if place.number > num_sent:
-                    self._write_error(place, None, error)
-                    continue
+        async for place, attempt in self._rest(lines, waiting):
+            if place.number > num_sent:
+                self._write_error(place, self._custom_id(place), None, error)
+            else:
                 try:
-                    self._jobs.note(place, await self._parsed(place))
+                    line = await self._maker.line_to_read(place, self._jobs.prefix(place.number, attempt))
+                    self._jobs.note(place, line, attempt)
                 except BadRequestError as refusal:
                     self._refuse(place, refusal)
-            await self._end_jobs(reason)
-            rest = []
+            if len(self._jobs.lines) >= _AHEAD:
+                await self._end_jobs(reason)
             if self._output.is_due:
                 await self._output.flush()
+        await self._end_jobs(reason)
+
+    async def _rest(
+        self, lines: AsyncIterator[InputLine], waiting: list[InputLine]
+    ) -> AsyncIterator[tuple[InputLine, int]]:
+        """Yield the lines that are not answered and have no job, and how often their jobs were renamed."""
+        for place in waiting:
+            yield place, 0
+        aside = self._aside.take_all()
+        for start in range(0, len(aside), _PUBLISHED_AT_ONCE):
+            group = aside[start : start + _PUBLISHED_AT_ONCE]
+            places = await asyncio.gather(*(self._with_data(place) for place, _ in group))
+            for place, (_, attempt) in zip(places, group, strict=True):
+                yield place, attempt
+        async for place in lines:
+            yield place, 0
 
     async def _end_jobs(self, reason: FinishReason) -> None:
         while self._jobs.lines:
@@ -386,15 +351,8 @@ class BatchDriver:
                 self._answer(sent)
             for sent in repeated:
                 error = {"code": f"batch_{reason}", "message": "The result of this request is no longer kept."}
-                self._write_error(sent.place, None, error)
+                self._write_error(sent.place, sent.line.custom_id, None, error)
 
 
 def _size(lines: list[InputLine]) -> int:
     return sum(line.end - line.start for line in lines)
-
-
-async def _some(lines: AsyncIterator[InputLine]) -> list[InputLine]:
-    some: list[InputLine] = []
-    while len(some) < _AHEAD and (line := await anext(lines, None)) is not None:
-        some.append(line)
-    return some

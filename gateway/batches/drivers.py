@@ -11,7 +11,8 @@ import logging
 import time
 from collections import Counter
 
-from gateway.batches.driver import BatchDriver, DriverServices
+from gateway.batches.driver import BatchDriver
+from gateway.batches.driver_services import DriverServices
 from gateway.batches.lease import Lease, LostLeaseError
 from gateway.batches.log import ERRORS, Stored
 from gateway.batches.record import BatchError

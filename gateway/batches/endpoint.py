@@ -23,7 +23,7 @@ from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import check_query, invalid_value, whole_number
 from gateway.api.schemas.decoding import decode_typed
 from gateway.api.schemas.names import BodyRules
-from gateway.batches.driver import DriverServices
+from gateway.batches.driver_services import DriverServices
 from gateway.batches.drivers import BatchDrivers
 from gateway.batches.lease import cancelled
 from gateway.batches.line import PARSERS

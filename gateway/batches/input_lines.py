@@ -59,7 +59,7 @@ async def input_lines(
                 size = num_dropped + len(raw)
                 data = bytes(raw) if size <= max_line_bytes and not num_dropped else None
                 if data is not None:
-                    data = (data.removeprefix(_BYTE_ORDER_MARK) if start == 0 else data).strip()
+                    data = line_data(data, start)
                 if data is None or data:
                     group.append(InputLine(number, start, start + size, data))
                 start += size + 1
@@ -72,6 +72,11 @@ async def input_lines(
             num_dropped, held = num_dropped + len(held), bytearray()
         if not chunk:
             return
+
+
+def line_data(data: bytes, start: int) -> bytes:
+    """Return what counts of the bytes of a line that begins at `start` of its file."""
+    return (data.removeprefix(_BYTE_ORDER_MARK) if start == 0 else data).strip()
 
 
 def line_fields(line: InputLine, max_line_bytes: int) -> dict[str, Any]:

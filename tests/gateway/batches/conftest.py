@@ -168,3 +168,11 @@ async def worker(place: Place, tenant: str) -> AsyncIterator[EchoWorker]:
 async def client(place: Place, gateway: GatewayProcess, tenant: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with place.client(gateway, tenant) as client:
         yield client
+
+
+@pytest.fixture
+async def own(start_nats: Callable[..., NatsServer], tmp_path: Path) -> AsyncIterator[tuple[Place, EchoWorker]]:
+    """A NATS server and files of the test's own, with a worker of the batch lane."""
+    place = Place(start_nats().url, tmp_path, {})
+    async with echo_worker(place.nats_url) as worker:
+        yield place, worker

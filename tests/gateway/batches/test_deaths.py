@@ -29,14 +29,6 @@ from tests.servers import NatsServer
 from tests.waiting import until
 
 
-@pytest.fixture
-async def own(start_nats: Callable[..., NatsServer], tmp_path: Path) -> AsyncIterator[tuple[Place, EchoWorker]]:
-    """A NATS server and files of the test's own, with a worker that answers half of what it takes at first."""
-    place = Place(start_nats().url, tmp_path, {})
-    async with echo_worker(place.nats_url) as worker:
-        yield place, worker
-
-
 def slow_and_dying(worker: EchoWorker, pause_s: float) -> None:
     """Have a worker take its time, and leave every fifth job to a later delivery, as one does that is killed."""
     lost: set[str] = set()

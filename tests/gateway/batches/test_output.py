@@ -18,15 +18,9 @@ from gateway.batches.log import ReplacedError, Stored
 from gateway.batches.output import BatchOutput, patiently
 from gateway.batches.record import BatchRecord
 from gateway.errors import ApiError
-from gateway.generation import Generation, Prompt
-from shared.adapter_names import NamedAdapter
-from shared.adapter_store import AdapterContent
-from shared.errors import BadRequestError
 from shared.messages import Cancel, Request, Usage
 from shared.objects.store import MissingObjectError, StoreError
-from shared.sampling import Sampling
 from shared.subjects import cancel_subject
-from tests.gateway.fleet.test_fleet import Watched
 
 
 def record(**changes: Any) -> BatchRecord:
@@ -77,25 +71,9 @@ async def test_jobs_of_a_batch_that_is_to_end_are_cancelled_for_their_tenant_alo
 
 async def test_line_that_the_queue_does_not_take_now_is_published_later() -> None:
     jobs: Any = Mock(publish=AsyncMock(side_effect=QueueFullError), find=AsyncMock(return_value=False))
-    driver: Any = Mock(_jobs=jobs, _parsed=AsyncMock(), _sent_before=0)
+    driver: Any = Mock(_jobs=jobs, _maker=Mock(line_to_publish=AsyncMock()), _sent_before=0)
     assert not await BatchDriver._publish_line(driver, InputLine(1, 0, 9, b"{}"))
     jobs.forget.assert_called_once_with(jobs.note.return_value)
-
-
-def test_line_whose_adapter_was_removed_is_answered_and_one_whose_workers_are_away_waits() -> None:
-    watched = Watched()
-    watched.fleet.sweep(watched.now)
-    watched.hear()
-    names = watched.fleet.named_adapters
-    services = Mock(settled=lambda generation, tenant: generation, fleet=watched.fleet)
-    driver: Any = Mock(_services=services, tenant="acme")
-    line = Generation("completion", "a", (Prompt(1, text="a"),), 1, Sampling(), deterministic=True)
-    names.note(NamedAdapter("a", "acme", "m", AdapterContent("1" * 64, 8)))
-    with pytest.raises(QueueFullError, match="can serve the adapter `a` at the moment"):
-        BatchDriver._settled(driver, line)
-    names.note(NamedAdapter("a", "acme", "m", None))
-    with pytest.raises(BadRequestError, match="The adapter 'a' was removed"):
-        BatchDriver._settled(driver, line)
 
 
 async def test_work_on_a_store_that_fails_is_done_again_and_each_failure_is_noted(

@@ -1,0 +1,84 @@
+"""Lines are made as their model computes them, or only as their results are read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.api.large_bodies import LargeBodies
+from gateway.batches.input_lines import InputLine
+from gateway.batches.line import BatchLine
+from gateway.batches.line_maker import LineMaker, NotReadyError
+from gateway.generation import Generation, Prompt
+from shared.adapter_names import NamedAdapter
+from shared.adapter_store import AdapterContent
+from shared.errors import BadRequestError
+from shared.sampling import Sampling
+from tests.gateway.batches.test_line import chat_line
+from tests.gateway.fleet.test_fleet import Watched
+
+
+def test_line_whose_adapter_was_removed_is_answered_and_one_whose_workers_are_away_waits() -> None:
+    watched = Watched()
+    watched.fleet.sweep(watched.now)
+    watched.hear()
+    names = watched.fleet.named_adapters
+    services = Mock(settled=lambda generation, tenant: generation, fleet=watched.fleet)
+    maker = LineMaker(cast("Any", services), cast("Any", Mock(tenant="acme")))
+    line = Generation("completion", "a", (Prompt(1, text="a"),), 1, Sampling(), deterministic=True)
+    names.note(NamedAdapter("a", "acme", "m", AdapterContent("1" * 64, 8)))
+    with pytest.raises(NotReadyError, match="can serve the adapter `a` at the moment"):
+        maker._settled(line)
+    names.note(NamedAdapter("a", "acme", "m", None))
+    with pytest.raises(BadRequestError, match="The adapter 'a' was removed"):
+        maker._settled(line)
+
+
+class Checks:
+    """Checks grammars, each for as long as a test says."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.num_now = self.most = self.num_checked = 0
+
+    async def checked(self, generation: Generation, tenant: str) -> Generation:
+        self.num_now += 1
+        self.most = max(self.most, self.num_now)
+        await asyncio.sleep(self.seconds)
+        self.num_now -= 1
+        self.num_checked += 1
+        return generation
+
+
+@pytest.mark.parametrize(("seconds", "num_made"), [(0.001, 8), (0.2, 2)])
+async def test_grammars_of_a_batch_are_checked_one_at_a_time_and_lines_do_not_wait_long_for_their_turn(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, num_made: int
+) -> None:
+    monkeypatch.setattr("gateway.batches.line_maker._TURN_S", 0.3)
+    checks = Checks(seconds)
+    services: Any = Mock(
+        bodies=LargeBodies(),
+        settled=lambda generation, tenant: generation,
+        watermark_of=lambda tenant, key: None,
+        grammars=checks,
+        max_line_bytes=1 << 20,
+    )
+    services.fleet.find_adapter.return_value = services.fleet.load.return_value = None
+    services.fleet.named_adapters.was_removed.return_value = False
+    services.clock.now.return_value = 1.0
+    record: Any = Mock(tenant="acme", key="key", weight=1.0, expires_at=100.0)
+    maker = LineMaker(services, record)
+    data = json.dumps(chat_line(response_format={"type": "json_object"})).encode()
+    places = [InputLine(number, 0, len(data), data) for number in range(8)]
+    made = await asyncio.gather(
+        *(maker.line_to_publish(place, f"batch-{place.number}") for place in places), return_exceptions=True
+    )
+    lines = [each for each in made if isinstance(each, BatchLine)]
+    assert (checks.most, checks.num_checked, len(lines)) == (1, num_made, num_made)
+    waiting = [each for each in made if isinstance(each, NotReadyError)]
+    assert len(waiting) == 8 - num_made
+    assert {each.reason for each in waiting} <= {"grammars"}
