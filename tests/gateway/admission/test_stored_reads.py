@@ -55,6 +55,6 @@ async def test_what_was_read_counts_also_where_reading_fails() -> None:
 
     with pytest.raises(OSError, match="broken"):
         await break_off()
-    with pytest.raises(ApiError, match="5 reads of stored responses per minute"):
+    with pytest.raises(ApiError, match="5 reads of stored data per minute"):
         async with reads.turn(principal, "files"):
             pytest.fail("this read is too many")
