@@ -46,7 +46,12 @@ _log = logging.getLogger(__name__)
 
 
 class DirectClient(Client):
-    """A client of which some subscriptions are direct; `num_reads` changes with every sign of life of the server."""
+    """A client of which some subscriptions are direct.
+
+    Attributes:
+        num_reads: Changes with every sign of life of the server.
+        lost_callbacks: Called when the connection is lost: requests under way get no answer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +61,7 @@ class DirectClient(Client):
         # When the oldest open ping was sent, or the last answer came.
         self._pinged_at = 0.0
         self.num_reads = 0
+        self.lost_callbacks: set[Callable[[], None]] = set()
 
     @property
     def is_writable(self) -> bool:
@@ -154,6 +160,11 @@ class DirectClient(Client):
         if transport is not None:
             is_tls = transport.get_extra_info("ssl_object") is not None
             transport.set_protocol(_Tap(transport.get_protocol(), self._take, is_tls))
+
+    async def _attempt_reconnect(self) -> None:
+        for callback in list(self.lost_callbacks):
+            callback()
+        await super()._attempt_reconnect()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         if force_flush or not self._write_soon():

@@ -41,7 +41,7 @@ class Limits:
         requests: A minute.
         tokens: A minute.
         concurrency: Sequences at once.
-        are_reads: `tokens` are reads of stored responses.
+        are_reads: `tokens` are reads of stored data.
         owner: Whose limits they are.
     """
 

@@ -240,7 +240,7 @@ _DESCRIPTIONS = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
     "concurrency": "sequences at once",
-    "reads": f"reads of stored responses per minute (one for each {READ_BYTES >> 10} kB, "
+    "reads": f"reads of stored data per minute (one for each {READ_BYTES >> 10} kB, "
     f"{READ_RECORDS} records of a list, or {READ_PERIODS} days or hours of usage)",
 }
 

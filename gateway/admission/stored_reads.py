@@ -1,8 +1,11 @@
 """Reads of what gateways store: responses, resumable streams, files and batches. They count by their size.
 
-Each tenant has a few at a time. A request of 100 bytes can read 16 MB or ten thousand records, and its size counts
-when it has been read. So the limit of its key is asked in the tenant's turn: those whose size does not count yet
-are as few as read at once.
+Each tenant has a few at a time of each kind of store, so that a slow store does not delay reads of the others. A
+request of 100 bytes can read 16 MB or ten thousand records, and its size counts when it has been read. So the limit of
+its key is asked in the tenant's turn: those whose size does not count yet are as few as read at once.
+
+A download of a file counts as one read, whatever its size, and its turn ends before the content is sent: 200 MB must
+fit within a key's limit. The number of a tenant's downloads is bounded instead (`gateway.files.endpoint`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Literal
 from weakref import WeakValueDictionary
 
 from gateway.admission.auth import Principal
@@ -20,7 +24,9 @@ from gateway.admission.limits import READ_BYTES, READ_RECORDS, RateLimiter
 _NAMES_A_RECORD = 64
 """Names that are listed in about the time in which one record is read."""
 CONCURRENT_READERS = 4
-"""Requests of one tenant that read at once."""
+"""Requests of one tenant that read from one kind of store at once."""
+
+StoreKind = Literal["responses", "streams", "files", "batches"]
 
 
 @dataclass(slots=True)
@@ -33,7 +39,7 @@ class ReadSize:
 
     @property
     def num_reads(self) -> int:
-        """As how many reads it counts."""
+        """The number of reads that it counts as."""
         num_records = self.num_records + self.num_names // _NAMES_A_RECORD
         return max(1 + num_records // READ_RECORDS, math.ceil(self.num_bytes / READ_BYTES))
 
@@ -44,16 +50,16 @@ class StoredReads:
     def __init__(self, limiter: RateLimiter | None = None) -> None:
         """Count against the limits of `limiter`, if given."""
         self._limiter = limiter
-        self._readers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._readers: WeakValueDictionary[tuple[str, StoreKind], asyncio.Semaphore] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
-    async def turn(self, principal: Principal) -> AsyncIterator[ReadSize]:
-        """Wait for a turn of the tenant, and count the size that the block has noted.
+    async def turn(self, principal: Principal, kind: StoreKind) -> AsyncIterator[ReadSize]:
+        """Wait for a turn of the tenant at a kind of store, and count the size that the block has noted.
 
         Raises:
             ApiError: 429; the key has read enough for now.
         """
-        async with self._readers.setdefault(principal.tenant, asyncio.Semaphore(CONCURRENT_READERS)):
+        async with self._readers.setdefault((principal.tenant, kind), asyncio.Semaphore(CONCURRENT_READERS)):
             lease = None if self._limiter is None else await self._limiter.admit_read(principal)
             size = ReadSize()
             try:

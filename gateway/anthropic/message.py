@@ -81,9 +81,10 @@ def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Ant
 
 def usage_of(totals: UsageTotals) -> AnthropicUsage:
     """Return the usage of a complete message."""
-    told = usage(totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens)
-    told.output_tokens_details = AnthropicOutputDetails(totals.reasoning_tokens) if totals.reasoning_tokens else None
-    return told
+    message_usage = usage(totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens)
+    if totals.reasoning_tokens:
+        message_usage.output_tokens_details = AnthropicOutputDetails(totals.reasoning_tokens)
+    return message_usage
 
 
 def stop_fields(finish: Finish, num_calls: int, max_tokens: int | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from msgspec import Struct
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.admission.limits import Lease
+from gateway.admission.stored_reads import ReadSize
 from gateway.api.answer import Answer, Asked, ResponseHead, StreamParts
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.generation_starter import GenerationStarter, Membership
@@ -160,13 +162,20 @@ class LoggedGeneration(Protocol):
         """Its name: the `x-request-id` of its first answer."""
         ...
 
-    @property
-    def num_bytes(self) -> int:
-        """About how many bytes its log has."""
-        ...
-
     def asked(self, exchange: Exchange, head: ResponseHead, principal: Principal) -> Asked:
         """Return the parts of an answer to it."""
+        ...
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Keep it for a reader that has not joined yet."""
+        ...
+
+    async def read_stored(self, turn: AbstractAsyncContextManager[ReadSize]) -> None:
+        """Read in a turn what only the log has, and note its size.
+
+        Raises:
+            ApiError: 429; the key has read enough for now.
+        """
         ...
 
     async def join(self, answer: Answer) -> None:

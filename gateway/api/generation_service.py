@@ -18,7 +18,6 @@ from gateway.admission.caller import Caller
 from gateway.admission.hold_times import AnswerPlaces
 from gateway.admission.limits import Lease, reserved_tokens
 from gateway.admission.shedding import Shedder
-from gateway.admission.stored_reads import ReadSize
 from gateway.aliases.book import ArmProbe, conversation_of
 from gateway.aliases.table import no_such_model
 from gateway.api.answer import Answer, Asked, Outcome, ResponseHead, StreamParts
@@ -170,11 +169,10 @@ class GenerationService:
         answer = self._new_answer(endpoint, logged.asked(exchange, head, principal))
         self._streamed.add(answer)
         try:
-            lease = await self._services.limiter.admit_read(principal)
-            try:
+            with logged.kept():
+                # A client that is paused holds no turn.
+                await logged.read_stored(self._services.reads.turn(principal, "streams"))
                 await logged.join(answer)
-            finally:
-                lease.release(ReadSize(logged.num_bytes).num_reads)
             outcome = await answer.done
         except ApiError as error:
             answer.fail(error)

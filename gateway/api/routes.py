@@ -143,6 +143,8 @@ OPERATIONS = (
 )
 
 
+_PAGING = frozenset({"limit", "before_id", "after_id"})
+
 Result = TypeVar("Result")
 
 
@@ -364,21 +366,22 @@ class Routes:
 
 
 def _page(names: list[str], request: Request) -> tuple[list[str], bool]:
-    """Return the names that a query of Anthropic's clients asks for, all without one, and whether more follow there."""
+    """Return the names that a query of Anthropic's clients asks for, all without one, and whether more follow there.
+
+    Pages are sorted: where a model has come or gone, the next page still begins behind the last.
+    """
     query = request.query_params
+    if not _PAGING & query.keys():
+        return names, False
     limit = whole_number(query.get("limit"), "limit", 1, 1000, len(names))
-    if (before := query.get("before_id")) is not None:
-        names = names[: _place(names, "before_id", before)]
+    before, after = query.get("before_id"), query.get("after_id")
+    if before is not None and after is not None:
+        raise invalid_value("before_id", "Give either 'before_id' or 'after_id'.")
+    if before is not None:
+        names = sorted(name for name in names if name < before)
         return names[max(0, len(names) - limit) :], len(names) > limit
-    if (after := query.get("after_id")) is not None:
-        names = names[_place(names, "after_id", after) + 1 :]
+    names = sorted(name for name in names if after is None or name > after)
     return names[:limit], len(names) > limit
-
-
-def _place(names: list[str], field: str, name: str) -> int:
-    if name not in names:
-        raise invalid_value(field, f"'{field}' must be the id of a model that is listed.")
-    return names.index(name)
 
 
 def _route(access: str, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:

@@ -151,14 +151,14 @@ class BatchRoutes:
         check_query(request, frozenset({"after", "limit"}), allow_unknown=allow_unknown)
         limit = whole_number(request.query_params.get("limit"), "limit", 1, _MAX_PAGE, 20)
         after = checked_after(request.query_params.get("after"), BATCH_ID)
-        async with self.services.reads.turn(principal) as size:
+        async with self.services.reads.turn(principal, "batches") as size:
             page, has_more = await _answered(self.log.page(principal.tenant, limit, after, size))
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_response(BatchList("list", list(map(batch_answer, page)), first, last, has_more))
 
     async def _show(self, request: Request, principal: Principal) -> Response:
         batch_id: str = request.path_params["batch_id"]
-        async with self.services.reads.turn(principal):
+        async with self.services.reads.turn(principal, "batches"):
             record = await _answered(self.log.get(principal.tenant, batch_id))
         if record is None:
             raise _not_found(batch_id)

@@ -68,7 +68,7 @@ def probation(flight: Flight) -> int:
 
 
 def is_cleared(flight: Flight) -> bool:
-    """Whether every worker whose death made a suspect of a flight has been heard again: it need not wait any more."""
+    """Whether every worker whose death made a suspect of a flight has been heard again."""
     return not any(loss.death.is_blamed for loss in flight.losses)
 
 

@@ -306,9 +306,9 @@ class Recovery:
                 self.move([each for each in stranded if not each.is_parked], "waiting")
 
     def _move_cleared(self) -> None:
-        """Publish as others are what waits in a queue as a suspect, although its worker had only paused.
+        """Republish queued suspects that have been cleared.
 
-        A suspect begins where a worker has nothing else to begin, which may take seconds.
+        A suspect begins only on a worker that has nothing else to begin, which may take seconds.
         """
         queued = (each for each in self._flights if each.probation and each.worker is None and not each.is_parked)
         self.move([each for each in queued if poison.is_cleared(each)], "waiting")

@@ -98,14 +98,14 @@ class FileRoutes:
         query = request.query_params
         if is_from_anthropic(request):
             allow_unknown = self._services.config.allow_unknown_parameters
-            async with self._services.reads.turn(principal) as size:
+            async with self._services.reads.turn(principal, "files") as size:
                 page = await anthropic_page(request, self._catalog, principal.tenant, size, allow_unknown=allow_unknown)
             return json_response(page)
         check_query(request, _LIST, allow_unknown=self._services.config.allow_unknown_parameters)
         limit = whole_number(query.get("limit"), "limit", 1, _MAX_FILES, _MAX_FILES)
         after, tenant = checked_after(query.get("after"), FILE_ID), principal.tenant
         purpose, rises = query.get("purpose"), is_ascending(request)
-        async with self._services.reads.turn(principal) as size:
+        async with self._services.reads.turn(principal, "files") as size:
             found, has_more = await self._catalog.page(tenant, limit, after, size, is_ascending=rises, purpose=purpose)
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_response(FileList("list", list(map(file_answer, found)), first, last, has_more))
@@ -168,7 +168,7 @@ class FileRoutes:
     async def _found(self, request: Request, principal: Principal) -> ReadableFile:
         file_id: str = request.path_params["file_id"]
         catalog, tenant = self._catalog, principal.tenant
-        async with self._services.reads.turn(principal):
+        async with self._services.reads.turn(principal, "files"):
             record = await catalog.get(tenant, file_id)
             if record is not None:
                 return ReadableFile(record, partial(catalog.read, record))

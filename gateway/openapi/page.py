@@ -25,8 +25,9 @@ with the same bytes: all of them, those after `Last-Event-ID: n` (which `EventSo
 about the connection alone. The generation goes on without a client for the operator's grace period (60 s) and is then
 cancelled; `DELETE` stops it at once; `GET /v1/streams` lists the running ones of the key, with `has_more` where its
 tenant has more than 1,000. A stream is kept for the operator's time (600 s) after its
-end. Each reading counts as a read of the key. A background response (`/v1/responses` with
-`background`) is read, resumed and deleted here as well, by the id of the response.
+end. A call counts as one read of the key, or as one for each 64 kB that its gateway has to read from the log. A
+background response (`/v1/responses` with `background`) is read, resumed and deleted here as well, by the id of the
+response.
 
 **Repeated requests.** An `Idempotency-Key` (1 to 255 visible ASCII characters) in a POST to one of these, streamed or
 not, lets a repeated POST have the same generation: it joins a running one, and gets the answer of an ended one again,

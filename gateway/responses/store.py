@@ -84,7 +84,7 @@ class ResponseStore:
     @contextlib.asynccontextmanager
     async def reading(self, principal: Principal) -> AsyncIterator[PieceBudget]:
         """Wait for a turn of the tenant, and count what a request reads; `ApiError` as `StoredReads.turn`."""
-        async with self._reads.turn(principal) as size:
+        async with self._reads.turn(principal, "responses") as size:
             budget = PieceBudget()
             try:
                 yield budget

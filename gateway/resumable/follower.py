@@ -60,6 +60,7 @@ class LogReader:
             if not pieces and (self._stream.entries or head.term or head.ended is not None):
                 raise PiecesGoneError
             if self._take_all(pieces):
+                self._stream.is_read.set()
                 return
             # The stream may have fewer entries than when the last piece was read: those that may not be shown go.
             self._number = 0
@@ -141,13 +142,15 @@ class Follower:
     async def _advance(self) -> bool:
         """Read new entries, and check the owner; return whether there was something new."""
         stream = self._stream
+        # First of all: an owner that is known to be dead needs no reading of pieces and fence, and one that is alive
+        # writes the pieces that are read next.
+        if stream.head.ended is None and self._called_at is None and not await self._call():
+            return False
+        if not await stream.wait_for_turn():
+            return False
         if stream.head.ended is not None:
             await self._read_end()
             return True
-        # First of all: an owner that is known to be dead needs no reading of pieces and fence, and one that is alive
-        # writes the pieces that are read next.
-        if self._called_at is None and not await self._call():
-            return False
         num_known = len(stream.entries)
         await self._reader.read()
         has_new = len(stream.entries) > num_known
@@ -216,6 +219,8 @@ class Follower:
 
     async def _take_over(self) -> None:
         stream = self._stream
+        if not await stream.wait_for_turn():
+            return
         _log.warning("stream %s is taken over from a gateway that is gone", stream.head.id)
         # A client that leaves now does not end it: that would be half a takeover.
         stream.is_held = True

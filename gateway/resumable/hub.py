@@ -110,7 +110,10 @@ class StreamHub:
         await self._log.close()
 
     def open(self, found: Stored) -> LiveStream:
-        """Return the stream of a head that was just read, wherever it is generated; `ApiError` 410."""
+        """Return the stream of a head that was just read, wherever it is generated; `ApiError` 410.
+
+        Its pieces are read in the turn of a reader (`LiveStream.read_stored`).
+        """
         head = found.head
         # Another request may have opened it meanwhile.
         known = self._streams.get((head.tenant, head.id))
@@ -120,6 +123,7 @@ class StreamHub:
             known = LiveStream(head, head.form.generation(head.model), time.perf_counter())
             known.seq = found.seq
             self._streams[head.tenant, head.id] = known
+            known.postpone_reading()
             self._follow(known)
         if known.is_cut:
             raise no_longer_kept(head.id, "it is too large")
@@ -307,6 +311,7 @@ class StreamHub:
         if self._is_closing:
             return
         stream = self.open(found)
+        stream.allow_reading()
         await stream.caught_up.wait()
         if not (stream.is_owned or stream.is_held or stream.has_views):
             # Another gateway was faster.

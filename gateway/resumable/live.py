@@ -7,11 +7,14 @@ that takes the stream over has everything that a client has seen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from gateway.admission.auth import Principal
 from gateway.admission.limits import Lease
+from gateway.admission.stored_reads import ReadSize
 from gateway.api.answer import Answer, Asked, ResponseHead
 from gateway.api.output_reading import naming_field
 from gateway.api.sequences import SequenceWindow
@@ -51,6 +54,7 @@ class LiveStream:
         is_deleted: To be deleted once it has ended.
         is_cut: Its log became too large: later entries are shown but not logged.
         num_read_bytes: Size of the pieces that were read from the log.
+        is_read: Set once its pieces were read from the log, if they had to be.
     """
 
     def __init__(self, head: StreamHead, generation: Generation, started: float) -> None:
@@ -66,6 +70,10 @@ class LiveStream:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.requests: list[bytes] = []
         self.caught_up = asyncio.Event()
+        self.is_read = asyncio.Event()
+        # Cleared while its follower waits for a reader's turn: `_is_due` is set when it waits, `_may_read` in the turn.
+        self._is_due, self._may_read = asyncio.Event(), asyncio.Event()
+        self.allow_reading()
         self.is_deleted = self.is_cut = self.is_held = self.is_followed = self.is_ending = False
         self.usage = UsageTotals(generation.n)
         self._prompts: dict[int, int] = {}
@@ -88,11 +96,6 @@ class LiveStream:
     def is_owned(self) -> bool:
         """Whether this process generates it."""
         return self.pieces is not None
-
-    @property
-    def num_bytes(self) -> int:
-        """About how many bytes its log has."""
-        return max(self.num_read_bytes, 0 if self.pieces is None else self.pieces.num_bytes)
 
     @property
     def has_views(self) -> bool:
@@ -144,6 +147,8 @@ class LiveStream:
     def end(self) -> None:
         """Note that nothing follows."""
         self.caught_up.set()
+        self.is_read.set()
+        self.allow_reading()
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -153,14 +158,57 @@ class LiveStream:
         self.cut_views(error)
         self.end()
 
+    def postpone_reading(self) -> None:
+        """Read nothing from the log before a reader has its turn."""
+        self._is_due.clear()
+        self._may_read.clear()
+
+    def allow_reading(self) -> None:
+        """Read from the log without the turn of a reader."""
+        self._is_due.set()
+        self._may_read.set()
+
+    async def wait_for_turn(self) -> bool:
+        """Wait until the log may be read; False if the stream has ended meanwhile."""
+        self._is_due.set()
+        await self._may_read.wait()
+        return not self.ended.done()
+
+    async def read_stored(self, turn: AbstractAsyncContextManager[ReadSize]) -> None:
+        """Take a reader's turn, and let the pieces be read in it that this process does not have.
+
+        The turn begins when the owner has answered or is known to be dead. Pieces count for the reader who lets them be
+        read.
+
+        Raises:
+            ApiError: 429; the key has read enough for now.
+        """
+        await self._is_due.wait()
+        async with turn as size:
+            if self._may_read.is_set():
+                return
+            self._may_read.set()
+            try:
+                await self.is_read.wait()
+            finally:
+                size.num_bytes = self.num_read_bytes
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the stream for a reader that has not joined yet."""
+        self._num_joining += 1
+        try:
+            yield
+        finally:
+            self._num_joining -= 1
+
     async def join(self, answer: Answer) -> None:
         """Send an answer all entries so far, and from then on those that are shown.
 
         Raises:
             ApiError: Its client wants an event that does not exist yet; or the stream could not be read.
         """
-        self._num_joining += 1
-        try:
+        with self.kept():
             await self.caught_up.wait()
             if self.failure is not None and not self.num_shown:
                 raise self.failure
@@ -178,8 +226,6 @@ class LiveStream:
                 answer.break_off(self.failure or broken)
             elif not answer.done.done():
                 self._views.append(answer)
-        finally:
-            self._num_joining -= 1
 
     def leave(self, answer: Answer) -> None:
         """Tell an answer nothing more."""

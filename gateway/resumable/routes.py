@@ -97,7 +97,7 @@ class StreamRoutes:
 
     async def _list(self, request: Request, principal: Principal) -> Response:
         check_query(request, frozenset(), allow_unknown=self.services.config.allow_unknown_parameters)
-        async with self.services.reads.turn(principal) as size:
+        async with self.services.reads.turn(principal, "streams") as size:
             heads, has_more = await self.hub.running(principal, size)
         streams = [
             StreamInfo(head.id, "stream", int(head.created), head.model, endpoint.path)

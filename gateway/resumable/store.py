@@ -53,7 +53,7 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 class MessageStore:
     """Requests to JetStream over one inbox.
 
-    Methods raise one of the log's `ERRORS` where NATS does not answer.
+    Methods raise one of the log's `ERRORS` where NATS does not answer, as soon as the connection is lost.
     """
 
     def __init__(self, nats: DirectClient) -> None:
@@ -69,9 +69,11 @@ class MessageStore:
         async with self._is_starting:
             if self._subscription is None:
                 self._subscription = await self._nats.subscribe_direct(self._inbox + ".*", self._receive)
+                self._nats.lost_callbacks.add(self._fail_all)
 
     async def close(self) -> None:
         """Hear of nothing more."""
+        self._nats.lost_callbacks.discard(self._fail_all)
         subscription, self._subscription = self._subscription, None
         await unsubscribe(subscription)
 
@@ -133,6 +135,11 @@ class MessageStore:
         finally:
             del self._answers[reply]
         return message.data
+
+    def _fail_all(self) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(ConnectionReconnectingError())
 
     def _receive(self, message: Msg) -> None:
         answer = self._answers.get(message.subject)

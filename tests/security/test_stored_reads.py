@@ -41,12 +41,12 @@ async def test_every_way_to_read_what_is_stored_counts(limited: tuple[GatewayPro
         for method, path in ways:
             status, answer = await _ask(client, method, path)
             assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
-            assert f"{READS_PER_MINUTE} reads of stored responses per minute" in answer["error"]["message"]
+            assert f"{READS_PER_MINUTE} reads of stored data per minute" in answer["error"]["message"]
         # A conversation is read before the limits of the request are asked.
         body = {"model": "m", "input": "x", "previous_response_id": STORED.rpartition("/")[2]}
         client.post("/v1/responses", body)
         status, answer = await client.whole()
         assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert "reads of stored responses" in answer["error"]["message"]
+        assert "reads of stored data" in answer["error"]["message"]
     async with connected(gateway, key=API_KEY) as neighbour:
         assert (await _ask(neighbour, "GET", STORED))[0] == 404

@@ -398,7 +398,7 @@ async def test_reads_count_by_what_they_read_and_apart_from_requests(limiter: Ra
     (await limiter.admit_read(principal)).release(64)
     await limiter.state()
     clock.now += 20
-    with pytest.raises(ApiError, match=r"10 reads of stored responses per minute \(one for each 64 kB") as refusal:
+    with pytest.raises(ApiError, match=r"10 reads of stored data per minute \(one for each 64 kB") as refusal:
         await limiter.admit_read(principal)
     assert (refusal.value.status, refusal.value.code, refusal.value.type) == (429, "rate_limit_exceeded", "requests")
     assert refusal.value.retry_after_s == pytest.approx(WINDOW_S - 20, abs=0.01)

@@ -202,6 +202,9 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         ("?after_id=org/demo", "", False),
         ("?limit=2&before_id=org/demo", "b c", True),
         ("?limit=3&before_id=org/demo", "a b c", False),
+        # The last model of the page before has gone.
+        ("?limit=2&after_id=bb", "c org/demo", False),
+        ("?limit=2&before_id=bb", "a b", False),
     ],
 )
 async def test_models_are_listed_in_pages_where_they_are_asked_for(
@@ -213,7 +216,21 @@ async def test_models_are_listed_in_pages_where_they_are_asked_for(
     assert ([model["id"] for model in page["data"]], page["has_more"]) == (names.split(), has_more)
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after_id=nobody", "before_id=nobody"])
+async def test_pages_of_models_are_sorted_and_the_whole_list_is_as_before(
+    http: httpx2.AsyncClient, fleet: Fleet
+) -> None:
+    adapters = (AdapterBeat("a", "1" * 64), AdapterBeat("z", "2" * 64))
+    fleet.note_heartbeat(msgspec.structs.replace(heartbeat("m"), worker="m", adapters=adapters), time.monotonic())
+
+    async def names(query: str) -> list[str]:
+        return [model["id"] for model in (await http.get(f"/v1/models{query}")).json()["data"]]
+
+    assert await names("") == ["m", "org/demo", "a", "z"]
+    assert await names("?limit=2") == ["a", "m"]
+    assert await names("?limit=2&after_id=m") == ["org/demo", "z"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "before_id=b&after_id=a"])
 async def test_page_of_models_that_there_is_not_is_refused(http: httpx2.AsyncClient, query: str) -> None:
     assert assert_error(await http.get(f"/v1/models?{query}"), 400)["param"] == query.partition("=")[0]
 

@@ -227,7 +227,7 @@ async def test_read_counts_once_for_each_64_kb_of_records_and_results() -> None:
         async with store.reading(principal) as budget:
             await store.get("t", DRAFT.id, budget)
     # Two for each.
-    with pytest.raises(ApiError, match="5 reads of stored responses per minute") as refusal:
+    with pytest.raises(ApiError, match="5 reads of stored data per minute") as refusal:
         async with store.reading(principal):
             pytest.fail("this read is too many")
     assert refusal.value.status == 429
@@ -253,7 +253,7 @@ async def test_what_a_cancelled_response_has_counts_as_read() -> None:
     request, principal = SimpleNamespace(path_params={"response_id": DRAFT.id}), Principal("k", "t", reads_per_minute=2)
     answer = await handler(cast("Any", request), principal)
     assert msgspec.json.decode(answer.body)["status"] == "completed"
-    with pytest.raises(ApiError, match="2 reads of stored responses per minute"):
+    with pytest.raises(ApiError, match="2 reads of stored data per minute"):
         await handler(cast("Any", request), principal)
 
 

@@ -35,6 +35,10 @@ class Log:
         self.may_revoke = asyncio.Event()
         self.may_revoke.set()
         self.revoked: set[str] = set()
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+        self.num_asked = 0
+        self.calls = Calls(0)
 
     def write(self, owner: str, texts: str, *, is_whole: bool = False) -> None:
         entries: list[Any] = [(0, Delta("r", 0, at, (at,), text), None) for at, text in enumerate(texts)]
@@ -50,6 +54,8 @@ class Log:
         return Stored(self.head, self.seq)
 
     async def pieces(self, head: StreamHead, first: int, num_ahead: int = 1) -> list[bytes]:
+        self.num_asked += 1
+        await self.may_read.wait()
         return (self.stale.pop() if self.stale else self.written.get(head.owner, []))[first:]
 
     async def revoke(self, writer: str) -> JournalTail:
@@ -64,9 +70,10 @@ class Log:
 class Calls:
     def __init__(self, num_shown: int) -> None:
         self.num_shown = num_shown
+        self.is_dead = False
 
-    async def ask(self, head: StreamHead, action: str) -> OwnerReply:
-        return OwnerReply(True, self.num_shown)
+    async def ask(self, head: StreamHead, action: str) -> OwnerReply | None:
+        return None if self.is_dead else OwnerReply(True, self.num_shown)
 
 
 def case(num_shown: int = 0) -> tuple[Log, LiveStream, asyncio.Task[None]]:
@@ -75,7 +82,8 @@ def case(num_shown: int = 0) -> tuple[Log, LiveStream, asyncio.Task[None]]:
     stream.seq = 1
     log.write("w", "ab")
     owner = cast("Any", SimpleNamespace(writer=SimpleNamespace(name="own")))
-    follower = Follower(cast("Any", log), cast("Any", Calls(num_shown)), owner, stream)
+    log.calls.num_shown = num_shown
+    follower = Follower(cast("Any", log), cast("Any", log.calls), owner, stream)
     return log, stream, asyncio.create_task(follower.follow({stream}))
 
 
