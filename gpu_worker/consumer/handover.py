@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -138,13 +139,17 @@ class KvHandover:
                 is_open = await asyncio.wrap_future(opening)
         except (TimeoutError, asyncio.CancelledError) as error:
             # An `open` that waits for a thread is cancelled; one that runs may still open a session.
-            opening.add_done_callback(lambda ended: ended.cancelled() or self._close(request))
+            opening.add_done_callback(partial(self._close_late, request))
             if isinstance(error, asyncio.CancelledError):
                 raise
         if not is_open:
             _log.info("the KV of a request is not there; its prompt is computed", extra=log_fields(request))
         elif not self._held.is_current(held):
             self.let_go(held)
+
+    def _close_late(self, request: Request, opening: Future[bool]) -> None:
+        if not opening.cancelled():
+            self._close(request)
 
     def let_go(self, held: HeldRequest, *, is_done: bool = False) -> None:
         """Close the request's KV connection; `is_done` tells the sender that all was read."""

@@ -96,9 +96,9 @@ class LinearFactory:
 
         Args:
             free_bytes: Says how much memory of the host is free.
-            dtype: Dequantized matrices on a GPU are kept in it from the start: the type that the model computes in.
+            dtype: The type that the model computes in. Dequantized matrices on a GPU are kept in it from the start.
         """
-        self._dtype = dtype
+        self.dtype = dtype
         self._copy_memory = CopyMemory(free_bytes)
 
     def make(self, weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
@@ -129,5 +129,5 @@ class LinearFactory:
             return DequantizedLinear(form, bias, self.make, self._copy_memory)
         if isinstance(form, GroupQuantizedWeight):
             # Groups that the kernels do not take, as ranks may cut them: the formula would write them out at each call.
-            return NarrowingLinear(form.dequantize().to(self._dtype), None if bias is None else bias.to(self._dtype))
+            return NarrowingLinear(form.dequantize().to(self.dtype), None if bias is None else bias.to(self.dtype))
         return OperationLinear(partial(form_linear_reference, form=form, bias=bias))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -75,8 +76,13 @@ class GpuExperts:
         *,
         has_float8: bool = False,
         num_places: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Take experts; pairs are shared out among `num_places` of all ranks, or among these alone."""
+        """Take experts; pairs are shared out among `num_places` of all ranks, or among these alone.
+
+        `dtype` is what the stacks were made with, and those of later experts are.
+        """
+        self._dtype = dtype
         self._gate_up, self._down = _of_one_type(gate_up, down)
         self._activation = activation
         self._first_expert = first_expert
@@ -91,21 +97,13 @@ class GpuExperts:
         self._counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64, device=device)
 
-    def _narrow(self, dtype: torch.dtype) -> None:
-        """Round matrices of float32 to the type of the first inputs: quantized ones that were taken apart for ranks.
-
-        Workers call experts before they are ready, and before that is captured.
-        """
-        self._gate_up, self._down = (_narrowed(stack, dtype) for stack in (self._gate_up, self._down))
-
     def prepare(self, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[ExpertStack, ExpertStack]:
         """Do what `kernels.moe.ReplaceableExperts` promises, beside the stream of steps."""
         stream = torch.cuda.Stream(self._counts.device) if self._counts.is_cuda else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             is_gated = isinstance(self._activation, GatedActivation)
-            stacks = _of_one_type(stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False))
-            gate_up_type, down_type = (_plain_type(stack) for stack in (self._gate_up, self._down))
-            new = _narrowed(stacks[0], gate_up_type), _narrowed(stacks[1], down_type)
+            gated, plain = (partial(stack_experts, is_gated=each, dtype=self._dtype) for each in (is_gated, False))
+            new = _of_one_type(gated(gate_up), plain(down))
         if stream is not None:
             stream.synchronize()
         for one, other in zip(new, (self._gate_up, self._down), strict=True):
@@ -136,11 +134,9 @@ class GpuExperts:
         dtype = x.dtype
         if len(x) == 0:
             return torch.empty_like(x)
-        if dtype is not torch.float32:
-            self._narrow(dtype)
         stacks = (self._gate_up, self._down)
         is_packed = any(isinstance(stack, PackedStack) for stack in stacks)
-        plain = next(filter(None, map(_plain_type, stacks)), None)
+        plain = next((stack.weight.dtype for stack in stacks if isinstance(stack, DenseStack)), None)
         if plain is not None:
             x = x.to(plain)
         elif dtype is torch.float32:
@@ -159,18 +155,6 @@ class GpuExperts:
         hidden = multiply(x, self._gate_up, rows, launch, self._activation, is_rounded=is_rounded)
         outputs = multiply(hidden, self._down, rows, launch, is_rounded=is_rounded)
         return combine(outputs, ids, weights, self._first_expert, num_experts, dtype)
-
-
-def _plain_type(stack: ExpertStack) -> torch.dtype | None:
-    return stack.weight.dtype if isinstance(stack, DenseStack) else None
-
-
-def _narrowed(stack: ExpertStack, dtype: torch.dtype | None) -> ExpertStack:
-    """Round plain matrices of float32 and their biases to a type."""
-    if dtype is None or _plain_type(stack) is not torch.float32:
-        return stack
-    assert isinstance(stack, DenseStack)
-    return DenseStack(stack.weight.to(dtype), None if stack.bias is None else stack.bias.to(dtype))
 
 
 def _tensors(stack: ExpertStack) -> list[torch.Tensor]:

@@ -167,9 +167,17 @@ def make_experts(
     if has_kernels(gate_up.device):
         from kernels.moe.gpu import GpuExperts
 
-        stacks = stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False)
-        gpu, multiplies_float8 = gpu_of(gate_up.device), has_float8(gate_up.device)
-        return GpuExperts(*stacks, activation, first_expert, gpu, has_float8=multiplies_float8, num_places=num_places)
+        dtype, device = factory.dtype, gate_up.device
+        return GpuExperts(
+            stack_experts(gate_up, is_gated=is_gated, dtype=dtype),
+            stack_experts(down, is_gated=False, dtype=dtype),
+            activation,
+            first_expert,
+            gpu_of(device),
+            has_float8=has_float8(device),
+            num_places=num_places,
+            dtype=dtype,
+        )
     return LinearExperts(_make_layers(factory, gate_up, down), activation, first_expert, gate_up.device, factory)
 
 

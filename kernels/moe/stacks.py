@@ -50,12 +50,13 @@ class PackedStack(PackedMatrix):
 ExpertStack = DenseStack | PackedStack
 
 
-def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
+def stack_experts(weights: ExpertWeights, *, is_gated: bool, dtype: torch.dtype = torch.float32) -> ExpertStack:
     """Put all experts into one stack: packed if all have one form that kernels know, else as plain numbers.
 
     With `is_gated`, the rows of each matrix are all gates and then all up projections; in the stack they alternate.
-    Plain ones keep their type. Matrices of different or unknown forms are dequantized to `WIDENED`: experts one after
-    another would have to ask the device which of them have tokens, which no captured step can.
+    Plain ones keep their type, but float32 and its biases become `dtype`: quantized matrices that ranks took apart are
+    float32, whatever the model computes in. Matrices of different or unknown forms are dequantized to `WIDENED`:
+    experts one after another would have to ask the device which of them have tokens, which no captured step can.
     """
     rows = torch.arange(weights.shape[1], device=weights.device)
     order = rows.view(2, -1).t().flatten() if is_gated else None
@@ -64,9 +65,11 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
     kinds = {(matrix.number, matrix.group_size) for matrix in coded}
     if len(coded) == weights.num_experts and len(kinds) == 1 and can_pack(coded[0]):
         return _stack(coded, order, bias)
-    dtypes = {form.weight.dtype if isinstance(form, DenseWeight) else WIDENED for form in weights.forms}
-    dtype = dtypes.pop() if len(dtypes) == 1 else WIDENED
-    stack = torch.empty(weights.shape, dtype=dtype, device=weights.device)
+    stored = {form.weight.dtype if isinstance(form, DenseWeight) else WIDENED for form in weights.forms}
+    kept = stored.pop() if len(stored) == 1 else WIDENED
+    if kept is torch.float32:
+        kept, bias = dtype, None if bias is None else bias.to(dtype)
+    stack = torch.empty(weights.shape, dtype=kept, device=weights.device)
     for matrix, form in zip(stack, weights.forms, strict=True):
         plain = form.weight if isinstance(form, DenseWeight) else form.dequantize()
         matrix.copy_(plain if order is None else plain[order])

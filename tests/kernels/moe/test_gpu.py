@@ -260,8 +260,11 @@ def test_no_form_is_multiplied_expert_by_expert_on_a_gpu(monkeypatch: pytest.Mon
     monkeypatch.setattr(layers, "has_float8", lambda _: True)
     for weights in [*UNEQUAL.values(), *(mixed(form, form, form) for form in FORMS)]:
         down = ExpertWeights.dense(torch.zeros(weights.num_experts, 160, 96))
-        experts = layers.make_experts(LinearFactory(lambda: 0), weights, down, ACTIVATIONS["silu"][0])
+        factory = LinearFactory(lambda: 0, torch.bfloat16)
+        experts = layers.make_experts(factory, weights, down, ACTIVATIONS["silu"][0])
         assert isinstance(experts, GpuExperts)
+        plain = [each for each in (experts._gate_up, experts._down) if isinstance(each, DenseStack)]
+        assert all(stack.weight.dtype is torch.bfloat16 for stack in plain)
 
 
 def test_experts_one_after_another_wait_for_the_device() -> None:
@@ -281,63 +284,36 @@ def test_wide_matrices_beside_packed_ones_are_narrowed() -> None:
         assert types == {torch.bfloat16}
 
 
-def test_matrices_of_float32_take_the_type_of_the_first_inputs(device: torch.device) -> None:
-    """Scales of blocks that ranks take apart leave float32: twice the memory, and products without tensor cores."""
-    case = Mixture(9, 4, 2).tensors(torch.float16)
-    stacks = []
-    for weights, is_gated in ((case.gate_up, True), (case.down, False)):
-        wide = replace(weights, forms=tuple(DenseWeight(form.dequantize()) for form in weights.forms))
-        stacks.append(stack_experts(wide.to(device), is_gated=is_gated))
-    experts = GpuExperts(*stacks, ACTIVATIONS["silu"][0], 0, H200)
-    given = case.x.to(device), case.ids.to(device), case.weights.to(device)
-    results = [experts(*given, launch=DENSE if device.type == "cpu" else None) for _ in range(2)]
-    assert all(isinstance(stack, DenseStack) for stack in (experts._gate_up, experts._down))
-    assert {stack.weight.dtype for stack in (experts._gate_up, experts._down)} == {torch.float16}
-    assert torch.equal(results[0], results[1])
-    expected = experts_reference(case.x, case.ids, case.weights, case.gate_up, case.down, ACTIVATIONS["silu"][0])
-    assert (results[0].cpu().float() - expected.float()).norm() <= TOLERANCE[torch.float16] * expected.float().norm()
-
-
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_an_expert_of_float32_takes_a_place_among_narrowed_ones(device: torch.device, has_bias: bool) -> None:
-    case, activation = Mixture(9, 4, 2).tensors(torch.float16), ACTIVATIONS["silu"][0]
-    wide = [
-        replace(
-            weights,
-            forms=tuple(DenseWeight(form.dequantize()) for form in weights.forms),
-            bias=torch.randn(weights.shape[:2]) if has_bias else None,
-        ).to(device)
-        for weights in (case.gate_up, case.down)
-    ]
-    experts = GpuExperts(
-        stack_experts(wide[0], is_gated=True), stack_experts(wide[1], is_gated=False), activation, 0, H200
-    )
-    given = case.x.to(device), case.ids.to(device), case.weights.to(device)
-    launch = DENSE if device.type == "cpu" else None
-    early = experts.prepare(*(_only(weights, 1) for weights in wide))
-    experts(*given, launch=launch)
-    experts.replace(2, early)
-    experts.replace(0, experts.prepare(*(_only(weights, 3) for weights in wide)))
-    for stack in (experts._gate_up, experts._down):
+def test_matrices_of_float32_are_kept_in_the_type_of_the_model(device: torch.device, has_bias: bool) -> None:
+    """Scales of blocks that ranks take apart leave float32: twice the memory, and products without tensor cores."""
+    case, activation, half = Mixture(9, 4, 2).tensors(torch.float16), ACTIVATIONS["silu"][0], torch.float16
+    wide = [_of_float32(weights, has_bias=has_bias) for weights in (case.gate_up, case.down)]
+    both = zip(wide, (True, False), strict=True)
+    stacks = [stack_experts(weights.to(device), is_gated=is_gated, dtype=half) for weights, is_gated in both]
+    experts = GpuExperts(*stacks, activation, 0, H200, dtype=half)
+    for stack in stacks:
         assert isinstance(stack, DenseStack)
-        types = {stack.weight.dtype} | ({stack.bias.dtype} if stack.bias is not None else set())
-        assert types == {torch.float16}
-    placed = [
-        replace(
-            weights,
-            forms=tuple(weights.forms[place] for place in (3, 1, 1, 3)),
-            bias=None if weights.bias is None else weights.bias[[3, 1, 1, 3]],
-        ).to(torch.device("cpu"))
-        for weights in wide
-    ]
-    expected = experts_reference(case.x, case.ids, case.weights, *placed, activation).float()
-    result = experts(*given, launch=launch).cpu().float()
-    assert (result - expected).norm() <= TOLERANCE[torch.float16] * expected.norm()
+        assert {stack.weight.dtype, half if stack.bias is None else stack.bias.dtype} == {half}
+    given = case.x.to(device), case.ids.to(device), case.weights.to(device)
+    for places in ((0, 1, 2, 3), (3, 1, 2, 3), (3, 1, 1, 3)):
+        changed = [place for place in (0, 2) if places[place] != place]
+        for place in changed:
+            experts.replace(place, experts.prepare(*(_chosen(each, places[place]).to(device) for each in wide)))
+        result = experts(*given, launch=DENSE if device.type == "cpu" else None).cpu().float()
+        placed = [_chosen(weights, *places) for weights in wide]
+        expected = experts_reference(case.x, case.ids, case.weights, *placed, activation).float()
+        assert (result - expected).norm() <= TOLERANCE[half] * expected.norm()
 
 
-def _only(weights: ExpertWeights, expert: int) -> ExpertWeights:
-    bias = None if weights.bias is None else weights.bias[expert : expert + 1]
-    return ExpertWeights((weights.forms[expert],), bias)
+def _of_float32(weights: ExpertWeights, *, has_bias: bool) -> ExpertWeights:
+    bias = torch.randn(weights.shape[:2], generator=torch.Generator().manual_seed(1)) if has_bias else None
+    return ExpertWeights(tuple(DenseWeight(form.dequantize()) for form in weights.forms), bias)
+
+
+def _chosen(weights: ExpertWeights, *experts: int) -> ExpertWeights:
+    bias = None if weights.bias is None else weights.bias[list(experts)]
+    return ExpertWeights(tuple(weights.forms[expert] for expert in experts), bias)
 
 
 def test_microscaled_weights_take_their_bits_only() -> None:
