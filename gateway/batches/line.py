@@ -30,6 +30,7 @@ from gateway.pooling.parsing import parse_embeddings
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.request import own_items, parse_body, to_generation
 from shared.errors import BadRequestError
+from shared.formats import detect_format
 from shared.messages import BatchResult, Request, Usage
 
 MAX_ID_CHARACTERS = 256
@@ -71,12 +72,17 @@ _KEYS = frozenset({"custom_id", "method", "url", "body"})
 
 @dataclass(slots=True)
 class BatchLine:
-    """One line: its generation, the jobs that compute it, and their results by job id, as they arrive."""
+    """One line: its generation, the jobs that compute it, and their results by job id, as they arrive.
+
+    Attributes:
+        own_format: Name of the format of the chat template that it brings; None without, where results say the model's.
+    """
 
     custom_id: str
     generation: Generation
     requests: list[Request]
     results: dict[str, BatchResult] = field(default_factory=dict)
+    own_format: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -89,7 +95,8 @@ class BatchLine:
             Request(id=each.id, model=each.model, tenant=each.tenant, lane="batch", media=each.media)
             for each in self.requests
         ]
-        return BatchLine(self.custom_id, msgspec.structs.replace(self.generation, prompts=()), requests, self.results)
+        generation = msgspec.structs.replace(self.generation, prompts=())
+        return BatchLine(self.custom_id, generation, requests, self.results, self.own_format)
 
     def usage(self) -> Usage:
         """Return the tokens of all results; those of a prompt with several choices count once for each."""
@@ -230,7 +237,9 @@ def line_of(
         if deadline is not None:
             job |= {"deadline": min(deadline, request.deadline or deadline)}
         requests[index] = msgspec.structs.replace(request, **job)
-    return BatchLine(custom_id, generation, requests)
+    chat = generation.prompts[0].chat if generation.prompts else None
+    own_format = None if chat is None or chat.template is None else detect_format(chat.template)
+    return BatchLine(custom_id, generation, requests, own_format=own_format)
 
 
 async def with_images(line: BatchLine, images: ImageIntake, tenant: str) -> BatchLine:
@@ -241,7 +250,7 @@ async def with_images(line: BatchLine, images: ImageIntake, tenant: str) -> Batc
     generation = await images.stored(msgspec.structs.replace(generation, lane="batch"), tenant)
     media = [prompt.media for prompt in generation.prompts for _ in range(generation.n)]
     requests = [msgspec.structs.replace(each, media=own) for each, own in zip(line.requests, media, strict=True)]
-    return BatchLine(line.custom_id, generation, requests, line.results)
+    return BatchLine(line.custom_id, generation, requests, line.results, line.own_format)
 
 
 def checked_id(fields: dict[str, Any]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 import struct
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,8 +36,10 @@ from gateway.responses.job import BackgroundJob
 from gateway.responses.log import ResponseRecord
 from gateway.responses.output import ResponseOutput
 from gateway.responses.store import ended_response, read_result
-from shared.formats import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
+from shared.formats import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart, format_named
 from shared.messages import BatchResult, Usage
+
+AnyGeneration = TypeVar("AnyGeneration", bound=Generation)
 
 
 def output_line(line: BatchLine) -> dict[str, Any]:
@@ -64,14 +68,12 @@ def _answer(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     if line.generation.pooling is not None:
         return _vectors(line, results)
     if isinstance(line.generation, ResponseGeneration):
-        return _stored_response(line.generation, results[0])
+        return _stored_response(line, line.generation, results[0])
     return _texts(line, results)
 
 
-def _stored_response(generation: ResponseGeneration, result: BatchResult) -> dict[str, Any]:
-    job = BackgroundJob.of(generation, stream_seq=0, deadline=0.0)
-    if job.chat_format is None:
-        job = msgspec.structs.replace(job, chat_format=result.chat_format or None)
+def _stored_response(line: BatchLine, generation: ResponseGeneration, result: BatchResult) -> dict[str, Any]:
+    job = BackgroundJob.of(_as_written(generation, line.own_format, result), stream_seq=0, deadline=0.0)
     record = ResponseRecord(result.tenant, generation.name, generation.draft, b"", job)
     output = ResponseOutput(generation.draft)
     return ended_response(record, result, read_result(record, result, output), output)
@@ -86,23 +88,26 @@ def _refusal(generation: Generation, failed: BatchResult) -> ApiError:
 
 
 def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
-    generation = line.generation
+    generation, is_chat = line.generation, line.generation.kind == "chat"
     totals = UsageTotals(generation.n)
     for place, result in enumerate(results):
         counts = result.prompt_tokens, result.completion_tokens, result.cached_tokens
         totals.add(place, Usage(*counts, evicted_tokens=result.evicted_tokens, evicted_by=result.evicted_by))
-    returned = results
+    returned = list(range(len(results)))
     if generation.ranking is not None:
-        places = likeliest(list(map(_mean, results)), generation.n, generation.num_choices)
-        returned = [results[place] for place in places]
+        returned = list(likeliest(list(map(_mean, results)), generation.n, generation.num_choices))
+    # The tokens of all are counted, also of those that are not returned.
+    read = [_read(line, result) for result in results] if is_chat else []
+    totals.reasoning_tokens = sum(text.reasoning_tokens for text in read)
     created = int(max(result.completed for result in results))
-    prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
+    prefix = "chatcmpl-" if is_chat else "cmpl-"
     stamp = AnswerStamp(results[0].id, created)
     identity = AnswerIdentity(prefix + stamp.token, generation.kind, generation.name, created, stamp=stamp)
     choices: list[ChatChoice | CompletionChoice] = []
-    for index, result in enumerate(returned):
-        if generation.kind == "chat":
-            choices.append(_chat_choice(identity, generation, result, index, totals))
+    for index, place in enumerate(returned):
+        result = results[place]
+        if is_chat:
+            choices.append(_chat_choice(identity, read[place], result, index))
         else:
             choices.append(CompletionChoice(index, result.text, None, finish_reason(result.finish, 0, False)))
     answer: dict[str, Any] = msgspec.to_builtins(identity.whole(choices, usage_answer(totals)))
@@ -116,16 +121,31 @@ def _mean(result: BatchResult) -> float:
     return -math.inf if result.total_logprob is None else result.total_logprob / result.completion_tokens
 
 
-def _chat_choice(
-    identity: AnswerIdentity, generation: Generation, result: BatchResult, index: int, totals: UsageTotals
-) -> ChatChoice:
-    """Return a choice; its tokens of reasoning are added to `totals`, estimated from their share of the text."""
-    reading = _reading(generation, result)
+@dataclass(frozen=True, slots=True)
+class _ReadText:
+    """The text of a result as it is read.
+
+    Attributes:
+        reasoning_tokens: Estimated from their share of the text.
+    """
+
+    reading: OutputReading
+    events: list[OutputEvent]
+    reasoning: str
+    reasoning_tokens: int
+
+
+def _read(line: BatchLine, result: BatchResult) -> _ReadText:
+    reading = _as_written(line.generation, line.own_format, result).reading or PLAIN_READING
     reader = reading.new_reader(result.in_reasoning)
     events = [*reader.feed(result.text), *reader.finish()]
     reasoning = _text(events, ReasoningText)
-    if reasoning:
-        totals.reasoning_tokens += round(result.completion_tokens * len(reasoning) / len(result.text))
+    num_tokens = round(result.completion_tokens * len(reasoning) / len(result.text)) if reasoning else 0
+    return _ReadText(reading, events, reasoning, num_tokens)
+
+
+def _chat_choice(identity: AnswerIdentity, read: _ReadText, result: BatchResult, index: int) -> ChatChoice:
+    reading, events, reasoning = read.reading, read.events, read.reasoning
     calls = [
         CalledFunction(event.name, _text((each for each in events if _is_of(each, event.index)), ToolCallArguments))
         for event in events
@@ -144,13 +164,22 @@ def _chat_choice(
     return ChatChoice(index, message, None, finish_reason(result.finish, len(calls), reading.is_function_call))
 
 
-def _reading(generation: Generation, result: BatchResult) -> OutputReading:
-    """Return how a text is read: as its grammar was made, or as its worker says where none had said it before."""
-    if generation.reading is not None:
-        return generation.reading
-    if not result.chat_format:
-        return PLAIN_READING
-    return reading_of(result.chat_format, generation.tools or NO_TOOLS, generation.includes_reasoning)
+def _as_written(generation: AnyGeneration, own_format: str | None, result: BatchResult) -> AnyGeneration:
+    """Return a line's generation with the reading of the format in which its worker says that it has written.
+
+    That of the line's model may be another: an alias was moved meanwhile, or no worker had said it.
+    """
+    name = own_format or result.chat_format
+    if not name or (generation.reading is not None and generation.reading.format_name == name):
+        return generation
+    chosen, use, asked = format_named(name), generation.tools or NO_TOOLS, generation.structured_output
+    if not (use.tools or chosen.has_reasoning):
+        return msgspec.structs.replace(generation, reading=None)
+    if use.tools and chosen.constrains(use.tools, use.choice, None if asked is None else asked.grammar):
+        use = dataclasses.replace(use, is_exclusive=True)
+        generation = msgspec.structs.replace(generation, tools=use)
+    reading = reading_of(name, use, generation.includes_reasoning)
+    return msgspec.structs.replace(generation, reading=reading)
 
 
 def _text(events: Iterable[OutputEvent], kind: type[ContentText | ReasoningText | ToolCallArguments]) -> str:

@@ -109,18 +109,25 @@ class ChatFormat:
             ToolSchemaError: The arguments of a strict tool cannot be held to its schema.
             GrammarError: `content` is not within its bounds, or all schemas together are too large.
         """
-        if choice.mode == "none" or not self.calls:
-            tools = ()
-        if choice.mode == "named":
-            tools = [tool for tool in tools if tool.name == choice.name]
-        must_call = bool(tools) and choice.mode in ("required", "named")
-        if not must_call and content is None and not any(tool.strict for tool in tools):
+        if not self.constrains(tools, choice, content):
             return None
+        tools = self._callable(tools, choice)
         tags = self.reasoning if reasoning else None
         if not tools and tags is None and not self.content_open:
             return content
         lark = LarkText(self.tokens)
         grammar = AnswerGrammar(lark, tags, self.calls, self.content_open, tools, is_parallel=parallel)
-        if must_call:
+        if tools and choice.mode in ("required", "named"):
             return grammar.of_calls()
         return grammar.of_content(content) if content else grammar.of_text()
+
+    def constrains(self, tools: Sequence[Tool], choice: ToolChoice, content: Grammar | None = None) -> bool:
+        """Whether `grammar` constrains an answer at all."""
+        tools = self._callable(tools, choice)
+        must_call = bool(tools) and choice.mode in ("required", "named")
+        return must_call or content is not None or any(tool.strict for tool in tools)
+
+    def _callable(self, tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool]:
+        if choice.mode == "none" or not self.calls:
+            return ()
+        return [tool for tool in tools if tool.name == choice.name] if choice.mode == "named" else tools

@@ -13,11 +13,13 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
+from gateway.admission.caller import Caller
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.model_fit import with_defaults
 from gateway.api.schemas.parsing import parse_chat
 from gateway.batches.line import (
     BatchLine,
+    line_of,
     parsed_line,
     read_openai_line,
     with_checked_grammar,
@@ -26,6 +28,7 @@ from gateway.batches.line import (
 from gateway.batches.line_answer import output_line
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
+from gateway.generation import Generation
 from shared.errors import BadRequestError
 from shared.messages import BatchResult
 from shared.sampling import SamplingDefaults, with_advice
@@ -146,6 +149,59 @@ def test_reasoning_of_a_line_is_counted_by_its_share_of_the_text() -> None:
     assert details is not None
     # Of each choice: three tokens wrote ten characters, two of which are thought.
     assert details.reasoning_tokens == 2
+
+
+def test_reasoning_of_answers_that_are_not_returned_is_counted_as_their_tokens_are() -> None:
+    line = read_openai_line(chat_line(n=1, best_of=2, temperature=1), "t", "b")
+    thought = {"text": "hm</think>", "in_reasoning": True, "chat_format": "thinking", "total_logprob": -1.0}
+    usage = ChatCompletion.model_validate(answered(line, **thought)["response"]["body"]).usage
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    assert (usage.completion_tokens, usage.completion_tokens_details.reasoning_tokens) == (6, 2)
+
+
+def line_of_model(generation: Generation) -> BatchLine:
+    return line_of("a", generation, Caller("", "t", (), b"", "a"), "batch").without_prompts()
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/responses"])
+async def test_result_is_read_in_the_format_that_it_was_written_in_whatever_an_alias_means_by_now(url: str) -> None:
+    body = chat_line()["body"] if url == "/v1/chat/completions" else {"model": "m", "input": "hello"}
+    asked = chat_line() | {"url": url, "body": body}
+    for now, then, content in (("plain", "thinking", "yes"), ("thinking", "plain", "hm</think>yes")):
+        generation = await with_model_reading(parsed_line(asked)[1], load_of(now), LargeBodies(), "t")
+        told = {"text": "hm</think>yes", "in_reasoning": then == "thinking", "chat_format": then}
+        answer = answered(line_of_model(generation), **told)["response"]["body"]
+        if url == "/v1/responses":
+            written = Response.model_validate_json(msgspec.json.encode(answer)).output_text
+        else:
+            written = answer["choices"][0]["message"]["content"]
+        assert written == content
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_calls_are_read_alike_whether_their_format_was_known_before_or_the_result_says_it(strict: bool) -> None:
+    function = {"name": "f", "strict": strict, "parameters": {"type": "object", "additionalProperties": False}}
+    generation = parsed_line(chat_line(tools=[{"type": "function", "function": function}]))[1]
+    known = await with_model_reading(generation, load_of("hermes"), LargeBodies(), "t")
+    call = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    before, after = (
+        answered(line_of_model(each), text=call, chat_format="hermes")["response"]["body"]["choices"][0]["message"]
+        for each in (known, generation)
+    )
+    assert before == after
+    # A grammar keeps the model from calling another tool: this is what it has said.
+    assert bool(after.get("tool_calls")) != strict
+
+
+async def test_answer_to_a_line_with_a_chat_template_of_its_own_is_read_as_that_writes() -> None:
+    template = "<tool_call> <tools> {{ messages }}"
+    body = {"tools": [{"type": "function", "function": {"name": "f"}}], "chat_template": template}
+    generation = parsed_line(chat_line(**body))[1]
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    line = line_of_model(await with_model_reading(generation, load_of("plain"), LargeBodies(), "t"))
+    choice = answered(line, text=call, chat_format="plain")["response"]["body"]["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
 
 
 def test_calls_of_tools_are_told_as_the_endpoint_tells_them() -> None:
