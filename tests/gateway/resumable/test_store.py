@@ -16,6 +16,7 @@ from gateway.resumable.store import MessageStore
 from shared.direct_client import DirectClient
 from shared.nats_connection import connect
 from shared.subjects import stream_subject
+from tests.gateway.resumable.test_writer import Case
 from tests.servers import NatsServer
 from tests.waiting import until
 
@@ -63,3 +64,22 @@ async def test_requests_under_way_fail_as_soon_as_the_connection_is_lost(
     assert (found.seq, found.data) == (seq, b"written")
     await store.close()
     assert not nats.lost_callbacks
+
+
+async def test_round_that_a_restart_of_nats_interrupts_is_repeated_when_nats_is_back(
+    server: NatsServer, nats: DirectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_TIMEOUT_S", 60.0)
+    case, log = Case(), StreamLog(nats)
+    case.writer._log = log
+    await log.start()
+    case.say("a")
+    await until(lambda: case.shown == "a")
+    server.pause()
+    case.say("b")
+    await asyncio.sleep(0.1)
+    server.kill()
+    server.restart()
+    await until(lambda: case.shown == "ab", timeout_s=20)
+    await case.writer.close()
+    await log.close()
