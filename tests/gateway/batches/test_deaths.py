@@ -160,7 +160,8 @@ async def test_jobs_whose_results_are_gone_before_they_were_read_run_again(own: 
     worker.answer = lambda request: None
     with place.gateway("first") as first:
         async with place.client(first) as client:
-            batch = await submitted(client, jsonl([line(number, "m") for number in range(8)]))
+            # A byte order mark is no part of the first line, when that is read again either.
+            batch = await submitted(client, b"\xef\xbb\xbf" + jsonl([line(number, "m") for number in range(8)]))
             streams = worker.nats.jetstream()
             while (await streams.stream_info(batch_stream("default"))).state.messages < 8:  # noqa: ASYNC110 - none tells
                 await asyncio.sleep(0.05)

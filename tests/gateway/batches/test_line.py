@@ -168,9 +168,9 @@ def line_of_model(generation: Generation) -> BatchLine:
 async def test_result_is_read_in_the_format_that_it_was_written_in_whatever_an_alias_means_by_now(url: str) -> None:
     body = chat_line()["body"] if url == "/v1/chat/completions" else {"model": "m", "input": "hello"}
     asked = chat_line() | {"url": url, "body": body}
-    for now, then, content in (("plain", "thinking", "yes"), ("thinking", "plain", "hm</think>yes")):
+    for now, then, content in (("plain", "thinking", "yes"), ("thinking", "plain", "<think>hm</think>yes")):
         generation = await with_model_reading(parsed_line(asked)[1], load_of(now), LargeBodies(), "t")
-        told = {"text": "hm</think>yes", "in_reasoning": then == "thinking", "chat_format": then}
+        told = {"text": "<think>hm</think>yes", "chat_format": then}
         answer = answered(line_of_model(generation), **told)["response"]["body"]
         if url == "/v1/responses":
             written = Response.model_validate_json(msgspec.json.encode(answer)).output_text

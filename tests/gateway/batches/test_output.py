@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, PropertyMock
 
 import msgspec
 import pytest
@@ -74,6 +74,17 @@ async def test_line_that_the_queue_does_not_take_now_is_published_later() -> Non
     driver: Any = Mock(_jobs=jobs, _maker=Mock(line_to_publish=AsyncMock()), _sent_before=0)
     assert not await BatchDriver._publish_line(driver, InputLine(1, 0, 9, b"{}"))
     jobs.forget.assert_called_once_with(jobs.note.return_value)
+
+
+async def test_line_whose_result_is_no_longer_kept_when_its_batch_ends_has_its_custom_id() -> None:
+    sent: Any = Mock(place=InputLine(1, 0, 9, b""))
+    sent.line.custom_id = "mine"
+    jobs: Any = Mock(end_all=AsyncMock(), take=Mock(return_value=([], [sent])))
+    type(jobs).lines = PropertyMock(side_effect=[[sent], []])
+    driver: Any = Mock(_jobs=jobs)
+    await BatchDriver._end_jobs(driver, "cancelled")
+    driver._write_error.assert_called_once()
+    assert driver._write_error.call_args.args[:2] == (sent.place, "mine")
 
 
 async def test_work_on_a_store_that_fails_is_done_again_and_each_failure_is_noted(
