@@ -25,8 +25,10 @@ _NAMES_A_RECORD = 64
 """Names that are listed in about the time in which one record is read."""
 CONCURRENT_READERS = 4
 """Requests of one tenant that read from one kind of store at once."""
+CONCURRENT_RESUMPTIONS = 64
+"""Those that resume a stream: all clients of a gateway that has died come back at once, and most logs are short."""
 
-StoreKind = Literal["responses", "streams", "files", "batches"]
+StoreKind = Literal["responses", "streams", "resumptions", "files", "batches"]
 
 
 @dataclass(slots=True)
@@ -59,7 +61,8 @@ class StoredReads:
         Raises:
             ApiError: 429; the key has read enough for now.
         """
-        async with self._readers.setdefault((principal.tenant, kind), asyncio.Semaphore(CONCURRENT_READERS)):
+        num_places = CONCURRENT_RESUMPTIONS if kind == "resumptions" else CONCURRENT_READERS
+        async with self._readers.setdefault((principal.tenant, kind), asyncio.Semaphore(num_places)):
             lease = None if self._limiter is None else await self._limiter.admit_read(principal)
             size = ReadSize()
             try:

@@ -171,7 +171,7 @@ class GenerationService:
         try:
             with logged.kept():
                 # A client that is paused holds no turn.
-                await logged.read_stored(self._services.reads.turn(principal, "streams"))
+                await logged.read_stored(self._services.reads.turn(principal, "resumptions"))
                 await logged.join(answer)
             outcome = await answer.done
         except ApiError as error:

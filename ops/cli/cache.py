@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -76,7 +76,7 @@ def list_makers(config: ListConfig) -> int:
     from gpu_worker.execution.tiers.file_format import is_whole, read_facts
 
     kinds: dict[tuple[str, str], list[_File]] = {}
-    rows = []
+    rows: list[dict[str, Any]] = []
     with _opened(config) as store:
         for file in _files(store):
             kinds.setdefault((file.maker, file.group), []).append(file)
@@ -100,14 +100,7 @@ def list_makers(config: ListConfig) -> int:
                 **({"damaged": damaged[maker, group]} if config.verify else {}),
             }
         )
-    if config.json:
-        for row in rows:
-            click.echo(json.dumps(row))
-    elif rows:
-        heads = [name.upper().replace("_", " ") for name in rows[0]]
-        click.echo("\n".join(aligned([heads, *([str(value) for value in row.values()] for row in rows)])))
-    else:
-        click.echo(f"there are no files of workers in {config.kv_disk_path}", err=True)
+    _show(rows, f"there are no files of workers in {config.kv_disk_path}", as_json=config.json)
     return 0
 
 
@@ -156,15 +149,20 @@ def stats(config: StatsConfig) -> int:
         share = hits / asked[worker] if asked.get(worker) else None
         counts = {name: values.get(name) for name in _COUNTS}
         rows.append({"worker": worker, "tier": tier, "hit_tokens": hits, "hit_share": share, **counts})
-    if config.json:
+    _show(rows, "no worker runs", as_json=config.json)
+    return 0
+
+
+def _show(rows: list[dict[str, Any]], nothing: str, *, as_json: bool) -> None:
+    """Print rows as a table or as JSON, or say that there is nothing."""
+    if as_json:
         for row in rows:
             click.echo(json.dumps(row))
     elif rows:
         heads = [name.upper().replace("_", " ") for name in rows[0]]
         click.echo("\n".join(aligned([heads, *([_cell(value) for value in row.values()] for row in rows)])))
     else:
-        click.echo("no worker runs", err=True)
-    return 0
+        click.echo(nothing, err=True)
 
 
 def _cell(value: str | float | None) -> str:

@@ -174,9 +174,9 @@ def time_op(
             yield CaseResult(op.name, spec.label, 0.0, {}, {OURS: "out of time"})
         else:
             yield _time_case(op.name, spec, device, timer, ceilings, deadline)
-        # Memory held by a failure's traceback or a cycle would be missing in the next case.
-        gc.collect()
         if device.type == "cuda":
+            # Memory held by a failure's traceback or a cycle would be missing in the next case.
+            gc.collect()
             torch.cuda.empty_cache()
 
 

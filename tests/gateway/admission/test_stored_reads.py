@@ -7,7 +7,7 @@ import pytest
 
 from gateway.admission.auth import Principal
 from gateway.admission.limits import READ_BYTES, READ_RECORDS, RateLimiter
-from gateway.admission.stored_reads import CONCURRENT_READERS, ReadSize, StoredReads, StoreKind
+from gateway.admission.stored_reads import CONCURRENT_READERS, CONCURRENT_RESUMPTIONS, ReadSize, StoredReads, StoreKind
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 
@@ -38,8 +38,14 @@ async def test_tenant_has_a_few_turns_at_each_kind_of_store_and_others_have_thei
 
     waiting = [asyncio.ensure_future(read("greedy", "files")) for _ in range(60)]
     waiting += [asyncio.ensure_future(read("other", "files")), asyncio.ensure_future(read("greedy", "responses"))]
+    waiting += [asyncio.ensure_future(read("greedy", "resumptions")) for _ in range(100)]
     await asyncio.sleep(0)
-    assert running == {("greedy", "files"): CONCURRENT_READERS, ("other", "files"): 1, ("greedy", "responses"): 1}
+    assert running == {
+        ("greedy", "files"): CONCURRENT_READERS,
+        ("other", "files"): 1,
+        ("greedy", "responses"): 1,
+        ("greedy", "resumptions"): CONCURRENT_RESUMPTIONS,
+    }
     may_go_on.set()
     await asyncio.gather(*waiting)
     assert running["greedy", "files"] == 60

@@ -591,7 +591,7 @@ def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
 
 
 def cheapest(index: FileIndex, count: int) -> list[str]:
-    """Take out so many files and return their keys."""
+    """Take out the cheapest files, `count` of them, and return their keys."""
     taken = [index.pop_cheapest() for _ in range(count)]
     return [each[0] for each in taken if each is not None]
 
