@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 POOLING_OPTIONS, TEXT_PARTS, BACKGROUND = "pooling_options", "text_parts", "background"
 LOGPROB_TOKENS, ADAPTERS, IMAGES, WATERMARK = "logprob_token_ids", "adapters", "images", "watermark"
 CACHE_HINTS, ADAPTER_STORE, KV_BUDGET, KV_SCORES = "cache_hints", "adapter_store", "kv_budget", "kv_scores"
@@ -14,3 +16,11 @@ BOUND_SEALS, SHORT_PIECES, JOURNAL, READY = "bound_seals", "short_pieces", "jour
 # The same of a gateway: seals bound to model and kind, short pieces of background responses, journals of streams, the
 # queue `ready`.
 GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL, READY)
+
+
+def own_version() -> str:
+    """Return the version of Headrace that is installed; "unknown" where it runs without being installed."""
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "unknown"

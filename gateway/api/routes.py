@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -40,7 +39,7 @@ from gateway.generation import ImageSource
 from gateway.media.intake import ImageIntake
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import Dialect
-from shared.features import IMAGES
+from shared.features import IMAGES, own_version
 from shared.tokenizer_calls import TokenizeCall, TokenizerCall, TokenizerReply
 
 
@@ -357,7 +356,7 @@ class Routes:
         return json_response(LiveAnswer("live"))
 
     async def _version(self, request: Request) -> Response:
-        return json_response(VersionAnswer(version("headrace")))
+        return json_response(VersionAnswer(own_version()))
 
     async def _ready(self, request: Request) -> Response:
         ready = readiness(self._services.fleet, is_connected=self._services.queue.is_connected)

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.start.config import WorkerConfig
 from shared.errors import ConfigError
+from shared.features import own_version
 
 if TYPE_CHECKING:
     from gpu_worker.execution.memory.block_bytes import BlockBytes
@@ -112,16 +112,12 @@ def _arithmetic(runner: TorchModelRunner) -> str:
     """Describe what the last bits of a result depend on: contents with other bits would make answers differ."""
     import torch
 
-    try:
-        own = version("headrace")
-    except PackageNotFoundError:
-        own = "unknown"
     device = runner.model.device
     if device.type == "cuda":
         computes = torch.cuda.get_device_name(device)
     else:
         computes = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
-    return f"headrace {own}, torch {torch.__version__}, {runner.dtype}, {computes}"
+    return f"headrace {own_version()}, torch {torch.__version__}, {runner.dtype}, {computes}"
 
 
 _PATTERNS = ("config.json", "*.safetensors", "quant*config*.json")

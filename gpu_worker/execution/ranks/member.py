@@ -35,6 +35,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import is_last
 from gpu_worker.models.revision import model_revision
 from shared.errors import HeadraceError
+from shared.features import own_version
 from shared.telemetry import configure_logging
 
 TICK_S = 0.1
@@ -49,6 +50,7 @@ def identity(config: RunnerConfig) -> dict[str, str]:
     return {
         "revision of the model": model_revision(config.model),
         "settings": hashlib.sha256(messages.encode(settings)).hexdigest()[:16],
+        "version of Headrace": own_version(),
         "torch": torch.__version__,
         "python": sys.version.split()[0],
     }

@@ -318,10 +318,12 @@ def test_ranks_have_room_to_sum_the_stream_of_the_largest_step(directory: Path) 
 
 
 @pytest.mark.slow
-def test_rank_of_another_torch_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["torch", "version of Headrace"])
+def test_rank_of_another_version_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     own = group_module.identity
-    monkeypatch.setattr(group_module, "identity", lambda config: {**own(config), "torch": "0.1"})
-    with pytest.raises(ConfigError, match=r"is 2, but rank 1 has another torch: .*, and rank 0 has 0\.1"):
+    monkeypatch.setattr(group_module, "identity", lambda config: {**own(config), name: "0.0.9"})
+    problem = rf"is 2, but rank 1 has another {name}: \d.*, and rank 0 has 0\.0\.9"
+    with pytest.raises(ConfigError, match=problem):
         RankGroup(config(directory))
 
 
