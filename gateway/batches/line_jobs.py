@@ -53,11 +53,13 @@ class SentLine:
         place: Where it stands in the file.
         line: Without its prompts, once it is published.
         attempt: How often its jobs were renamed, because a job of their id had ended whose result is not kept.
+        ids: Of its jobs.
     """
 
     place: InputLine
     line: BatchLine
-    attempt: int = 0
+    attempt: int
+    ids: frozenset[str]
     looked_at: float = field(default_factory=time.monotonic)
 
 
@@ -99,7 +101,8 @@ class LineJobs:
 
     def note(self, place: InputLine, line: BatchLine, attempt: int = 0) -> SentLine:
         """Wait for the results of a line whose jobs are in the queue, or will be."""
-        sent = SentLine(place._replace(data=b""), line.without_prompts(), attempt)
+        ids = frozenset(request.id for request in line.requests)
+        sent = SentLine(place._replace(data=b""), line.without_prompts(), attempt, ids)
         self._sent[self.prefix(place.number, attempt)] = sent
         self.num_jobs += len(line.requests)
         self.num_bytes += place.end - place.start
@@ -162,7 +165,7 @@ class LineJobs:
             except UNDECODABLE:
                 continue
             sent = self._sent.get(result.id.rpartition("-")[0])
-            if sent is None or result.id not in {request.id for request in sent.line.requests}:
+            if sent is None or result.id not in sent.ids:
                 continue
             if result.error_code in (JOB_ENDED, IMAGE_NOT_FOUND) and sent.attempt + 1 < _MAX_ATTEMPTS:
                 repeated.append(self.forget(sent))

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock, PropertyMock
 
 import msgspec
 import pytest
 from nats.js.errors import NotFoundError
 
+from gateway.admission.stored_reads import StoredReads
+from gateway.api.large_bodies import LARGE_BYTES
 from gateway.batches.driver import BatchDriver
 from gateway.batches.endpoint import MAX_ACTIVE, BatchRoutes
 from gateway.batches.input_lines import InputLine
 from gateway.batches.lease import Lease
+from gateway.batches.line import BatchLine
+from gateway.batches.line_answer import WrittenLine
 from gateway.batches.line_jobs import LineJobs, QueueFullError
 from gateway.batches.log import ReplacedError, Stored
 from gateway.batches.output import BatchOutput, patiently
 from gateway.batches.record import BatchRecord
 from gateway.errors import ApiError
-from shared.messages import Cancel, Request, Usage
+from gateway.generation import Generation, Prompt
+from shared.messages import BatchResult, Cancel, Request, Usage
 from shared.objects.store import MissingObjectError, StoreError
+from shared.sampling import Sampling
 from shared.subjects import cancel_subject
+
+GENERATION = Generation("completion", "m", (Prompt(1, text="a"),), 1, Sampling(), deterministic=True)
 
 
 def record(**changes: Any) -> BatchRecord:
@@ -67,6 +76,34 @@ async def test_jobs_of_a_batch_that_is_to_end_are_cancelled_for_their_tenant_alo
         cancel_subject("m"): Cancel(("batch_1-0-0", "batch_1-2-0"), tenant="t"),
         cancel_subject("n"): Cancel(("batch_1-1-0",), tenant="t"),
     }
+
+
+def test_results_of_one_line_are_taken_in_a_time_that_grows_with_their_number() -> None:
+    times = []
+    for number in (256, 2048):
+        jobs = LineJobs(cast("Any", Mock(stats={"reconnects": 0})), Mock(), "t", "batch_1")
+        requests = [Request(id=f"batch_1-1-{index}", model="m", tenant="t") for index in range(number)]
+        jobs.note(InputLine(1, 0, 9, b""), BatchLine("a", GENERATION, requests))
+        for request in requests:
+            result = BatchResult(id=request.id, model="m", tenant="t", text="", finish="stop")
+            jobs._heard.append(msgspec.json.encode(result))
+        began = time.thread_time()
+        complete, repeated = jobs.take()
+        times.append(time.thread_time() - began)
+        assert [len(each.line.results) for each in complete] == [number]
+        assert not repeated
+    assert times[1] < 24 * times[0]
+
+
+async def test_large_results_are_read_beside_the_event_loop() -> None:
+    bodies: Any = Mock(read_kept=AsyncMock(return_value=WrittenLine(b"{}", is_answer=True, reasoning_tokens=0)))
+    driver: Any = Mock(_services=Mock(bodies=bodies), tenant="t")
+    for text in ("a", "a" * 5000):
+        line = BatchLine("a", GENERATION, [])
+        line.results["1"] = BatchResult(id="1", model="m", tenant="t", text=text, finish="stop")
+        await BatchDriver._answer(driver, Mock(line=line, place=InputLine(1, 0, 9, b"")))
+    sizes = [call.args[1] for call in bodies.read_kept.call_args_list]
+    assert [size > LARGE_BYTES for size in sizes] == [False, True]
 
 
 async def test_line_that_the_queue_does_not_take_now_is_published_later() -> None:
@@ -121,3 +158,18 @@ async def test_batch_needs_a_queue_and_a_place_among_those_of_its_tenant(
     except ApiError as refused:
         told = (refused.status, refused.code)
     assert told == (status, code)
+
+
+async def test_cancelling_counts_as_a_read_and_has_its_turn() -> None:
+    lease: Any = Mock()
+    limiter: Any = Mock(admit_read=AsyncMock(side_effect=[lease, ApiError(429, "enough", code="rate_limit_exceeded")]))
+    log: Any = Mock(active=AsyncMock(return_value=None), get=AsyncMock(return_value=None))
+    services: Any = Mock(reads=StoredReads(limiter))
+    routes = BatchRoutes(services, Mock(), log, Mock(), Mock(), Mock())
+    request: Any = Mock(path_params={"batch_id": "batch_1"})
+    for status in (404, 429):
+        with pytest.raises(ApiError) as refused:
+            await routes._cancel(request, Mock(tenant="t"))
+        assert refused.value.status == status
+    lease.release.assert_called_once_with(1)
+    log.active.assert_awaited_once()
