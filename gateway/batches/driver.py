@@ -142,7 +142,7 @@ class BatchDriver:
         lines = self._undone_lines()
         async with self._jobs:
             is_all_sent, waiting = False, list[InputLine]()
-            while not (reason := self._must_end()) and not (is_all_sent and not self._unanswered(waiting)):
+            while not (reason := self._must_end()) and not (is_all_sent and self._is_all_answered(waiting)):
                 await self._publish_aside()
                 is_all_sent = await self._fill(lines, waiting) or is_all_sent
                 await self._jobs.wait(_TICK_S)
@@ -300,6 +300,10 @@ class BatchDriver:
     ) -> None:
         output = {"id": self._jobs.prefix(place.number), "custom_id": custom_id, "response": response, "error": error}
         self._output.add(place.number, msgspec.json.encode(output), is_answer=False)
+
+    def _is_all_answered(self, waiting: list[InputLine]) -> bool:
+        # Asked whenever a result comes, beside up to 50,000 lines that are set aside: they are not gone through.
+        return not (waiting or self._aside or self._jobs.lines)
 
     def _unanswered(self, waiting: list[InputLine]) -> list[InputLine]:
         return [*(sent.place for sent in self._jobs.lines), *waiting, *(place for place, _ in self._aside.lines)]

@@ -22,6 +22,7 @@ from gateway.batches.line_jobs import LineJobs, QueueFullError
 from gateway.batches.log import ReplacedError, Stored
 from gateway.batches.output import BatchOutput, patiently
 from gateway.batches.record import BatchRecord
+from gateway.batches.set_aside import SetAside
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from shared.messages import BatchResult, Cancel, Request, Usage
@@ -173,3 +174,12 @@ async def test_cancelling_counts_as_a_read_and_has_its_turn() -> None:
         assert refused.value.status == status
     lease.release.assert_called_once_with(1)
     log.active.assert_awaited_once()
+
+
+def test_lines_that_are_set_aside_are_not_gone_through_when_a_result_comes() -> None:
+    aside, driver = SetAside(), Mock(_jobs=Mock(lines=[]))
+    driver._aside = aside
+    assert BatchDriver._is_all_answered(driver, [])
+    aside.wait(InputLine(1, 0, 9, b""), 0, "images")
+    driver._unanswered.side_effect = AssertionError
+    assert not BatchDriver._is_all_answered(driver, [])
