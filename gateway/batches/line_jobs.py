@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -74,6 +75,9 @@ class LineJobs:
         self._batch_id = batch_id
         self._sent: dict[str, SentLine] = {}
         self._heard: deque[bytes] = deque()
+        # While jobs end: those that have a result, and how many of those heard were read for it.
+        self._ended: set[str] = set()
+        self._num_read = 0
         self._has_heard = asyncio.Event()
         self._subscription: Subscription | None = None
         self._num_reconnects = nats.stats["reconnects"]
@@ -178,6 +182,7 @@ class LineJobs:
     async def end_all(self, finish: FinishReason, now: float) -> None:
         """End the jobs without a result: workers report the output so far of running ones, the others never start."""
         await self.look(for_all=True)
+        self._ended, self._num_read = {each for sent in self._sent.values() for each in sent.line.results}, 0
         deadline, ask_at = time.monotonic() + _WORKERS_ANSWER_S, 0.0
         while (missing := self._missing()) and (at := time.monotonic()) < deadline:
             if at >= ask_at:
@@ -187,12 +192,13 @@ class LineJobs:
         await asyncio.gather(*(self._end(request, finish, now) for request in self._missing()))
 
     def _missing(self) -> list[Request]:
-        known = {request_id for sent in self._sent.values() for request_id in sent.line.results}
-        for data in self._heard:
+        """Return the jobs without a result. Results are decoded once, however often this is asked while jobs end."""
+        for data in itertools.islice(self._heard, self._num_read, None):
             with contextlib.suppress(*UNDECODABLE):
-                known.add(self._decode(data).id)
+                self._ended.add(self._decode(data).id)
+        self._num_read = len(self._heard)
         requests = (request for sent in self._sent.values() for request in sent.line.requests)
-        return [request for request in requests if request.id not in known]
+        return [request for request in requests if request.id not in self._ended]
 
     async def _end(self, request: Request, finish: FinishReason, now: float) -> None:
         result = BatchResult(

@@ -183,3 +183,20 @@ def test_lines_that_are_set_aside_are_not_gone_through_when_a_result_comes() -> 
     aside.wait(InputLine(1, 0, 9, b""), 0, "images")
     driver._unanswered.side_effect = AssertionError
     assert not BatchDriver._is_all_answered(driver, [])
+
+
+async def test_results_are_decoded_once_while_jobs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.line_jobs._WORKERS_ANSWER_S", 0.5)
+    kept: Any = Mock(result=AsyncMock(return_value=None), store=AsyncMock(return_value=True))
+    jobs = LineJobs(cast("Any", Mock(stats={"reconnects": 0})), kept, "t", "batch_1")
+    requests = [Request(id=f"batch_1-1-{index}", model="m", tenant="t") for index in range(3)]
+    jobs.note(InputLine(1, 0, 9, b""), BatchLine("a", GENERATION, requests))
+    results = [BatchResult(id=request.id, model="m", tenant="t", text="", finish="stop") for request in requests]
+    jobs._heard += [msgspec.json.encode(each) for each in results[:2]]
+    decoded = Mock(side_effect=jobs._decode)
+    monkeypatch.setattr(jobs, "_decode", decoded)
+    await jobs.end_all("cancelled", 1.0)
+    assert decoded.call_count == 2
+    assert [call.args[1] for call in kept.store.call_args_list] == [requests[2].id]
+    complete, _ = jobs.take()
+    assert [sorted(each.line.results) for each in complete] == [[each.id for each in requests]]
