@@ -331,7 +331,7 @@ class BatchDriver:
                     self._jobs.note(place, line, attempt)
                 except BadRequestError as refusal:
                     self._refuse(place, refusal)
-            if len(self._jobs.lines) >= _AHEAD:
+            if self._jobs.num_jobs >= MAX_JOBS:
                 await self._end_jobs(reason)
             if self._output.is_due:
                 await self._output.flush()

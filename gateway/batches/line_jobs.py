@@ -38,6 +38,8 @@ _TIMEOUT_S = 5.0
 _LOOK_AFTER_S = 5.0
 _LOOKED_AT_ONCE = 64
 _CONCURRENT_CALLS = 32
+# A batch may have 100,000 jobs: as many tasks that begin at once stop the event loop for seconds.
+_TASKS_AT_ONCE = 128
 _MAX_ATTEMPTS = 4
 _ERRORS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError, *SEND_ERRORS)
 
@@ -127,7 +129,7 @@ class LineJobs:
     async def find(self, sent: SentLine) -> bool:
         """Look for the results of a line that another driver may have published; return whether all are there."""
         try:
-            return all(await asyncio.gather(*map(self._look, sent.line.requests)))
+            return await self._look_for(sent.line.requests)
         except _ERRORS:
             return False
 
@@ -146,10 +148,19 @@ class LineJobs:
         for each in due:
             each.looked_at = now
         try:
-            await asyncio.gather(*(self._look(request) for each in due for request in each.line.requests))
+            await self._look_for([each for sent in due for each in sent.line.requests], until_missing=False)
         except _ERRORS:
             return
         self._num_reconnects = num_reconnects
+
+    async def _look_for(self, requests: list[Request], *, until_missing: bool = True) -> bool:
+        """Look for results, at the latest until one is not there if that is all there is to know."""
+        is_there = True
+        for start in range(0, len(requests), _TASKS_AT_ONCE):
+            is_there &= all(await asyncio.gather(*map(self._look, requests[start : start + _TASKS_AT_ONCE])))
+            if until_missing and not is_there:
+                break
+        return is_there
 
     async def _look(self, request: Request) -> bool:
         async with self._calls:
@@ -189,7 +200,9 @@ class LineJobs:
                 self._ask_to_end(missing)
                 ask_at = at + _ASK_EVERY_S
             await asyncio.sleep(_ASK_EVERY_S / 5)
-        await asyncio.gather(*(self._end(request, finish, now) for request in self._missing()))
+        missing = self._missing()
+        for start in range(0, len(missing), _TASKS_AT_ONCE):
+            await asyncio.gather(*(self._end(each, finish, now) for each in missing[start : start + _TASKS_AT_ONCE]))
 
     def _missing(self) -> list[Request]:
         """Return the jobs without a result. Results are decoded once, however often this is asked while jobs end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock, PropertyMock
@@ -200,3 +201,24 @@ async def test_results_are_decoded_once_while_jobs_end(monkeypatch: pytest.Monke
     assert [call.args[1] for call in kept.store.call_args_list] == [requests[2].id]
     complete, _ = jobs.take()
     assert [sorted(each.line.results) for each in complete] == [[each.id for each in requests]]
+
+
+async def test_thousands_of_jobs_are_looked_for_and_ended_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.line_jobs._WORKERS_ANSWER_S", 0.0)
+    most = 0
+
+    async def called(*args: Any) -> None:
+        nonlocal most
+        most = max(most, len(asyncio.all_tasks()))
+        await asyncio.sleep(0)
+
+    kept: Any = Mock(result=AsyncMock(side_effect=called), store=AsyncMock(side_effect=called), stored=AsyncMock())
+    kept.stored.return_value = b""
+    jobs = LineJobs(cast("Any", Mock(stats={"reconnects": 0})), kept, "t", "batch_1")
+    requests = [Request(id=f"batch_1-1-{index}", model="m", tenant="t") for index in range(1000)]
+    sent = jobs.note(InputLine(1, 0, 9, b""), BatchLine("a", GENERATION, requests))
+    assert not await jobs.find(sent)
+    assert kept.result.await_count < 1000
+    await jobs.end_all("cancelled", 1.0)
+    assert kept.store.await_count == 1000
+    assert 1 < most < 200
