@@ -14,11 +14,12 @@ from functools import partial
 import msgspec
 from nats.errors import MaxPayloadError
 
+from gateway.api.large_bodies import LARGE_BYTES
 from gateway.batches.driver_services import DriverServices
 from gateway.batches.input_lines import InputLine, input_lines, line_data, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
 from gateway.batches.line import checked_id
-from gateway.batches.line_answer import output_line, reasoning_tokens_of
+from gateway.batches.line_answer import written_line
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
 from gateway.batches.line_maker import LineMaker, NotReadyError
 from gateway.batches.log import ERRORS
@@ -36,6 +37,8 @@ MAX_JOBS = 1024
 MAX_JOB_BYTES = 32 << 20
 _PUBLISHED_AT_ONCE = 32
 _BYTES_AT_ONCE = 4 << 20
+# Results of a line that are read between the steps of streams: larger ones are read in a thread.
+_INLINE_BYTES = 4 << 10
 _TICK_S = 0.25
 _FULL_S = 1.0
 # The record names a number of lines before jobs of them are published, so that a successor knows of them.
@@ -139,12 +142,12 @@ class BatchDriver:
         lines = self._undone_lines()
         async with self._jobs:
             is_all_sent, waiting = False, list[InputLine]()
-            while not (reason := self._must_end()) and not (is_all_sent and not self._unanswered(waiting)):
+            while not (reason := self._must_end()) and not (is_all_sent and self._is_all_answered(waiting)):
                 await self._publish_aside()
                 is_all_sent = await self._fill(lines, waiting) or is_all_sent
                 await self._jobs.wait(_TICK_S)
                 await self._jobs.look()
-                self._take()
+                await self._take()
                 if self._output.is_due:
                     await self._output.flush(self._position(waiting))
             if reason is not None:
@@ -257,27 +260,29 @@ class BatchDriver:
         self._jobs.forget(sent)
         return False
 
-    def _take(self) -> None:
+    async def _take(self) -> None:
         complete, repeated = self._jobs.take()
         for sent in complete:
-            self._answer(sent)
+            await self._answer(sent)
         for sent in repeated:
             # A worker may not have found one.
             for request in sent.line.requests:
                 self._services.images.forget(request.media, self.tenant)
             self._aside.repeat(sent.place, sent.attempt + 1)
 
-    def _answer(self, sent: SentLine) -> None:
-        output = output_line(sent.line)
-        response = output["response"]
-        is_answer = response is not None and response["status_code"] == 200
+    async def _answer(self, sent: SentLine) -> None:
+        """Write a line's answer. A text of 60 kB takes a tenth of a second to be read."""
+        num_bytes = LARGE_BYTES + 1 if sent.line.result_bytes > _INLINE_BYTES else 0
+        written = await self._services.bodies.read_kept(self.tenant, num_bytes, partial(written_line, sent.line))
         self._output.add(
             sent.place.number,
-            msgspec.json.encode(output),
-            is_answer=is_answer,
+            written.data,
+            is_answer=written.is_answer,
             usage=sent.line.usage(),
-            reasoning_tokens=reasoning_tokens_of(response["body"]) if is_answer else 0,
+            reasoning_tokens=written.reasoning_tokens,
         )
+        # Many lines may be complete at the same time.
+        await asyncio.sleep(0)
 
     def _refuse(self, place: InputLine, error: BadRequestError) -> None:
         body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
@@ -295,6 +300,10 @@ class BatchDriver:
     ) -> None:
         output = {"id": self._jobs.prefix(place.number), "custom_id": custom_id, "response": response, "error": error}
         self._output.add(place.number, msgspec.json.encode(output), is_answer=False)
+
+    def _is_all_answered(self, waiting: list[InputLine]) -> bool:
+        # Asked whenever a result comes, beside up to 50,000 lines that are set aside: they are not gone through.
+        return not (waiting or self._aside or self._jobs.lines)
 
     def _unanswered(self, waiting: list[InputLine]) -> list[InputLine]:
         return [*(sent.place for sent in self._jobs.lines), *waiting, *(place for place, _ in self._aside.lines)]
@@ -322,7 +331,7 @@ class BatchDriver:
                     self._jobs.note(place, line, attempt)
                 except BadRequestError as refusal:
                     self._refuse(place, refusal)
-            if len(self._jobs.lines) >= _AHEAD:
+            if self._jobs.num_jobs >= MAX_JOBS:
                 await self._end_jobs(reason)
             if self._output.is_due:
                 await self._output.flush()
@@ -348,7 +357,7 @@ class BatchDriver:
             await self._jobs.end_all(reason, self._services.clock.now())
             complete, repeated = self._jobs.take()
             for sent in complete:
-                self._answer(sent)
+                await self._answer(sent)
             for sent in repeated:
                 error = {"code": f"batch_{reason}", "message": "The result of this request is no longer kept."}
                 self._write_error(sent.place, sent.line.custom_id, None, error)

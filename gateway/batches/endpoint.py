@@ -165,11 +165,15 @@ class BatchRoutes:
         return json_response(batch_answer(record))
 
     async def _cancel(self, request: Request, principal: Principal) -> Response:
-        batch_id: str = request.path_params["batch_id"]
+        async with self.services.reads.turn(principal, "batches"):
+            record = await self._cancelled(principal.tenant, request.path_params["batch_id"])
+        return json_response(batch_answer(record))
+
+    async def _cancelled(self, tenant: str, batch_id: str) -> BatchRecord:
         while True:
-            stored = await _answered(self.log.active(principal.tenant, batch_id))
+            stored = await _answered(self.log.active(tenant, batch_id))
             if stored is None:
-                ended = await _answered(self.log.get(principal.tenant, batch_id))
+                ended = await _answered(self.log.get(tenant, batch_id))
                 if ended is None:
                     raise _not_found(batch_id)
                 raise _has_ended(ended)
@@ -177,14 +181,13 @@ class BatchRoutes:
             if record.status in ENDED or record.status == "finalizing":
                 raise _has_ended(record)
             if record.status == "cancelling":
-                break
+                return record
             record = cancelled(record, self.clock.now())
             try:
                 await _answered(self.log.put(record, stored.revision))
-                break
+                return record
             except ReplacedError:
                 continue
-        return json_response(batch_answer(record))
 
     async def _growing(self, tenant: str, file_id: str) -> ReadableFile | None:
         found = OUTPUT_ID.fullmatch(file_id)

@@ -98,6 +98,11 @@ class BatchLine:
         generation = msgspec.structs.replace(self.generation, prompts=())
         return BatchLine(self.custom_id, generation, requests, self.results, self.own_format)
 
+    @property
+    def result_bytes(self) -> int:
+        """Size of the results so far, about so."""
+        return sum(len(each.text) + len(each.vector or b"") for each in self.results.values())
+
     def usage(self) -> Usage:
         """Return the tokens of all results; those of a prompt with several choices count once for each."""
         results = self.results.values()
@@ -227,16 +232,14 @@ def line_of(
     """
     # A job without a deadline waits until a worker takes it.
     requests = wire_requests(generation, caller, "", generation.timeout_s, now)
+    # The worker that takes them knows what its model's files advise.
+    job: dict[str, Any] = {"lane": "batch", "reply": None, "trace": None, "left_out": generation.left_out}
+    if generation.has_images or generation.sampling.watermark:
+        # They are sent as JSON, and a worker of an earlier version would refuse a field that it does not know.
+        job |= {"cache_hints": None}
     for index, request in enumerate(requests):
-        job: dict[str, Any] = {"id": f"{prefix}-{index}", "lane": "batch", "reply": None, "trace": None}
-        # The worker that takes it knows what its model's files advise.
-        job |= {"left_out": generation.left_out}
-        if generation.has_images or generation.sampling.watermark:
-            # It is sent as JSON, and a worker of an earlier version would refuse a field that it does not know.
-            job |= {"cache_hints": None}
-        if deadline is not None:
-            job |= {"deadline": min(deadline, request.deadline or deadline)}
-        requests[index] = msgspec.structs.replace(request, **job)
+        ends_at = request.deadline if deadline is None else min(deadline, request.deadline or deadline)
+        requests[index] = msgspec.structs.replace(request, id=f"{prefix}-{index}", deadline=ends_at, **job)
     chat = generation.prompts[0].chat if generation.prompts else None
     own_format = None if chat is None or chat.template is None else detect_format(chat.template)
     return BatchLine(custom_id, generation, requests, own_format=own_format)

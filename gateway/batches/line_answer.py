@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -55,6 +56,33 @@ def output_line(line: BatchLine) -> dict[str, Any]:
     else:
         status, body = 400, json.loads(_refusal(line.generation, failed).body())
     return {**output, "response": {"status_code": status, "request_id": output["id"], "body": body}, "error": None}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLine:
+    """A line of an output file as it is written.
+
+    Attributes:
+        is_answer: Its file is that of the answers, not that of the errors.
+        reasoning_tokens: Those of the answer.
+    """
+
+    data: bytes
+    is_answer: bool
+    reasoning_tokens: int
+
+
+def written_line(line: BatchLine) -> WrittenLine:
+    """Return the line of output of a complete line. It may take seconds, and runs in any thread."""
+    output = output_line(line)
+    response = output["response"]
+    is_answer = response is not None and response["status_code"] == 200
+    reasoning_tokens = reasoning_tokens_of(response["body"]) if is_answer else 0
+    if is_answer and line.generation.pooling is not None:
+        # One after the other: no other thread runs while all of them are encoded.
+        for item in response["body"]["data"]:
+            item["embedding"] = msgspec.Raw(msgspec.json.encode(item["embedding"]))
+    return WrittenLine(msgspec.json.encode(output), is_answer, reasoning_tokens)
 
 
 def reasoning_tokens_of(answer: dict[str, Any]) -> int:
@@ -146,8 +174,12 @@ def _read(line: BatchLine, result: BatchResult) -> _ReadText:
 
 def _chat_choice(identity: AnswerIdentity, read: _ReadText, result: BatchResult, index: int) -> ChatChoice:
     reading, events, reasoning = read.reading, read.events, read.reasoning
+    arguments = defaultdict[int, list[str]](list)
+    for event in events:
+        if isinstance(event, ToolCallArguments):
+            arguments[event.index].append(event.text)
     calls = [
-        CalledFunction(event.name, _text((each for each in events if _is_of(each, event.index)), ToolCallArguments))
+        CalledFunction(event.name, "".join(arguments[event.index]))
         for event in events
         if isinstance(event, ToolCallStart) and reading.includes_call(event.index)
     ]
@@ -182,12 +214,8 @@ def _as_written(generation: AnyGeneration, own_format: str | None, result: Batch
     return msgspec.structs.replace(generation, reading=reading)
 
 
-def _text(events: Iterable[OutputEvent], kind: type[ContentText | ReasoningText | ToolCallArguments]) -> str:
+def _text(events: Iterable[OutputEvent], kind: type[ContentText | ReasoningText]) -> str:
     return "".join(event.text for event in events if isinstance(event, kind))
-
-
-def _is_of(event: OutputEvent, call: int) -> bool:
-    return isinstance(event, ToolCallArguments) and event.index == call
 
 
 def _vectors(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:

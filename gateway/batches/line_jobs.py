@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -37,6 +38,8 @@ _TIMEOUT_S = 5.0
 _LOOK_AFTER_S = 5.0
 _LOOKED_AT_ONCE = 64
 _CONCURRENT_CALLS = 32
+# A batch may have 100,000 jobs: as many tasks that begin at once stop the event loop for seconds.
+_TASKS_AT_ONCE = 128
 _MAX_ATTEMPTS = 4
 _ERRORS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError, *SEND_ERRORS)
 
@@ -53,11 +56,13 @@ class SentLine:
         place: Where it stands in the file.
         line: Without its prompts, once it is published.
         attempt: How often its jobs were renamed, because a job of their id had ended whose result is not kept.
+        ids: Of its jobs.
     """
 
     place: InputLine
     line: BatchLine
-    attempt: int = 0
+    attempt: int
+    ids: frozenset[str]
     looked_at: float = field(default_factory=time.monotonic)
 
 
@@ -72,6 +77,9 @@ class LineJobs:
         self._batch_id = batch_id
         self._sent: dict[str, SentLine] = {}
         self._heard: deque[bytes] = deque()
+        # While jobs end: those that have a result, and how many of those heard were read for it.
+        self._ended: set[str] = set()
+        self._num_read = 0
         self._has_heard = asyncio.Event()
         self._subscription: Subscription | None = None
         self._num_reconnects = nats.stats["reconnects"]
@@ -99,7 +107,8 @@ class LineJobs:
 
     def note(self, place: InputLine, line: BatchLine, attempt: int = 0) -> SentLine:
         """Wait for the results of a line whose jobs are in the queue, or will be."""
-        sent = SentLine(place._replace(data=b""), line.without_prompts(), attempt)
+        ids = frozenset(request.id for request in line.requests)
+        sent = SentLine(place._replace(data=b""), line.without_prompts(), attempt, ids)
         self._sent[self.prefix(place.number, attempt)] = sent
         self.num_jobs += len(line.requests)
         self.num_bytes += place.end - place.start
@@ -120,7 +129,7 @@ class LineJobs:
     async def find(self, sent: SentLine) -> bool:
         """Look for the results of a line that another driver may have published; return whether all are there."""
         try:
-            return all(await asyncio.gather(*map(self._look, sent.line.requests)))
+            return await self._look_for(sent.line.requests)
         except _ERRORS:
             return False
 
@@ -139,10 +148,19 @@ class LineJobs:
         for each in due:
             each.looked_at = now
         try:
-            await asyncio.gather(*(self._look(request) for each in due for request in each.line.requests))
+            await self._look_for([each for sent in due for each in sent.line.requests], until_missing=False)
         except _ERRORS:
             return
         self._num_reconnects = num_reconnects
+
+    async def _look_for(self, requests: list[Request], *, until_missing: bool = True) -> bool:
+        """Look for results, at the latest until one is not there if that is all there is to know."""
+        is_there = True
+        for start in range(0, len(requests), _TASKS_AT_ONCE):
+            is_there &= all(await asyncio.gather(*map(self._look, requests[start : start + _TASKS_AT_ONCE])))
+            if until_missing and not is_there:
+                break
+        return is_there
 
     async def _look(self, request: Request) -> bool:
         async with self._calls:
@@ -162,7 +180,7 @@ class LineJobs:
             except UNDECODABLE:
                 continue
             sent = self._sent.get(result.id.rpartition("-")[0])
-            if sent is None or result.id not in {request.id for request in sent.line.requests}:
+            if sent is None or result.id not in sent.ids:
                 continue
             if result.error_code in (JOB_ENDED, IMAGE_NOT_FOUND) and sent.attempt + 1 < _MAX_ATTEMPTS:
                 repeated.append(self.forget(sent))
@@ -175,21 +193,25 @@ class LineJobs:
     async def end_all(self, finish: FinishReason, now: float) -> None:
         """End the jobs without a result: workers report the output so far of running ones, the others never start."""
         await self.look(for_all=True)
+        self._ended, self._num_read = {each for sent in self._sent.values() for each in sent.line.results}, 0
         deadline, ask_at = time.monotonic() + _WORKERS_ANSWER_S, 0.0
         while (missing := self._missing()) and (at := time.monotonic()) < deadline:
             if at >= ask_at:
                 self._ask_to_end(missing)
                 ask_at = at + _ASK_EVERY_S
             await asyncio.sleep(_ASK_EVERY_S / 5)
-        await asyncio.gather(*(self._end(request, finish, now) for request in self._missing()))
+        missing = self._missing()
+        for start in range(0, len(missing), _TASKS_AT_ONCE):
+            await asyncio.gather(*(self._end(each, finish, now) for each in missing[start : start + _TASKS_AT_ONCE]))
 
     def _missing(self) -> list[Request]:
-        known = {request_id for sent in self._sent.values() for request_id in sent.line.results}
-        for data in self._heard:
+        """Return the jobs without a result. Results are decoded once, however often this is asked while jobs end."""
+        for data in itertools.islice(self._heard, self._num_read, None):
             with contextlib.suppress(*UNDECODABLE):
-                known.add(self._decode(data).id)
+                self._ended.add(self._decode(data).id)
+        self._num_read = len(self._heard)
         requests = (request for sent in self._sent.values() for request in sent.line.requests)
-        return [request for request in requests if request.id not in known]
+        return [request for request in requests if request.id not in self._ended]
 
     async def _end(self, request: Request, finish: FinishReason, now: float) -> None:
         result = BatchResult(

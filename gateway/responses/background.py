@@ -142,13 +142,13 @@ class BackgroundStream:
         else:
             result = await self._store.jobs.result(self._ref)
             if result is not None:
-                await self._store.bodies.read_kept(self.tenant, len(result.text), partial(self._end, result))
+                await self._store.read_text(self.tenant, len(result.text), partial(self._end, result))
                 return True
             state = await self._store.jobs.state(self._ref)
         if state.is_running:
             self._run()
             read = partial(self._read, state.text, state.in_reasoning)
-            await self._store.bodies.read_kept(self.tenant, len(state.text) - len(self._reader.text), read)
+            await self._store.read_text(self.tenant, len(state.text) - len(self._reader.text), read)
         return False
 
     def _run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -16,6 +17,7 @@ from openai.types.responses import Response
 from gateway.admission.caller import Caller
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.model_fit import with_defaults
+from gateway.api.output_reading import with_reading
 from gateway.api.schemas.parsing import parse_chat
 from gateway.batches.line import (
     BatchLine,
@@ -289,3 +291,32 @@ def test_vectors_are_told_as_embeddings(encoding: str) -> None:
     else:
         assert [vector["embedding"] for vector in data] == ["AAAAPwAAAMA="] * 2
     assert output["response"]["body"]["usage"]["prompt_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("chat_format", "call"), [("mistral", "[TOOL_CALLS]f[ARGS]{}"), ("glm", "<tool_call>f\n</tool_call>")]
+)
+def test_time_to_read_calls_grows_with_their_number_and_not_with_its_square(chat_format: str, call: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    line = read_openai_line(chat_line(tools=[tool]), "default", "batch")
+    line.generation = with_reading(line.generation, chat_format)
+    times = []
+    for number in (500, 4000):
+        began = time.thread_time()
+        output = answered(line, text=call * number, chat_format=chat_format)
+        times.append(time.thread_time() - began)
+        assert len(output["response"]["body"]["choices"][0]["message"]["tool_calls"]) == number
+    assert times[1] < 24 * times[0]
+
+
+def test_time_to_make_a_line_grows_with_its_inputs_and_not_with_their_square() -> None:
+    times = []
+    for number in (256, 2048):
+        body = {"model": "m", "input": ["a"] * number}
+        fields = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+        custom_id, generation = parsed_line(fields)
+        began = time.thread_time()
+        line = line_of(custom_id, generation, Caller("", "default", (), b"", "a"), "batch-1", deadline=9.0, now=1.0)
+        times.append(time.thread_time() - began)
+        assert [request.id for request in line.requests] == [f"batch-1-{index}" for index in range(number)]
+    assert times[1] < 24 * times[0]

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import time
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock, PropertyMock
 
 import msgspec
 import pytest
 from nats.js.errors import NotFoundError
 
+from gateway.admission.stored_reads import StoredReads
+from gateway.api.large_bodies import LARGE_BYTES
 from gateway.batches.driver import BatchDriver
 from gateway.batches.endpoint import MAX_ACTIVE, BatchRoutes
 from gateway.batches.input_lines import InputLine
 from gateway.batches.lease import Lease
+from gateway.batches.line import BatchLine
+from gateway.batches.line_answer import WrittenLine
 from gateway.batches.line_jobs import LineJobs, QueueFullError
 from gateway.batches.log import ReplacedError, Stored
 from gateway.batches.output import BatchOutput, patiently
 from gateway.batches.record import BatchRecord
+from gateway.batches.set_aside import SetAside
 from gateway.errors import ApiError
-from shared.messages import Cancel, Request, Usage
+from gateway.generation import Generation, Prompt
+from shared.messages import BatchResult, Cancel, Request, Usage
 from shared.objects.store import MissingObjectError, StoreError
+from shared.sampling import Sampling
 from shared.subjects import cancel_subject
+
+GENERATION = Generation("completion", "m", (Prompt(1, text="a"),), 1, Sampling(), deterministic=True)
 
 
 def record(**changes: Any) -> BatchRecord:
@@ -67,6 +78,34 @@ async def test_jobs_of_a_batch_that_is_to_end_are_cancelled_for_their_tenant_alo
         cancel_subject("m"): Cancel(("batch_1-0-0", "batch_1-2-0"), tenant="t"),
         cancel_subject("n"): Cancel(("batch_1-1-0",), tenant="t"),
     }
+
+
+def test_results_of_one_line_are_taken_in_a_time_that_grows_with_their_number() -> None:
+    times = []
+    for number in (256, 2048):
+        jobs = LineJobs(cast("Any", Mock(stats={"reconnects": 0})), Mock(), "t", "batch_1")
+        requests = [Request(id=f"batch_1-1-{index}", model="m", tenant="t") for index in range(number)]
+        jobs.note(InputLine(1, 0, 9, b""), BatchLine("a", GENERATION, requests))
+        for request in requests:
+            result = BatchResult(id=request.id, model="m", tenant="t", text="", finish="stop")
+            jobs._heard.append(msgspec.json.encode(result))
+        began = time.thread_time()
+        complete, repeated = jobs.take()
+        times.append(time.thread_time() - began)
+        assert [len(each.line.results) for each in complete] == [number]
+        assert not repeated
+    assert times[1] < 24 * times[0]
+
+
+async def test_large_results_are_read_beside_the_event_loop() -> None:
+    bodies: Any = Mock(read_kept=AsyncMock(return_value=WrittenLine(b"{}", is_answer=True, reasoning_tokens=0)))
+    driver: Any = Mock(_services=Mock(bodies=bodies), tenant="t")
+    for text in ("a", "a" * 5000):
+        line = BatchLine("a", GENERATION, [])
+        line.results["1"] = BatchResult(id="1", model="m", tenant="t", text=text, finish="stop")
+        await BatchDriver._answer(driver, Mock(line=line, place=InputLine(1, 0, 9, b"")))
+    sizes = [call.args[1] for call in bodies.read_kept.call_args_list]
+    assert [size > LARGE_BYTES for size in sizes] == [False, True]
 
 
 async def test_line_that_the_queue_does_not_take_now_is_published_later() -> None:
@@ -121,3 +160,65 @@ async def test_batch_needs_a_queue_and_a_place_among_those_of_its_tenant(
     except ApiError as refused:
         told = (refused.status, refused.code)
     assert told == (status, code)
+
+
+async def test_cancelling_counts_as_a_read_and_has_its_turn() -> None:
+    lease: Any = Mock()
+    limiter: Any = Mock(admit_read=AsyncMock(side_effect=[lease, ApiError(429, "enough", code="rate_limit_exceeded")]))
+    log: Any = Mock(active=AsyncMock(return_value=None), get=AsyncMock(return_value=None))
+    services: Any = Mock(reads=StoredReads(limiter))
+    routes = BatchRoutes(services, Mock(), log, Mock(), Mock(), Mock())
+    request: Any = Mock(path_params={"batch_id": "batch_1"})
+    for status in (404, 429):
+        with pytest.raises(ApiError) as refused:
+            await routes._cancel(request, Mock(tenant="t"))
+        assert refused.value.status == status
+    lease.release.assert_called_once_with(1)
+    log.active.assert_awaited_once()
+
+
+def test_lines_that_are_set_aside_are_not_gone_through_when_a_result_comes() -> None:
+    aside, driver = SetAside(), Mock(_jobs=Mock(lines=[]))
+    driver._aside = aside
+    assert BatchDriver._is_all_answered(driver, [])
+    aside.wait(InputLine(1, 0, 9, b""), 0, "images")
+    driver._unanswered.side_effect = AssertionError
+    assert not BatchDriver._is_all_answered(driver, [])
+
+
+async def test_results_are_decoded_once_while_jobs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.line_jobs._WORKERS_ANSWER_S", 0.5)
+    kept: Any = Mock(result=AsyncMock(return_value=None), store=AsyncMock(return_value=True))
+    jobs = LineJobs(cast("Any", Mock(stats={"reconnects": 0})), kept, "t", "batch_1")
+    requests = [Request(id=f"batch_1-1-{index}", model="m", tenant="t") for index in range(3)]
+    jobs.note(InputLine(1, 0, 9, b""), BatchLine("a", GENERATION, requests))
+    results = [BatchResult(id=request.id, model="m", tenant="t", text="", finish="stop") for request in requests]
+    jobs._heard += [msgspec.json.encode(each) for each in results[:2]]
+    decoded = Mock(side_effect=jobs._decode)
+    monkeypatch.setattr(jobs, "_decode", decoded)
+    await jobs.end_all("cancelled", 1.0)
+    assert decoded.call_count == 2
+    assert [call.args[1] for call in kept.store.call_args_list] == [requests[2].id]
+    complete, _ = jobs.take()
+    assert [sorted(each.line.results) for each in complete] == [[each.id for each in requests]]
+
+
+async def test_thousands_of_jobs_are_looked_for_and_ended_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.line_jobs._WORKERS_ANSWER_S", 0.0)
+    most = 0
+
+    async def called(*args: Any) -> None:
+        nonlocal most
+        most = max(most, len(asyncio.all_tasks()))
+        await asyncio.sleep(0)
+
+    kept: Any = Mock(result=AsyncMock(side_effect=called), store=AsyncMock(side_effect=called), stored=AsyncMock())
+    kept.stored.return_value = b""
+    jobs = LineJobs(cast("Any", Mock(stats={"reconnects": 0})), kept, "t", "batch_1")
+    requests = [Request(id=f"batch_1-1-{index}", model="m", tenant="t") for index in range(1000)]
+    sent = jobs.note(InputLine(1, 0, 9, b""), BatchLine("a", GENERATION, requests))
+    assert not await jobs.find(sent)
+    assert kept.result.await_count < 1000
+    await jobs.end_all("cancelled", 1.0)
+    assert kept.store.await_count == 1000
+    assert 1 < most < 200

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.api.large_bodies import LargeBodies
+from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.batches.input_lines import CHUNK_BYTES, InputLine, input_lines
 from gateway.batches.record import MAX_ERRORS_BYTES, BatchError, BatchRecord, bounded_errors
 from gateway.batches.validation import InputCheck
@@ -99,6 +99,40 @@ async def test_reading_ends_once_the_file_is_refused(tmp_path: Path, line: bytes
     await check.run(catalog, file, bodies)
     assert (check.errors[-1].code, len(check.errors)) == (code, num_errors)
     assert catalog.num_reads <= 2
+    await store.close()
+
+
+async def test_large_bodies_of_others_are_read_between_lines_that_are_checked(tmp_path: Path) -> None:
+    store, bodies = DirectoryStore(tmp_path), LargeBodies()
+    catalog = FileCatalog(store, 1 << 30, GatewayMetrics())
+    data = b"{}\n" * 90
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    num_bytes, digest = await catalog.write("acme", "file-1", pieces())
+    file = FileRecord(
+        id="file-1", tenant="acme", filename="x", purpose="batch", num_bytes=num_bytes, sha256=digest, created_at=0
+    )
+    record = BatchRecord(
+        id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id=file.id, completion_window="24h",
+        created_at=0, expires_at=0,
+    )  # fmt: skip
+    tasks: list[asyncio.Task[int]] = []
+    loop = asyncio.get_running_loop()
+
+    async def of_other() -> int:
+        return await bodies.read_kept("other", LARGE_BYTES + 1, lambda: check.num_lines)
+
+    class Check(InputCheck):
+        def check(self, group: list[InputLine]) -> None:
+            loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(of_other())))
+            super().check(group)
+
+    check = Check(record, 1 << 20, make_fleet())
+    await check.run(catalog, file, bodies)
+    assert check.num_lines == 90
+    assert min(await asyncio.gather(*tasks)) < 45
     await store.close()
 
 

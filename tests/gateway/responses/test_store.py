@@ -208,7 +208,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return threads
 
 
-@pytest.mark.parametrize(("text", "is_beside"), [("short", False), (LONG, True)])
+@pytest.mark.parametrize(("text", "is_beside"), [("short", False), (5000 * "a", True), (LONG, True)])
 async def test_long_text_of_a_job_is_read_beside_the_event_loop(threads: list[int], text: str, is_beside: bool) -> None:
     store, own = reading_store(Stored(text)), threading.get_ident()
     record = await store.get("t", DRAFT.id)
