@@ -64,6 +64,10 @@ class BatchDriver:
         self._read_to = lease.record.position
         # Jobs of the lines up to this one may have been published by another driver.
         self._sent_before = lease.record.num_sent
+        # Of one line, of those that were published so far.
+        self._most_jobs = 1
+        # Lines of which some jobs are in the queue and others found no room.
+        self._partly_sent = set[int]()
 
     async def run(self) -> None:
         """Drive."""
@@ -186,12 +190,15 @@ class BatchDriver:
             if self._is_full:
                 return False
             is_last = False
-            while len(waiting) < _PUBLISHED_AT_ONCE and _size(waiting) < _BYTES_AT_ONCE and not is_last:
+            room = (MAX_JOBS - self._jobs.num_jobs) // self._most_jobs
+            at_once = min(max(room, 1), _PUBLISHED_AT_ONCE)
+            while len(waiting) < at_once and _size(waiting) < _BYTES_AT_ONCE and not is_last:
                 line = await anext(lines, None)
                 is_last = line is None
                 waiting += [] if line is None else [line]
-            if waiting and not await self._publish(waiting):
-                await asyncio.sleep(_FULL_S)
+            if waiting and not await self._publish(waiting, at_once):
+                # Results of this batch make room, or the queue's other jobs.
+                await asyncio.sleep(0 if self._is_full else _FULL_S)
                 return is_last
             if is_last:
                 return True
@@ -216,18 +223,19 @@ class BatchDriver:
         data = await self._read(place.start, place.end - place.start)
         return place._replace(data=line_data(data, place.start))
 
-    async def _publish(self, waiting: list[InputLine]) -> bool:
-        """Publish lines and take them from the list; return False if the queue took none of some."""
+    async def _publish(self, waiting: list[InputLine], at_once: int) -> bool:
+        """Publish the first lines and take them from the list; return False if some found no room."""
         record, last = self._lease.record, max(place.number for place in waiting)
         if last > record.num_sent:
             record.num_sent = last + _AHEAD
             await self._lease.save()
-        results = await asyncio.gather(*map(self._publish_line, waiting))
-        waiting[:] = [place for place, is_sent in zip(waiting, results, strict=True) if not is_sent]
-        return not waiting
+        first = waiting[:at_once]
+        results = await asyncio.gather(*map(self._publish_line, first))
+        waiting[:at_once] = [place for place, is_sent in zip(first, results, strict=True) if not is_sent]
+        return all(results)
 
     async def _publish_line(self, place: InputLine, attempt: int = 0) -> bool:
-        """Publish a line, unless it has its results, or set it aside; return False if the queue is full now."""
+        """Publish a line, unless it has its results, or set it aside; return False if there is no room for it now."""
         may_have_results = attempt > 0 or place.number <= self._sent_before
         try:
             if may_have_results and await self._has_results(place, attempt):
@@ -239,11 +247,15 @@ class BatchDriver:
         except NotReadyError as error:
             self._aside.wait(place, attempt, error.reason)
             return True
+        self._most_jobs = max(self._most_jobs, len(line.requests))
+        if self._is_full:
+            return False
         sent = self._jobs.note(place, line, attempt)
         try:
             await self._jobs.publish(line)
         except QueueFullError:
             self._jobs.forget(sent)
+            self._partly_sent.add(place.number)
             return False
         except MaxPayloadError:
             self._jobs.forget(sent)
@@ -320,10 +332,10 @@ class BatchDriver:
             "cancelled": "The batch was cancelled before this request was executed.",
         }
         error = {"code": f"batch_{reason}", "message": messages[reason]}
-        num_sent = self._lease.record.num_sent
         await self._end_jobs(reason)
         async for place, attempt in self._rest(lines, waiting):
-            if place.number > num_sent:
+            may_have_jobs = attempt > 0 or place.number <= self._sent_before or place.number in self._partly_sent
+            if not may_have_jobs:
                 self._write_error(place, self._custom_id(place), None, error)
             else:
                 try:

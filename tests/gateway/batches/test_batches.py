@@ -15,7 +15,11 @@ from openai.types.responses import Response
 
 from gateway.admission.api_keys import list_keys
 from gateway.batches.drivers import MAX_OF_TENANT
+from shared.batch_streams import batch_stream
+from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Request
+from shared.result_shares import ResultShares
+from shared.server_clock import ServerClock
 from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.waiting import until
@@ -298,6 +302,32 @@ async def test_batch_that_is_cancelled_at_once_never_computes(client: openai.Asy
     batch = await ended(client, batch)
     assert batch.status == "cancelled"
     assert len(await lines_of(client, batch.error_file_id)) == 10
+
+
+async def test_lines_of_many_inputs_wait_for_room_and_a_cancel_ends_only_what_is_queued(
+    place: Place, client: openai.AsyncOpenAI, worker: EchoWorker
+) -> None:
+    worker.answer = lambda request: None
+    body = {"model": worker.model, "input": [f"text {each}" for each in range(512)]}
+    lines = [line(each, worker.model, url="/v1/embeddings", body=body) for each in range(12)]
+    batch = await submitted(client, jsonl(lines), endpoint="/v1/embeddings")
+    js = worker.nats.jetstream()
+
+    async def num_queued() -> int:
+        return int((await js.stream_info(batch_stream(worker.tenant))).state.messages)
+
+    async with asyncio.timeout(20):
+        while await num_queued() < 1024:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
+    assert await num_queued() == 1024
+    await client.batches.cancel(batch.id)
+    batch = await ended(client, batch)
+    errors = await lines_of(client, batch.error_file_id)
+    assert [each["error"]["code"] for each in errors] == ["batch_cancelled"] * 12
+    kept = KeptResults(js, ResultShares(js, can_purge=True, clock=ServerClock()))
+    ends = [await kept.end_of(worker.tenant, f"{each['id']}-0") for each in errors]
+    assert sum(end is not None for end in ends) == 2
 
 
 async def test_expired_batch_gives_what_it_has(client: openai.AsyncOpenAI, worker: EchoWorker) -> None:
