@@ -79,12 +79,15 @@ async def test_file_whose_time_is_over_is_not_found(tmp_path: Path) -> None:
     for number, expires_at in enumerate((None, 1, 1 << 40)):
         await catalog.publish(
             FileRecord(
-                id=f"file-{number:032x}", tenant="acme", filename="x", purpose="batch", num_bytes=0, sha256="",
+                id=f"file-{number:032x}", tenant="acme", filename="x", purpose="batch", num_bytes=7, sha256="",
                 created_at=0, expires_at=expires_at,
             )
         )  # fmt: skip
     found = [await catalog.get("acme", f"file-{number:032x}") is not None for number in range(3)]
     assert found == [True, False, True]
+    admitted: list[int] = []
+    assert await catalog.read_whole("acme", f"file-{0:032x}", admitted.append) is None
+    assert admitted == [7]
     await store.close()
 
 
