@@ -59,6 +59,7 @@ async def test_background_response_goes_through_its_states(batch: BatchWorker, c
     await batch.end(job, TEXT)
     done = await client.responses.retrieve(response.id)
     assert (done.status, done.output_text, done.id) == ("completed", TEXT, response.id)
+    assert done.completed_at is not None
     assert done.usage is not None
     assert done.usage.total_tokens == 7
     following = await _queue(client, batch, input="and?", previous_response_id=response.id)
@@ -91,6 +92,7 @@ async def test_response_that_runs_is_cancelled_with_all_that_its_worker_has_gene
         await batch.progress(job, recorded)
     cancelled = await client.responses.cancel(response.id)
     assert (cancelled.status, cancelled.output_text) == ("cancelled", "all that was generated")
+    assert cancelled.completed_at is None
     # A worker that has died is asked until it is given up.
     assert 1 <= len(batch.cancels) < _WORKER_ANSWERS_S / _ASK_EVERY_S
 
