@@ -45,6 +45,7 @@ async def test_line_that_comes_while_a_part_is_written_is_in_the_next_part() -> 
         await output.flush()
     assert written == [b"first\n", b"second\n"]
     assert (lease.record.completed, lease.record.failed, len(lease.record.parts)) == (1, 1, 2)
+    assert lease.save.await_count == 2
     assert (lease.record.usage.prompt_tokens, lease.record.usage.completion_tokens) == (3, 4)
 
 

@@ -16,7 +16,7 @@ from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
 from gateway.metrics import GatewayMetrics
 from shared.objects.directory import DirectoryStore
-from shared.objects.store import StoredObject
+from shared.objects.store import StoredObject, StoreError, StoreFullError
 
 
 async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_purpose(
@@ -88,6 +88,10 @@ async def test_file_whose_time_is_over_is_not_found(tmp_path: Path) -> None:
     admitted: list[int] = []
     assert await catalog.read_whole("acme", f"file-{0:032x}", admitted.append) is None
     assert admitted == [7]
+    for error, status in ((StoreError("gone"), 503), (StoreFullError("full"), 507)):
+        with pytest.raises(ApiError) as caught, catalog.answering():
+            raise error
+        assert caught.value.status == status
     await store.close()
 
 
