@@ -105,7 +105,6 @@ class EventStream(_SendPath):
         "_held_size",
         "_limits",
         "_on_cut",
-        "_opened",
         "_quiet_since",
     )
 
@@ -131,7 +130,6 @@ class EventStream(_SendPath):
         self._unflushed = b""
         self._held: list[bytes] = []
         self._held_size = 0
-        self._opened = now
         self._quiet_since = now
         self._has_written = False
         self._on_cut = on_cut
@@ -187,12 +185,13 @@ class EventStream(_SendPath):
         paused_since = self._exchange.paused_since
         if paused_since is not None and now - paused_since > self._limits.send_timeout_s:
             self._cut(f"nothing was read for {self._limits.send_timeout_s:g} s")
-        elif self._has_written:
+            return
+        if self._has_written:
             self._has_written = False
             self._quiet_since = now
-        elif (not self._exchange.started and now - self._opened > self._limits.head_delay_s) or (
-            self._exchange.started and now - self._quiet_since > self._limits.keep_alive_s
-        ):
+            return
+        limit_s = self._limits.keep_alive_s if self._exchange.started else self._limits.head_delay_s
+        if now - self._quiet_since > limit_s:
             self.send_now(self._dialect.keep_alive)
 
     def _hold(self, data: bytes) -> None:

@@ -11,6 +11,7 @@ from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.generation import Generation, Kind, Prompt
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.request import own_items, parse_body, to_generation
+from shared.conversation import ChatMessage
 from shared.sampling import Sampling
 
 USER = {"role": "user", "content": "x"}
@@ -41,3 +42,9 @@ def response(items: Any = "x", *, allow_unknown: bool = False, **fields: Any) ->
 def response_of(body: bytes, rules: BodyRules = BodyRules()) -> ResponseGeneration:  # noqa: B008
     request = parse_body(body, rules)
     return to_generation(request, [], own_items(request), ())
+
+
+def messages_of(generation: Generation) -> tuple[ChatMessage, ...]:
+    messages = generation.prompts[0].messages
+    assert messages is not None
+    return messages

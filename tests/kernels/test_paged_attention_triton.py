@@ -69,10 +69,6 @@ def mostly_slow(*fast: int) -> list[Any]:
     return [pytest.param(s, marks=[] if i in fast else pytest.mark.slow) for i, s in enumerate(SHAPES)]
 
 
-# Heads in groups, and heads alone that fill no power of two, in eight bits.
-TREE_SHAPES = mostly_slow(0, 10)
-
-
 def check(
     batch: PagedBatch,
     device: torch.device,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,17 +10,8 @@ from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError
 
 from shared.batch_streams import batch_stream, batch_tenants
-from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import request_subject
-from tests.servers import NatsServer
-
-
-@pytest.fixture
-async def nats(start_nats: Callable[..., NatsServer]) -> AsyncIterator[Client]:
-    client = await connect(start_nats().url, role="admin", name="test")
-    yield client
-    await client.close()
 
 
 async def test_one_id_of_two_tenants_is_two_jobs_and_of_one_tenant_one(nats: Client) -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-
 import msgspec
 import pytest
 from nats.aio.client import Client
@@ -9,10 +7,8 @@ from nats.aio.client import Client
 from shared.dead_letters import DeadAttempt, DeadLetter, fit_dead_letter, publish_dead_letter
 from shared.errors import DependencyError
 from shared.messages import Lane, Request
-from shared.nats_connection import connect
 from shared.streams import DEAD_STREAM, StreamLimits, ensure_streams
 from shared.subjects import dead_letter_filter, dead_letter_subject
-from tests.servers import NatsServer
 
 decode = msgspec.msgpack.Decoder(DeadLetter).decode
 
@@ -30,13 +26,6 @@ def letter(request_id: str = "r", tenant: str = "t", lane: Lane = "interactive",
         quarantined=12.0,
         attempts=attempts,
     )
-
-
-@pytest.fixture
-async def nats(start_nats: Callable[..., NatsServer]) -> AsyncIterator[Client]:
-    client = await connect(start_nats().url, role="admin", name="test")
-    yield client
-    await client.close()
 
 
 async def test_letter_is_stored_whole_under_model_lane_and_tenant(nats: Client) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,13 +41,6 @@ LIMITS = StreamLimits(
     tenant_duplicate_window_s=23.0,
     ack_wait_s=24.0,
 )
-
-
-@pytest.fixture
-async def nats(start_nats: Callable[..., NatsServer]) -> AsyncIterator[Client]:
-    client = await connect(start_nats().url, role="admin", name="test")
-    yield client
-    await client.close()
 
 
 async def test_streams_are_made_once_and_left_as_they_are(nats: Client) -> None:

@@ -85,13 +85,14 @@ async def told(gateways: Gateways, who: Caller) -> float:
     return error.retry_after_s
 
 
-async def test_client_that_returns_to_another_gateway_is_admitted_there_once(gateways: Gateways) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+async def test_client_that_returns_here_or_to_another_gateway_is_admitted_once(gateways: Gateways, which: int) -> None:
     wait_s = await told(gateways, caller("mine"))
     gateways.now += wait_s
     late = replace(gateways.nearly, queued_tokens=12_000)
     assert await gateways.ask(1, late, caller("not mine")) is not None
-    assert await gateways.ask(1, late, caller("mine")) is None
-    assert gateways.metrics[1].promises["kept"] == 1
+    assert await gateways.ask(which, late, caller("mine")) is None
+    assert gateways.metrics[which].promises["kept"] == 1
     assert await gateways.ask(1, late, caller("mine")) is not None
 
 
@@ -118,14 +119,6 @@ async def test_promise_of_which_redis_says_nothing_is_unused(gateways: Gateways)
     await gateways.ask(0, gateways.full, caller("later"))
     metrics = gateways.metrics[0].promises
     assert (metrics["unused"], metrics["kept"]) == (metrics["made"] - 1, 0)
-
-
-async def test_place_that_was_used_at_home_is_not_found_elsewhere(gateways: Gateways) -> None:
-    wait_s = await told(gateways, caller("mine"))
-    gateways.now += wait_s
-    late = replace(gateways.nearly, queued_tokens=12_000)
-    assert await gateways.ask(0, late, caller("mine")) is None
-    assert await gateways.ask(1, late, caller("mine")) is not None
 
 
 async def test_early_retry_elsewhere_keeps_its_place_and_its_time(gateways: Gateways) -> None:

@@ -81,13 +81,10 @@ def test_queued_tokens_are_computed_first(shedder: Shedder) -> None:
     assert shedder.admit(load, generation(500), caller()).ttft_s == pytest.approx(4.5)
 
 
-def test_full_slots_wait_for_as_many_departures_as_are_missing(shedder: Shedder) -> None:
+def test_full_workers_wait_for_departures_and_the_blocks_of_these(shedder: Shedder) -> None:
     # 128 output tokens a sequence at 100 tokens/s: one departure every 1.28 s; 2 in the queue and this one need three.
     load = replace(IDLE, running=8, free_slots=0, queued_requests=2, queued_tokens=0)
     assert shedder.admit(load, generation(100), caller()).ttft_s == pytest.approx(3 * 1.28 + 0.1)
-
-
-def test_full_kv_cache_waits_for_the_blocks_of_departing_sequences(shedder: Shedder) -> None:
     # 100 prompt tokens need 6.25 blocks; four running sequences hold 250 blocks each.
     load = replace(IDLE, running=4, free_slots=4, free_blocks=0)
     assert shedder.admit(load, generation(1600), caller()).ttft_s == pytest.approx(100 / 250 * 1.28 + 1.6)

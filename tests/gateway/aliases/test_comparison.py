@@ -85,6 +85,7 @@ def test_mann_whitney_needs_twenty_values_and_agrees_in_direction_with_the_exact
     many = mann_whitney(buckets(stable * 3), buckets(canary * 3), 1.0)
     assert many is not None
     assert (many < 0.5) == (exact < 0.5)
+    assert mann_whitney(Buckets({0: 20}), Buckets({0: 20}), 1.0) == 1.0
 
 
 def test_mann_whitney_has_uniform_p_values_where_nothing_differs() -> None:

@@ -12,6 +12,7 @@ from gateway.anthropic.parsing import parse_messages
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from shared.conversation import ChatMessage, ToolCall
+from tests.gateway.parsed_bodies import messages_of
 
 DIRECT = {"type": "direct"}
 CALL = {
@@ -70,12 +71,6 @@ def parsed(*turns: list[dict[str, Any]], roles: str = "ua") -> Generation:
     names = {"u": "user", "a": "assistant"}
     messages = [{"role": names[role], "content": blocks} for role, blocks in zip(roles, turns, strict=True)]
     return parse_messages(json.dumps({"model": "m", "max_tokens": 9, "messages": messages}).encode())
-
-
-def messages_of(generation: Generation) -> tuple[ChatMessage, ...]:
-    messages = generation.prompts[0].messages
-    assert messages is not None
-    return messages
 
 
 def text(value: str) -> dict[str, Any]:

@@ -14,16 +14,11 @@ from gateway.generation import Generation
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.formats import ToolChoice
 from tests.gateway.parsed_bodies import message as parsed
+from tests.gateway.parsed_bodies import messages_of
 from tests.gateway.refusals import refused
 
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
 WORSE = [{"type": "text", "text": text} for text in ("bad", "worse")]
-
-
-def messages_of(generation: Generation) -> tuple[ChatMessage, ...]:
-    messages = generation.prompts[0].messages
-    assert messages is not None
-    return messages
 
 
 def options_of(generation: Generation) -> ChatOptions:

@@ -19,7 +19,7 @@ from gateway.batches.input_lines import InputLine
 from gateway.batches.lease import Lease
 from gateway.batches.line import BatchLine
 from gateway.batches.line_answer import WrittenLine
-from gateway.batches.line_jobs import LineJobs, QueueFullError
+from gateway.batches.line_jobs import LineJobs, QueueFullError, _gone
 from gateway.batches.log import ReplacedError, Stored
 from gateway.batches.output import BatchOutput, patiently
 from gateway.batches.record import BatchRecord
@@ -55,6 +55,7 @@ async def test_line_that_comes_while_a_part_is_written_is_in_the_next_part() -> 
         await output.flush()
     assert written == [b"first\n", b"second\n"]
     assert (lease.record.completed, lease.record.failed, len(lease.record.parts)) == (1, 1, 2)
+    assert lease.save.await_count == 2
     assert (lease.record.usage.prompt_tokens, lease.record.usage.completion_tokens) == (3, 4)
 
 
@@ -124,6 +125,18 @@ async def test_line_whose_result_is_no_longer_kept_when_its_batch_ends_has_its_c
     await BatchDriver._end_jobs(driver, "cancelled")
     driver._write_error.assert_called_once()
     assert driver._write_error.call_args.args[:2] == (sent.place, "mine")
+
+
+@pytest.mark.parametrize(("attempt", "is_repeated"), [(0, True), (2, True), (3, False)])
+async def test_line_whose_result_is_not_kept_is_published_again_at_most_three_times(
+    attempt: int, is_repeated: bool
+) -> None:
+    jobs = LineJobs(Mock(stats={"reconnects": 0}), Mock(), "t", "batch_1")
+    request = Request(id=f"{jobs.prefix(1, attempt)}-0", model="m", tenant="t")
+    line: Any = Mock(requests=[request], without_prompts=lambda: BatchLine("mine", Mock(), [request]))
+    jobs.note(InputLine(1, 0, 9, b""), line, attempt)
+    jobs._heard.append(msgspec.json.encode(_gone(request)))
+    assert list(map(len, jobs.take())) == [not is_repeated, is_repeated]
 
 
 async def test_work_on_a_store_that_fails_is_done_again_and_each_failure_is_noted(

@@ -16,14 +16,9 @@ from gateway.batches.record import MAX_ERRORS_BYTES, BatchError, BatchRecord, bo
 from gateway.batches.validation import InputCheck
 from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
-from gateway.fleet.fleet import Fleet, FleetLimits
-from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics
 from shared.objects.directory import DirectoryStore
-
-
-def make_fleet() -> Fleet:
-    return Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
+from tests.gateway.fleet.test_hosted_models import new_fleet
 
 
 class CountedCatalog(FileCatalog):
@@ -64,7 +59,7 @@ def test_batch_has_at_most_so_many_lines(monkeypatch: pytest.MonkeyPatch, num_li
         id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id="f", completion_window="24h",
         created_at=0, expires_at=0,
     )  # fmt: skip
-    check = InputCheck(record, 1 << 20, make_fleet())
+    check = InputCheck(record, 1 << 20, new_fleet())
     body = {"custom_id": "", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x"}}
     lines = [json.dumps(body | {"custom_id": str(number)}).encode() for number in range(num_lines)]
     check.check([InputLine(number, 0, len(line), line) for number, line in enumerate(lines, 1)])
@@ -95,7 +90,7 @@ async def test_reading_ends_once_the_file_is_refused(tmp_path: Path, line: bytes
         id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id=file.id, completion_window="24h",
         created_at=0, expires_at=0,
     )  # fmt: skip
-    check = InputCheck(record, 1 << 20, make_fleet())
+    check = InputCheck(record, 1 << 20, new_fleet())
     await check.run(catalog, file, bodies)
     assert (check.errors[-1].code, len(check.errors)) == (code, num_errors)
     assert catalog.num_reads <= 2

@@ -239,8 +239,10 @@ async def test_full_queue_refuses_with_retry_after(start_nats: Callable[..., Nat
         stack.push_async_callback(bench.nats.close)
         limits = StreamLimits(interactive_max_msgs=2)
         bench.dispatcher = Dispatcher(bench.nats, "gw", FAST_FLEET, FAST_RECOVERY, limits)
+        bench.dispatcher.clock._offset_s += 3600
         await bench.dispatcher.start()
         stack.push_async_callback(bench.dispatcher.close)
+        assert bench.dispatcher.clock.now() == pytest.approx(time.time(), abs=5)
         sinks = [ListSink() for _ in range(3)]
         for sink in sinks:
             await bench.submit(sink)

@@ -155,6 +155,7 @@ async def test_moves_without_progress_end_in_quarantine_and_progress_begins_anew
     assert moves.wire.failed == [("a", 500)]
     assert moves.wire.quarantined == [("a", "attempts_exhausted")]
     assert str(moves.wire.errors[0]) == f"No worker kept this request in {LIMITS.max_moves + 1} attempts."
+    assert flight.epoch == 2 * LIMITS.max_moves
     await moves.settle()
 
 

@@ -16,7 +16,7 @@ from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
 from gateway.metrics import GatewayMetrics
 from shared.objects.directory import DirectoryStore
-from shared.objects.store import StoredObject
+from shared.objects.store import StoredObject, StoreError, StoreFullError
 
 
 async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_purpose(
@@ -79,12 +79,19 @@ async def test_file_whose_time_is_over_is_not_found(tmp_path: Path) -> None:
     for number, expires_at in enumerate((None, 1, 1 << 40)):
         await catalog.publish(
             FileRecord(
-                id=f"file-{number:032x}", tenant="acme", filename="x", purpose="batch", num_bytes=0, sha256="",
+                id=f"file-{number:032x}", tenant="acme", filename="x", purpose="batch", num_bytes=7, sha256="",
                 created_at=0, expires_at=expires_at,
             )
         )  # fmt: skip
     found = [await catalog.get("acme", f"file-{number:032x}") is not None for number in range(3)]
     assert found == [True, False, True]
+    admitted: list[int] = []
+    assert await catalog.read_whole("acme", f"file-{0:032x}", admitted.append) is None
+    assert admitted == [7]
+    for error, status in ((StoreError("gone"), 503), (StoreFullError("full"), 507)):
+        with pytest.raises(ApiError) as caught, catalog.answering():
+            raise error
+        assert caught.value.status == status
     await store.close()
 
 

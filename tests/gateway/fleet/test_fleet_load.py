@@ -42,10 +42,6 @@ def test_claims_count_up_to_what_this_gateway_gave_out(
     assert credible_waiting("m", [worker(*claimed)], [], {"m": given_out, "other": (99, 10**6)}) == credible
 
 
-def test_claims_of_several_workers_add_up() -> None:
-    assert credible_waiting("m", [worker(1, 10), worker(2, 200)], [], {"m": (9, 900)}) == (3, 210)
-
-
 def test_model_of_which_nothing_was_given_out_waits_for_nothing() -> None:
     assert credible_waiting("m", [worker(4, 40)], [], {"other": (9, 900)}) == (0, 0)
     assert credible_waiting("m", [worker(4, 40)], [gateway({"other": (9, 900)})], {}) == (0, 0)
@@ -73,7 +69,8 @@ def test_other_gateways_have_given_work_out_too(theirs: dict[str, tuple[int, int
     assert found == (most[0], int(most[1] * 3.5) + most[0] * TEMPLATE_TOKENS)
 
 
-def test_each_of_several_gateways_counts() -> None:
+def test_each_of_several_workers_and_gateways_counts() -> None:
+    assert credible_waiting("m", [worker(1, 10), worker(2, 200)], [], {"m": (9, 900)}) == (3, 210)
     gateways = [gateway({"m": (1, 20)}), gateway({"m": (4, 20)})]
     assert credible_waiting("m", [worker(99, 0)], gateways, {"m": (2, 20)}) == (2 + 2 + 4, 0)
 

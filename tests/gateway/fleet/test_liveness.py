@@ -156,25 +156,24 @@ def test_worker_whose_heartbeats_are_late_has_more_time_until_it_is_on_time_agai
     assert watched.dead == ["a"]
 
 
-@pytest.mark.parametrize(("state", "blamed"), [("frozen", []), ("gone", ["a"])])
-def test_worker_that_is_silent_after_a_pause_is_dead_and_blamed_only_if_it_is_gone(
-    watched: Watched, state: str, blamed: list[str]
+@pytest.mark.parametrize(
+    ("state", "after_s", "dead", "blamed"),
+    [
+        ("frozen", 1.5, ["a"], []),
+        ("gone", 1.5, ["a"], ["a"]),
+        # The pause takes away what was known of punctual workers.
+        ("frozen", 0.7, [], []),
+    ],
+)
+def test_worker_that_is_silent_after_a_pause_is_dead_later_and_blamed_only_if_it_is_gone(
+    watched: Watched, state: str, after_s: float, dead: list[str], blamed: list[str]
 ) -> None:
     watched.run(30)
     watched.now += 7
     watched.liveness.discount_pause(7, watched.now)
     watched.workers["a"].state = state
-    watched.run(1.5)
-    assert (watched.dead, watched.blamed) == (["a"], blamed)
-
-
-def test_pause_takes_away_what_was_known_of_punctual_workers(watched: Watched) -> None:
-    watched.run(30)
-    watched.now += 7
-    watched.liveness.discount_pause(7, watched.now)
-    watched.workers["a"].state = "frozen"
-    watched.run(0.7)
-    assert watched.dead == []
+    watched.run(after_s)
+    assert (watched.dead, watched.blamed) == (dead, blamed)
 
 
 def test_worker_whose_heartbeats_are_lost_but_who_answers_lives(watched: Watched) -> None:

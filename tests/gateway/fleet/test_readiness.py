@@ -11,14 +11,13 @@ from typing import Any, cast
 import pytest
 from nats.aio.msg import Msg
 
-from gateway.fleet.fleet import Fleet, FleetLimits
-from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.readiness import FULL_ROUND_S, QUIET_FLEET_S, Readiness, readiness, wait_for_fleet
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.nats_connection import connect
 from tests.gateway.api.test_app import heartbeat
+from tests.gateway.fleet.test_hosted_models import new_fleet
 
 
 @pytest.mark.parametrize(
@@ -48,12 +47,8 @@ async def connection(nats_url: str) -> AsyncIterator[DirectClient]:
     await connection.close()
 
 
-def empty_fleet() -> Fleet:
-    return Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
-
-
 async def test_workers_that_beat_are_all_known_afterwards(connection: DirectClient) -> None:
-    fleet = empty_fleet()
+    fleet = new_fleet()
     clock = asyncio.get_running_loop().time
     for number, delay_s in enumerate((0.0, 0.1, 0.24)):
         beat = heartbeat(f"m{number}", worker=f"w{number}")
@@ -65,7 +60,7 @@ async def test_workers_that_beat_are_all_known_afterwards(connection: DirectClie
 
 
 async def test_worker_that_is_late_is_waited_for(connection: DirectClient) -> None:
-    fleet = empty_fleet()
+    fleet = new_fleet()
     loop = asyncio.get_running_loop()
     loop.call_later((FULL_ROUND_S + QUIET_FLEET_S) / 2, fleet.note_heartbeat, heartbeat("late"), loop.time())
     await wait_for_fleet(connection, fleet)
@@ -73,11 +68,11 @@ async def test_worker_that_is_late_is_waited_for(connection: DirectClient) -> No
 
 
 async def test_fleet_without_workers_is_waited_for_for_a_bounded_time(connection: DirectClient) -> None:
-    await asyncio.wait_for(wait_for_fleet(connection, empty_fleet()), QUIET_FLEET_S * 10)
+    await asyncio.wait_for(wait_for_fleet(connection, new_fleet()), QUIET_FLEET_S * 10)
 
 
 async def test_workers_are_waited_for_from_when_nats_has_the_subscriptions() -> None:
-    fleet, loop = empty_fleet(), asyncio.get_running_loop()
+    fleet, loop = new_fleet(), asyncio.get_running_loop()
 
     async def flush() -> None:
         loop.call_later(FULL_ROUND_S / 2, fleet.note_heartbeat, heartbeat("m"), loop.time())
@@ -90,7 +85,7 @@ async def test_process_that_is_starved_still_hears_what_has_come_meanwhile(
     connection: DirectClient, nats_url: str
 ) -> None:
     sender = await connect(nats_url, role="worker", name="w")
-    fleet = empty_fleet()
+    fleet = new_fleet()
 
     async def hear(message: Msg) -> None:
         fleet.note_heartbeat(heartbeat("m"), time.monotonic())
@@ -112,4 +107,4 @@ async def test_process_that_is_starved_still_hears_what_has_come_meanwhile(
 async def test_nats_that_is_away_is_told(connection: DirectClient) -> None:
     await connection.close()
     with pytest.raises(DependencyError, match="subscriptions"):
-        await wait_for_fleet(connection, empty_fleet())
+        await wait_for_fleet(connection, new_fleet())

@@ -19,12 +19,13 @@ from gateway.responses.background import submit_job
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.job import BackgroundJob
 from gateway.responses.job_queue import _ASK_EVERY_S, _WORKER_ANSWERS_S, JobQueue, JobRef
-from gateway.responses.log import ResponseLog, ResponseLogError, ResponseRecord
+from gateway.responses.log import ResponseLog
 from gateway.responses.store import ResponseStore
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Request
 from shared.server_clock import ServerClock
 from tests.gateway.responses.batch_worker import BatchWorker, batch_worker
+from tests.gateway.responses.test_endpoint import BrokenLog
 from tests.gateway.resumable.stream_reader import Client
 from tests.gateway.wire_worker import WireWorker
 
@@ -59,6 +60,7 @@ async def test_background_response_goes_through_its_states(batch: BatchWorker, c
     await batch.end(job, TEXT)
     done = await client.responses.retrieve(response.id)
     assert (done.status, done.output_text, done.id) == ("completed", TEXT, response.id)
+    assert done.completed_at is not None
     assert done.usage is not None
     assert done.usage.total_tokens == 7
     following = await _queue(client, batch, input="and?", previous_response_id=response.id)
@@ -91,6 +93,7 @@ async def test_response_that_runs_is_cancelled_with_all_that_its_worker_has_gene
         await batch.progress(job, recorded)
     cancelled = await client.responses.cancel(response.id)
     assert (cancelled.status, cancelled.output_text) == ("cancelled", "all that was generated")
+    assert cancelled.completed_at is None
     # A worker that has died is asked until it is given up.
     assert 1 <= len(batch.cancels) < _WORKER_ANSWERS_S / _ASK_EVERY_S
 
@@ -135,10 +138,6 @@ async def test_cancellation_that_comes_behind_the_end_changes_neither_result_nor
 
 
 async def test_response_that_cannot_be_stored_leaves_no_job(batch: BatchWorker) -> None:
-    class BrokenLog:
-        async def put(self, record: ResponseRecord) -> None:
-            raise ResponseLogError("the disk is full")
-
     published: list[Request] = []
 
     class Jobs(JobQueue):

@@ -11,8 +11,7 @@ from gateway.api.schemas.names import BodyRules
 from gateway.responses.draft import ResponseDraft, ResponseGeneration
 from gateway.responses.output import ResponseOutput
 from gateway.responses.request import parse_body
-from shared.conversation import ChatMessage
-from tests.gateway.parsed_bodies import response
+from tests.gateway.parsed_bodies import messages_of, response
 from tests.gateway.refusals import refused
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -50,12 +49,6 @@ HOSTED: list[dict[str, Any]] = [
 
 def asked(*items: dict[str, Any], allow_unknown: bool = False) -> ResponseGeneration:
     return response(items, allow_unknown=allow_unknown)
-
-
-def messages_of(generation: ResponseGeneration) -> tuple[ChatMessage, ...]:
-    messages = generation.prompts[0].messages
-    assert messages is not None
-    return messages
 
 
 def test_history_that_openai_has_kept_is_understood() -> None:

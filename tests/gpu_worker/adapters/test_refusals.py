@@ -242,6 +242,9 @@ def test_patterns_match_as_expressions_do(key: str, tmp_path: Path) -> None:
 def test_the_first_pattern_that_matches_counts(tmp_path: Path) -> None:
     config = _read(tmp_path, alpha_pattern={"0.self_attn.q_proj": 7, "q_proj": 2, r".*\.q_proj": 3})
     assert [config.scale_of(name) for name in _NAMES] == [2, 7, 2, 1, 1]
+    path = tmp_path / "adapter_config.json"
+    path.write_text(path.read_text().replace("lora_alpha", "other"))
+    assert read_config(tmp_path).scale_of(_NAMES[-1]) == 8
 
 
 @pytest.mark.parametrize("key", [r"layers\.\d+\.q_proj", "q_proj|k_proj", ".*q_proj", "q_proj\n", "", r"a\\b", "(a+)+"])

@@ -35,6 +35,7 @@ def test_damaged_set_does_not_pass_the_check(damage: Callable[[RunningSet], None
         sequence.num_computed_tokens, sequence.max_num_tokens = num_computed, 13
         running.add(sequence)
     running.check_integrity()
+    running.put_back("interactive", running.take_due("interactive", running.decoding["interactive"].values()))
     assert [len(each["interactive"]) for each in (running.catching_up, running.decoding, running.due)] == [1, 1, 1]
     damage(running)
     with pytest.raises(AssertionError):

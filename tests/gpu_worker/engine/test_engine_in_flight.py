@@ -56,12 +56,17 @@ def test_result_that_raises_undoes_the_step_in_flight_too_and_costs_nobody_a_tok
     engine = Engine(scheduler, runner)
     first = make_sequence(5, max_tokens=20, ignore_eos=True)
     other = make_sequence(40, max_tokens=20, arrival=1e9, ignore_eos=True)
+    leaving, gone = make_sequence(5, max_tokens=20, ignore_eos=True), list[Sequence]()
     collected = Collected()
     engine.add(first)
+    engine.add(leaving)
     collected.take(engine.step())
     assert engine.num_steps_in_flight == 1
     engine.add(other)
+    engine.hand_over(leaving.id, gone.append)
+    assert not gone
     collected.take(engine.step())
+    assert gone == [leaving]
     assert isinstance(engine.last_error, RuntimeError)
     assert engine.num_steps_in_flight == 0
     # The step behind it is waited for: until it has landed, it writes to blocks that others may get.

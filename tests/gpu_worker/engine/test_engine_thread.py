@@ -120,10 +120,13 @@ def test_commands_during_a_step_take_effect_after_it(start: Start) -> None:
     assert runner.entered.acquire(timeout=10)
     running.thread.add(second)
     running.thread.abort(first.id)
+    called: list[int] = []
+    running.thread.call(lambda: called.append(running.thread.stats.step))
     runner.gate.release()
     assert [event.sequence for event in running.outcome().events] == [first]
     runner.gate.release()
     assert [event.sequence for event in running.outcome().events] == [second]
+    assert called == [1]
 
 
 def test_abort_frees_blocks_without_another_step(start: Start) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from gpu_worker.layers import divided_vocabulary as vocabulary_module
 from gpu_worker.layers.divided_vocabulary import Vocabulary
+from gpu_worker.layers.vocabulary import LMHead
 from kernels.sampling import INVALID_TOKEN, SamplingParameters, sample_tokens, score_tokens
 from tests.gpu_worker.execution.ranks.thread_ranks import ThreadRanks, on_ranks
 
@@ -42,6 +43,12 @@ def own_part(logits: torch.Tensor, ranks: ThreadRanks) -> torch.Tensor:
     count = -(-logits.shape[1] // ranks.size)
     padded = torch.nn.functional.pad(logits, (0, ranks.size * count - logits.shape[1]), value=-torch.inf)
     return padded[:, ranks.rank * count : (ranks.rank + 1) * count].contiguous()
+
+
+def test_head_of_one_rank_scores_all_tokens() -> None:
+    logits = peaked(17)
+    head = LMHead(Mock(to_float32=lambda hidden: logits.clone()), torch.float32, scale=0.5)
+    assert torch.equal(head(torch.zeros(NUM_ROWS, 4)), logits / 2)
 
 
 def drawn(

@@ -54,14 +54,10 @@ def exact(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
-def test_rows_are_scaled_to_the_weight() -> None:
-    x, weight = torch.randn(5, 33) * 10, torch.rand(33)
-    torch.testing.assert_close(RMSNorm(weight, 1e-5)(x).double(), exact(x, weight, 1e-5), atol=1e-5, rtol=0)
-
-
-def test_eps_bounds_tiny_rows() -> None:
-    x, weight = torch.full((1, 8), 1e-4), torch.ones(8)
-    torch.testing.assert_close(RMSNorm(weight, 1e-2)(x).double(), exact(x, weight, 1e-2), atol=1e-7, rtol=0)
+def test_rows_are_scaled_to_the_weight_and_eps_bounds_tiny_ones() -> None:
+    cases = (torch.randn(5, 33) * 10, torch.rand(33), 1e-5, 1e-5), (torch.full((1, 8), 1e-4), torch.ones(8), 1e-2, 1e-7)
+    for x, weight, eps, tolerance in cases:
+        torch.testing.assert_close(RMSNorm(weight, eps)(x).double(), exact(x, weight, eps), atol=tolerance, rtol=0)
 
 
 def test_large_half_precision_rows_do_not_overflow() -> None:

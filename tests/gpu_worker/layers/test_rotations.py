@@ -7,7 +7,7 @@ import torch
 
 from gpu_worker.layers import rotations
 from gpu_worker.layers.attention import AttentionShape
-from gpu_worker.layers.rope_scaling import RopeParameters, RopeType, rope_angles
+from gpu_worker.layers.rope_scaling import RopeParameters, RopeType, for_length, rope_angles
 from gpu_worker.layers.rotations import Rotations, head_order, head_rows
 from kernels.rope_kv_write import rope_kv_write
 
@@ -43,6 +43,11 @@ def test_dynamic_scaling_starts_beyond_the_original_length() -> None:
     dynamic = rope_angles(RopeParameters(RopeType.DYNAMIC, 1e4, 64, factor=4.0), 16, positions)
     torch.testing.assert_close(dynamic[:64], plain[:64], atol=1e-5, rtol=1e-6)
     assert (dynamic[64:, 1:] < plain[64:, 1:]).all()
+
+
+def test_divisors_hold_for_every_length_where_there_are_no_long_ones() -> None:
+    divided = RopeParameters(RopeType.DEFAULT, 1e4, 64, divisors=(2.0,) * 8)
+    assert for_length(divided, 128) == divided
 
 
 @pytest.mark.parametrize("rope_type", [RopeType.DEFAULT, RopeType.DYNAMIC, RopeType.LONGROPE])

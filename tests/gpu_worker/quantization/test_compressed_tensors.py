@@ -99,16 +99,11 @@ def test_order_of_calibration_alone_changes_nothing(made: Made, name: str | bool
     assert_equals_oracle(made)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_int8_groups(tmp_path: Path, symmetric: bool) -> None:
-    pack = but_head(lambda w: ct_int8_groups(w, in_order(w.shape[1], 32), symmetric=symmetric))
-    scheme = group({"num_bits": 8, "strategy": "group", "group_size": 32, "symmetric": symmetric})
-    assert_equals_oracle(make_checkpoint(tmp_path, config("int-quantized", scheme), pack))
-
-
-def test_int8_channels_that_are_not_symmetric(tmp_path: Path) -> None:
-    pack = but_head(lambda w: ct_int8_groups(w, in_order(w.shape[1], -1), symmetric=False))
-    scheme = group({"num_bits": 8, "strategy": "channel", "symmetric": False})
+@pytest.mark.parametrize(("group_size", "symmetric"), [(32, True), (32, False), (-1, False)])
+def test_int8_groups_and_channels(tmp_path: Path, group_size: int, symmetric: bool) -> None:
+    pack = but_head(lambda w: ct_int8_groups(w, in_order(w.shape[1], group_size), symmetric=symmetric))
+    strategy = {"strategy": "channel"} if group_size < 0 else {"strategy": "group", "group_size": group_size}
+    scheme = group({"num_bits": 8, **strategy, "symmetric": symmetric})
     assert_equals_oracle(make_checkpoint(tmp_path, config("int-quantized", scheme), pack))
 
 

@@ -157,13 +157,10 @@ def test_stop_token_is_allowed_where_the_grammar_accepts() -> None:
     assert texts(allowed(constraint_of(sampling, tokens_of("ab")))) == {*"abcdefghijklmnopqrstuvwxyz#", "<end>"}
 
 
-def test_stop_token_of_the_grammar_itself_is_allowed_where_it_accepts_the_output_with_it() -> None:
+def test_stop_token_of_the_grammar_is_allowed_where_it_accepts_the_output_with_it_or_nothing_else() -> None:
     sampling = regex("[ab]b?b?c", stop_token_ids=tokens_of("bc"))
     assert texts(allowed(constraint_of(sampling))) == {"a"}
     assert texts(allowed(constraint_of(sampling, tokens_of("a")))) == {"c"}
-
-
-def test_stop_token_that_is_all_the_grammar_allows_is_allowed() -> None:
     assert texts(allowed(constraint_of(regex("ab"), ()))) == {"a"}
     assert texts(allowed(constraint_of(regex("ab", stop_token_ids=tokens_of("a"))))) == {"a"}
 

@@ -127,16 +127,11 @@ def test_arguments_are_an_object_where_a_template_looks_into_them() -> None:
     assert render(CODER, CALLING) == "<function=add><parameter=b>3</parameter><parameter=a>[2]</parameter></function>"
 
 
-@pytest.mark.parametrize("arguments", ['{"a": 1', "[1]", "5"])
-def test_arguments_that_are_no_object_stay_a_text(arguments: str) -> None:
+@pytest.mark.parametrize(("arguments", "told"), [('{"a": 1',) * 2, ("[1]",) * 2, ("5",) * 2, ("", "{}")])
+def test_arguments_that_are_no_object_stay_a_text_and_none_are_an_empty_object(arguments: str, told: str) -> None:
     message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="", name="f", arguments=arguments),))
-    assert render(HERMES, message) == f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
-
-
-def test_call_without_arguments_has_an_empty_object() -> None:
-    message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="", name="f", arguments=""),))
-    assert render(HERMES, message) == '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert render("{{ '' + messages[0].tool_calls[0].function.arguments }}", message) == "{}"
+    assert render(HERMES, message) == f'<tool_call>{{"name": "f", "arguments": {told}}}</tool_call>'
+    assert render("{{ '' + messages[0].tool_calls[0].function.arguments }}", message) == told
 
 
 def test_ids_are_shortened_alike_for_call_and_result_where_a_template_wants_it() -> None:

@@ -94,21 +94,16 @@ def scaled(dtype: torch.dtype, scales: tuple[int, int], activation: Activation, 
 
 
 @pytest.mark.parametrize("activation", ["none", "dynamic", "static"])
-@pytest.mark.parametrize("scales", [(1, 1), (ROWS, 1)], ids=str)
-def test_packed_int8_multiplies_as_the_reference(
-    scales: tuple[int, int], activation: Activation, device: torch.device
+@pytest.mark.parametrize(
+    ("dtype", "scales", "scale"),
+    [(torch.int8, scales, 0.03) for scales in [(1, 1), (ROWS, 1)]]
+    + [(torch.float8_e4m3fn, scales, 0.01) for scales in [(1, 1), (ROWS, 1), (1, 3)]],
+    ids=str,
+)
+def test_packed_bytes_multiply_as_the_reference(
+    dtype: torch.dtype, scales: tuple[int, int], scale: float, activation: Activation, device: torch.device
 ) -> None:
-    form = scaled(torch.int8, scales, activation, 0.03)
-    assert isinstance(scale_for_gpu(form.to(device)), ScaledMatrix) is (activation != "none")
-    check(form, form, device)
-
-
-@pytest.mark.parametrize("activation", ["none", "dynamic", "static"])
-@pytest.mark.parametrize("scales", [(1, 1), (ROWS, 1), (1, 3)], ids=str)
-def test_packed_float8_multiplies_as_the_reference(
-    scales: tuple[int, int], activation: Activation, device: torch.device
-) -> None:
-    form = scaled(torch.float8_e4m3fn, scales, activation, 0.01)
+    form = scaled(dtype, scales, activation, scale)
     assert isinstance(scale_for_gpu(form.to(device)), ScaledMatrix) is (activation != "none")
     check(form, form, device)
 

@@ -132,12 +132,10 @@ def heartbeats(*steps_and_running: tuple[int, int]) -> list[Seen]:
     ]
 
 
-def test_half_empty_steps_count_as_full_ones() -> None:
+def test_possible_rate_is_of_full_steps_in_all_of_the_time() -> None:
     assert possible_per_s(heartbeats((0, 8), (20, 8), (40, 8)), 8) == pytest.approx(800)
     assert possible_per_s(heartbeats((0, 4), (20, 4), (40, 4)), 8) == pytest.approx(800)
-
-
-def test_slow_machine_could_do_less_and_an_idle_one_more_than_it_did() -> None:
+    # A slow machine could do less.
     assert possible_per_s(heartbeats((0, 8), (10, 8), (20, 8)), 8) == pytest.approx(400)
     # No work in half of the time: what it did in the other half it could have done in this one too.
     assert possible_per_s(heartbeats((0, 8), (10, 0), (10, 0), (30, 8)), 8) == pytest.approx(8 * 30 / 0.6 / 0.5)

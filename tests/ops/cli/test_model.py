@@ -81,24 +81,19 @@ def test_only_what_is_given_is_ordered(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--memory-bytes", "much"), "such as 24GB"),
-        (("--memory-bytes", "0"), "at least 1"),
-        (("--idle-s", "5"), "sleep"),
-        (("--option", "max_num_seqs"), "write NAME=VALUE"),
+        (("load", "--memory-bytes", "much"), "such as 24GB"),
+        (("load", "--memory-bytes", "0"), "at least 1"),
+        (("load", "--idle-s", "5"), "sleep"),
+        (("load", "--option", "max_num_seqs"), "write NAME=VALUE"),
+        (("replace", "--always", "--idle-s", "300"), "leave out --idle-s or --always"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_ordered(
     words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = Operator()
-    refused = run(monkeypatch, operator, "load", "m", "new", *words)
+    refused = run(monkeypatch, operator, words[0], "m", "new", *words[1:])
     assert (refused.exit_code, told in refused.output, operator.orders) == (2, True, [])
-
-
-def test_idle_time_of_a_model_that_always_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = Operator()
-    refused = run(monkeypatch, operator, "replace", "m", "new", "--always", "--idle-s", "300")
-    assert (refused.exit_code, "leave out --idle-s or --always" in refused.output, operator.orders) == (2, True, [])
 
 
 def test_waiting_for_room_and_an_interrupt_have_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

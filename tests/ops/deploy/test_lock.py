@@ -105,6 +105,7 @@ def test_resolver_reads_the_project_s_extras_and_gives_hashes(monkeypatch: pytes
     monkeypatch.setattr(lock.subprocess, "run", run)
     assert [entry[:4] for entry in lock._resolve(["nats", "worker"])] == ["a==1", "b==2"]
     ((command, options),) = asked
+    assert command[:5] == [lock.sys.executable, "-m", "uv", "pip", "compile"]
     places = [place for place, part in enumerate(command) if part == "--extra"]
     assert [command[place + 1] for place in places] == ["nats", "worker"]
     assert {"-", "--generate-hashes", "--universal", "--no-annotate", "--no-header", "--no-config"} <= {*command}

@@ -12,7 +12,6 @@ PAGE = ROOT / "ops" / "docs" / "troubleshooting.md"
 RUNBOOKS = PAGE.parent / "runbooks"
 # Parts of a line that are not fixed: what stands between them is looked for.
 _OPEN = re.compile(r"…|--[a-z-]+:|port 8000|HEADRACE_\w+|[:;]|10 s")
-_PLACES = re.compile(r"\b(?:NAME|WORKER)\b|…|\.\.\.|[:;]")
 _LEAST = 8
 _OF_THE_SYSTEM = {"Permission denied"}
 _OF_NATS = {"maximum connections", "Slow Consumer", "sync_interval"}

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from gpu_worker.execution.ranks import messages
 from gpu_worker.execution.ranks import node as node_module
 from gpu_worker.execution.ranks import remote as remote_module
 from gpu_worker.execution.ranks.link import connect
-from gpu_worker.execution.ranks.remote import Remote, RemoteHost
+from gpu_worker.execution.ranks.remote import Remote, RemoteHost, _RemoteProcess
 from ops.stack.child import children_of
 from shared.errors import ConfigError
 from tests.cable import connected_host
@@ -178,6 +179,17 @@ def test_rank_of_a_silent_host_is_not_taken_for_one_that_wants_a_core(remote: Re
             wait_for(lambda wanted=is_busy: host.is_busy == wanted)
             wait_for(lambda: host.silent_s > 0.2)
             assert rank.is_starved == is_busy
+
+
+def test_rank_of_another_host_has_time_to_leave_before_it_is_killed() -> None:
+    host = Mock()
+    for leaves_after_s, killed in ((0.2, []), (0.6, [call(messages.KillRank(1))])):
+        rank = _RemoteProcess(1, 7, host, lambda *_: None)
+        leaving = threading.Timer(leaves_after_s, rank.end, ["it has left"])
+        leaving.start()
+        rank.close(0.4)
+        leaving.join()
+        assert host.send.mock_calls == killed
 
 
 @pytest.mark.slow

@@ -343,6 +343,15 @@ def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[ChainPropos
     assert seeing.run.scheduler.speculation.num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize("name", ["mistral3", "internvl"])
+def test_tower_of_which_another_layer_is_wanted_is_not_served(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_seeing(replace(SEEING_CASES[name], whole={**SEEING_CASES[name].whole, "vision_feature_layer": -2}), tmp_path)
+    assert read_vision(tmp_path) is None
+    assert "field 'vision_feature_layer'" in caplog.text
+
+
 @each_family
 def test_adapters_of_a_tower_are_refused(seeing: Seeing, tmp_path: Path) -> None:
     """Layers of some towers have the names of those of the text part."""
