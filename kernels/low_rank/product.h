@@ -298,7 +298,7 @@ struct AddedAdapters {
       if (panel >= num_panels) return;
     }
     const int64_t end = std::min<int64_t>(row + kTileRows, num_rows);
-    // The panel's share of what is asked for beside all panels; a division for each adapter would take longer than the rest.
+    // The panel's share of the next matrix's bytes. A division for each adapter would take too long.
     const int64_t part = (int64_t{1} << 20) / num_panels + 1, begun = panel * part, ended = begun + part;
     for (int before = -1; row < end; ++row) {
       const int place = adapters.places[row], slot = place < 0 ? -1 : adapters.slots[place];
