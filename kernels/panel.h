@@ -60,30 +60,43 @@ struct LinesAhead {
   }
 };
 
-// Cache lines of other memory that may lie anywhere.
-struct LineList {
-  static constexpr int kMost = 768;
-  const char* lines[kMost];
+// Ranges of other memory that may lie anywhere, two for each row of a tile.
+struct RangeList {
+  struct Range {
+    const char *begin, *end;
+  };
+
+  Range ranges[2 * kTileRows + 1];  // What stands behind the last one is read, and not used.
   int count = 0;
 
-  void add(const void* memory, int64_t byte, int64_t end) {
-    for (; byte < end && count < kMost; byte += kLine) lines[count++] = static_cast<const char*>(memory) + byte;
+  void add(const void* memory, int64_t begin, int64_t end) {
+    const char* bytes = static_cast<const char*>(memory);
+    ranges[count] = {bytes + begin, bytes + end};
+    count += end > begin;
   }
 };
 
-// Two lines of a list with each word, beside the requests of another one: few enough not to keep others waiting.
+// Two cache lines of a list with each word, beside the requests of another one: few enough not to keep others waiting.
+// Where a range ends is not foreseen, so the step to the next one is no branch.
 template <typename Ahead>
 struct ListAhead {
   Ahead others;
-  const char* const* line;
-  const char* const* end;
+  const RangeList::Range* range;
+  const RangeList::Range* last;
+  const char* line;
+
+  ListAhead(Ahead others, const RangeList& list)
+      : others(others), range(list.ranges), last(range + list.count), line(list.count ? range->begin : nullptr) {}
 
   void ask(const int32_t* weights) {
     others.ask(weights);
-    if (end - line < 2) return;
-    __builtin_prefetch(line[0], 0, 2);
-    __builtin_prefetch(line[1], 0, 2);
-    line += 2;
+    if (range == last) return;
+    __builtin_prefetch(line, 0, 2);
+    __builtin_prefetch(line + kLine, 0, 2);
+    line += 2 * kLine;
+    const bool has_ended = line >= range->end;
+    range += has_ended;
+    line = has_ended ? range->begin : line;
   }
 };
 

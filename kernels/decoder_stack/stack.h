@@ -241,7 +241,7 @@ struct Walk {
     if (!step.adapters || !stack.embedding_adapters) return;
     const AdapterRows& adapters = *step.adapters;
     share(*operation++, adapters.num_rows, [&](int64_t place) {
-      const LowRank* adapter = stack.embedding_adapters[adapters.slots[place]];
+      const LowRank* adapter = adapter_in(stack.embedding_adapters, adapters.slots[place]);
       if (!adapter) return;
       const int32_t row = adapters.rows[place];
       T* products = adapters.products_at<T>(place);

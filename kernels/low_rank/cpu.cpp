@@ -31,7 +31,7 @@ void run(LowRankTable table, const AdapterRows& adapters, const T* x, int64_t x_
       const int panel = static_cast<int>(item / parts), count = std::min(kPanel, num_outputs - panel * kPanel);
       const int end = std::min<int>((item % parts + 1) * kAddedRows, adapters.num_rows);
       for (int place = static_cast<int>(item % parts) * kAddedRows; place < end; ++place) {
-        const LowRank* adapter = table[adapters.slots[place]];
+        const LowRank* adapter = adapter_in(table, adapters.slots[place]);
         if (!adapter) continue;
         Floats sums[kPanelVectors] = {};
         add_up(*adapter, adapters.products_at<T>(place), panel, sums);
@@ -53,7 +53,7 @@ void run_to(LowRankTable table, const AdapterRows& adapters, const void* x, int6
 }  // namespace
 }  // namespace headrace
 
-EXPORTED void headrace_low_rank(const headrace::LowRank* const* table, const headrace::AdapterRows* adapters,
+EXPORTED void headrace_low_rank(const headrace::LowRank* table, const headrace::AdapterRows* adapters,
                                 const void* x, void* result, int64_t x_stride, int64_t result_stride, int32_t dtype,
                                 int32_t result_dtype, int32_t num_outputs, int32_t num_threads) {
   using namespace headrace;

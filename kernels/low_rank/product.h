@@ -43,8 +43,11 @@ struct LowRank {
   }
 };
 
-// By an adapter's slot; null where it leaves the matrix as it is. The array is null where no adapter can be.
-using LowRankTable = const LowRank* const*;
+// By an adapter's slot, with a rank of zero where it leaves the matrix as it is. Null where no adapter can be.
+using LowRankTable = const LowRank*;
+
+// Returns what the adapter in a slot has beside a matrix; null if nothing.
+inline const LowRank* adapter_in(LowRankTable table, int slot) { return table[slot].rank ? table + slot : nullptr; }
 
 // The rows of a step that have an adapter, in the order of their slots.
 struct AdapterRows {
@@ -141,7 +144,7 @@ __attribute__((noinline)) void down_tile(const LowRank& adapter, const void* nex
   for (; i + kBlock <= size; i += kBlock) {
     for (int k = 0; k < K; ++k)
       for (int place = 0; place < kBlock; place += kLine / sizeof(W))
-        __builtin_prefetch(ahead + int64_t{k} * stride + i + place, 0, 2);
+        __builtin_prefetch(ahead + int64_t{k} * stride + i + place, 0, 3);
     multiply_block<W, T, R, K>(weights + i, stride, rows, i, sums);
   }
   if (i < size) {
@@ -203,11 +206,11 @@ void multiply_down(LowRankTable table, const AdapterRows& adapters, const T* x, 
         rows[count] = x + adapters.rows[place] * x_stride;
         products[count] = adapters.products_at<T>(place);
       }
-      const LowRank* adapter = table[slot];
+      const LowRank* adapter = adapter_in(table, slot);
       if (!adapter) continue;
       // What this thread likely takes then.
       const int64_t then = place < end ? place : (item % tiles + threads) * kDownRows;
-      const LowRank* next = then < adapters.num_rows ? table[adapters.slots[then]] : nullptr;
+      const LowRank* next = then < adapters.num_rows ? adapter_in(table, adapters.slots[then]) : nullptr;
       multiply_down<T>(*adapter, next ? next->down : adapter->down, count, rows, products, first_rank,
                        std::min(first_rank + kItemRanks, adapter->rank));
     }
@@ -274,34 +277,38 @@ struct AddedAdapters {
   void operator()(int64_t row, int panel, Floats* sums) const {
     const int place = adapters.places[row];
     if (place < 0) return;
-    if (const LowRank* adapter = table[adapters.slots[place]])
+    if (const LowRank* adapter = adapter_in(table, adapters.slots[place]))
       add_up(*adapter, adapters.products_at<T>(place), panel, sums);
   }
 
   // Asks memory for what the tile at a row reads, all at once.
   void ask(int64_t row, int panel) const {
-    LineList lines;
-    list(row, panel, lines);
-    for (int i = 0; i < lines.count; ++i) __builtin_prefetch(lines.lines[i], 0, 2);
+    RangeList list_of_tile;
+    list(row, panel, list_of_tile);
+    for (int i = 0; i < list_of_tile.count; ++i)
+      for (const char* line = list_of_tile.ranges[i].begin; line < list_of_tile.ranges[i].end; line += kLine)
+        __builtin_prefetch(line, 0, 2);
   }
 
   // Lists what the tile at a row reads; behind the last row that of the panel that this thread likely takes next.
-  void list(int64_t row, int panel, LineList& lines) const {
+  void list(int64_t row, int panel, RangeList& ranges) const {
     if (row >= num_rows) {
       row = 0;
       panel += omp_get_num_threads();
       if (panel >= num_panels) return;
     }
     const int64_t end = std::min<int64_t>(row + kTileRows, num_rows);
+    // The panel's share of the next matrix's bytes. A division for each adapter would take too long.
+    const int64_t part = (int64_t{1} << 20) / num_panels + 1, begun = panel * part, ended = begun + part;
     for (int before = -1; row < end; ++row) {
       const int place = adapters.places[row], slot = place < 0 ? -1 : adapters.slots[place];
       if (slot == before || slot < 0) continue;
       before = slot;
-      if (const LowRank* adapter = table[slot])
-        lines.add(adapter->up, adapter->half_byte(2 * panel), adapter->half_byte(2 * panel + 2));
-      if (next && next[slot]) {
-        const int64_t bytes = next[slot]->first_bytes();
-        lines.add(next[slot]->halves, bytes * panel / num_panels, bytes * (panel + 1) / num_panels);
+      if (const LowRank* adapter = adapter_in(table, slot))
+        ranges.add(adapter->up, adapter->half_byte(2 * panel), adapter->half_byte(2 * panel + 2));
+      if (const LowRank* adapter = next ? adapter_in(next, slot) : nullptr) {
+        const int64_t bytes = adapter->first_bytes();
+        ranges.add(adapter->halves, bytes * begun >> 20, std::min(bytes, bytes * ended >> 20));
       }
     }
   }

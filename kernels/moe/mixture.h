@@ -131,7 +131,7 @@ struct MixtureWalk {
   Added added_to(const LowRankTable* tables, int64_t row) const {
     const int32_t pair = scratch.pairs[row], place = adapters->places[pair / chosen.top_k];
     if (place < 0) return {nullptr, nullptr};
-    const LowRank* adapter = tables[scratch.experts[row]][adapters->slots[place]];
+    const LowRank* adapter = adapter_in(tables[scratch.experts[row]], adapters->slots[place]);
     return {adapter, adapters->products_at<T>(int64_t{place} * chosen.top_k + pair % chosen.top_k)};
   }
 

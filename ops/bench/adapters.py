@@ -8,6 +8,7 @@ adapter each, of all linear layers. Times are those that one thread computes, wh
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Sequence as Values
 from functools import partial
@@ -76,6 +77,9 @@ def serve(engine: SteppedEngine, batch: int, *, is_adapted: bool) -> tuple[float
 def measure(options: argparse.Namespace, batch: int, table: ResultTable) -> None:
     """Measure all kinds in turns, print them beside the engine without adapters, and record them."""
     engines = {kind: engine_for(kind, options.model, batch, options.rank, options.dtype) for kind in KINDS}
+    # As workers do once they have loaded.
+    gc.collect()
+    gc.freeze()
     measures = {kind: partial(serve, engine, batch, is_adapted=kind == ADAPTED) for kind, engine in engines.items()}
     taken = {kind: list(zip(*times, strict=True)) for kind, times in in_turns(measures, options.rounds).items()}
     for kind, (prompts, steps) in taken.items():

@@ -137,9 +137,9 @@ inline void multiply_rows(const PanelProduct<T>& product, int row, int end, cons
                           const More& more = {}) {
   const auto multiply_some = [&](int count, auto ahead) {
     if constexpr (More::kReads) {
-      LineList list;
+      RangeList list;
       more.list(row + count, product.panel, list);
-      multiply_tile<W>(count, product, row, ListAhead<decltype(ahead)>{ahead, list.lines, list.lines + list.count}, finish);
+      multiply_tile<W>(count, product, row, ListAhead<decltype(ahead)>{ahead, list}, finish);
     } else {
       multiply_tile<W>(count, product, row, ahead, finish);
     }

@@ -64,9 +64,10 @@ def test_sums_equal_reference(
         make_adapter([1, 256, 3][: len(rows)], rows, num_inputs, generator, stored),
         make_adapter([4] * len(rows), rows, num_inputs, generator, stored),
     ]
-    for slot, adapter in enumerate(adapters):
-        table.place(slot, None if adapter is None else table.pack(adapter))
-    join(table._packed)
+    packed = [None if adapter is None else table.pack(adapter) for adapter in adapters]
+    join(packed)
+    for slot, part in enumerate(packed):
+        table.place(slot, part)
     # Rows lie apart, and what is between them must stay.
     memory = torch.randn(len(_SLOTS), sum(rows) + 5, generator=generator).to(dtype)
     x = torch.randn(len(_SLOTS), num_inputs + 2, generator=generator).to(dtype)[:, :num_inputs]
