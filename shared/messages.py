@@ -167,7 +167,7 @@ class Finish(Struct, frozen=True, array_like=True):
     ready: KvReady | None = None
 
 
-class Delta(Struct, frozen=True, array_like=True):
+class Delta(Struct, frozen=True, array_like=True, gc=False):
     """The output of one step for one request.
 
     Attributes:

@@ -115,7 +115,7 @@ class ReadChoice(ABC):
         events = reader.feed(delta.text) if delta.text else []
         self._reasoning_tokens.note(len(delta.token_ids), events)
         if delta.finish is not None:
-            events = [*events, *reader.finish()]
+            events = [*events, *reader.finish(is_cut=delta.finish.reason == "length")]
             self._reasoning_tokens.end()
             self._answer.usage.reasoning_tokens += self._reasoning_tokens.count
         return events

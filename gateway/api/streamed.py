@@ -191,7 +191,7 @@ class _StreamedChoice(ReadChoice):
             if text:
                 # As `encode_text` does, without its call for ASCII.
                 encoded = encode_json(text) if text.isascii() else encode_text(text)
-                self._stream.send(self._prefix + encoded + self._suffix)
+                self._stream.send_event(self._prefix + encoded + self._suffix)
             return
         super().deliver(delta)
 

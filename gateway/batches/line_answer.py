@@ -166,7 +166,7 @@ class _ReadText:
 def _read(line: BatchLine, result: BatchResult) -> _ReadText:
     reading = _as_written(line.generation, line.own_format, result).reading or PLAIN_READING
     reader = reading.new_reader(result.in_reasoning)
-    events = [*reader.feed(result.text), *reader.finish()]
+    events = [*reader.feed(result.text), *reader.finish(is_cut=result.finish == "length")]
     reasoning = _text(events, ReasoningText)
     num_tokens = round(result.completion_tokens * len(reasoning) / len(result.text)) if reasoning else 0
     return _ReadText(reading, events, reasoning, num_tokens)

@@ -1,8 +1,8 @@
 """The files of all tenants in one store: each as its bytes, `<tenant>/files/<id>.data`, and its record, `<id>.json`.
 
 The record is written after the bytes and deleted before them: a file exists while its record does. Another tenant's
-file is not found, since its tenant is part of the key. Owns nothing but the counts of uploads on their way, and
-whose lists are read.
+file is not found, since its tenant is part of the key. Owns nothing but the counts of uploads on their way, whose
+lists are read, and what the last uploads found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -48,9 +48,20 @@ _DATA = ".data"
 # An upload may take this long; bytes without a record are older than that when they are deleted.
 _ORPHAN_S = 86_400.0
 _CONCURRENT_READS = 32
+# An upload is let in by what the one before it found stored, if that was so lately, of the last tenants.
+_KNOWN_S = 60.0
+_MAX_KNOWN = 1024
 _decode = msgspec.json.Decoder(FileRecord).decode
 
 _log = logging.getLogger(__name__)
+
+
+class _Stored(NamedTuple):
+    """What an upload found stored of its tenant, itself among it; `at` by `time.monotonic()`."""
+
+    at: float
+    num_files: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,8 @@ class FileCatalog:
         self._tenant_bytes = tenant_bytes
         self._uploading: Counter[str] = Counter()
         self._lists: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # By tenant, the least recent first.
+        self._known: dict[str, _Stored] = {}
         self._log_limit = LogLimit(_log)
 
     async def open(self) -> None:
@@ -150,11 +163,20 @@ class FileCatalog:
         """Keep room for an upload of up to `num_bytes` while it lasts; `ApiError` 400, 507 or 503 if there is none."""
         with self.answering():
             await self.store.check_room(num_bytes)
-            stored = await self._stored(tenant)
-        num_files = sum(each.name.endswith(_RECORD) for each in stored)
-        self._check_quota(num_files + 1, sum(each.num_bytes for each in stored) + self._uploading[tenant], num_bytes)
+            if not self._is_known_to_fit(tenant, num_bytes):
+                stored = await self._stored(tenant)
+                num_files, used = sum(each.name.endswith(_RECORD) for each in stored), _size(stored)
+                self._check_quota(num_files + 1, used + self._uploading[tenant], num_bytes)
         with counted(self._uploading, tenant, num_bytes):
             yield
+
+    def _is_known_to_fit(self, tenant: str, num_bytes: int) -> bool:
+        """Whether an upload fits beside what the last one found a moment ago; `check_stored` looks again."""
+        known = self._known.get(tenant)
+        if known is None or time.monotonic() - known.at > _KNOWN_S:
+            return False
+        used = known.num_bytes + self._uploading[tenant] + num_bytes
+        return known.num_files < MAX_FILES and used <= self._tenant_bytes
 
     def _check_quota(self, num_files: int, used: int, num_bytes: int) -> None:
         if num_files > MAX_FILES:
@@ -182,10 +204,14 @@ class FileCatalog:
         sizes = {each.name: each.num_bytes for each in stored}
         own = sizes.get(file_id + _DATA, 0)
         try:
-            self._check_quota(sum(name.endswith(_DATA) for name in sizes), sum(sizes.values()) - own, own)
+            self._check_quota(sum(name.endswith(_DATA) for name in sizes), _size(stored) - own, own)
         except ApiError:
             await self.store.delete(_key(tenant, file_id, _DATA))
             raise
+        self._known.pop(tenant, None)
+        if len(self._known) >= _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[tenant] = _Stored(time.monotonic(), sum(name.endswith(_DATA) for name in sizes), _size(stored))
 
     async def write(self, tenant: str, file_id: str, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
         """Store the bytes of a file; return their number and digest. It exists once its record is published."""
@@ -302,6 +328,10 @@ class FileCatalog:
         while True:
             await self.sweep()
             await asyncio.sleep(SWEEP_INTERVAL_S)
+
+
+def _size(stored: list[StoredObject]) -> int:
+    return sum(each.num_bytes for each in stored)
 
 
 def _folder(tenant: str) -> str:

@@ -126,7 +126,7 @@ class JobReader:
     def finish(self, *, is_complete: bool) -> None:
         """Read the rest when the text has ended."""
         if self._reader is not None:
-            self._take(self._reader.finish())
+            self._take(self._reader.finish(is_cut=not is_complete))
         self._flush()
         self._output.finish(is_complete=is_complete)
 

@@ -21,6 +21,7 @@ from gateway.api.endpoint import GenerationStart, IdempotencyKey, LoggedGenerati
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError, shutting_down
+from gateway.http1.head import REQUEST_ID
 from gateway.metrics import GatewayMetrics
 from gateway.resumable.calls import OwnerCall, OwnerCalls
 from gateway.resumable.follower import Follower
@@ -226,7 +227,9 @@ class StreamHub:
                 async with asyncio.timeout(left_s):
                     prediction, stream.window = await self._starter.dispatch(generation, caller, sinks, requests)
                     is_sent = True
-                    seq = await self._log.create(head, kept)
+                    # Ids that no client has chosen are random.
+                    is_unused = all(name != REQUEST_ID for name, _ in stamped.exchange.head.headers)
+                    seq = await self._log.create(head, kept, is_unused=is_unused)
         except BaseException:
             if is_sent:
                 self._tasks.spawn(self._withdraw(head), f"withdrawal of stream {head.id}")

@@ -38,35 +38,31 @@ class JournalWriter:
 
     def __init__(self) -> None:
         self._next = 0
-        # By stream: the message with the first entry that its pieces lack, and how many entries the journal has. Those
-        # that are behind for longest come first.
-        self._behind: dict[LiveStream, tuple[int, int]] = {}
-        self._news: list[tuple[LiveStream, int, int]] = []
+        # The message with the first entry that a stream's pieces lack; those that are behind for longest come first.
+        self._behind: dict[LiveStream, int] = {}
+        # New entries of streams, behind the number of the first.
+        self._news: list[tuple[LiveStream, int, Raw]] = []
 
     @property
     def span(self) -> Span:
         """The messages that may hold entries which pieces lack."""
-        first, _ = next(iter(self._behind.values()), (self._next, 0))
-        return first, self._next
+        return next(iter(self._behind.values()), self._next), self._next
 
     def add(self, stream: LiveStream, up_to: int) -> None:
-        """Take the entries of a stream before number `up_to`. This runs once per token and stream."""
-        known = self._behind.get(stream)
-        if known is None:
-            assert stream.pieces is not None
-            first, start = self._next, stream.pieces.num_entries
-        else:
-            first, start = known
+        """Take the entries of a stream before number `up_to`. This runs once per round and stream."""
+        pieces = stream.pieces
+        assert pieces is not None
+        start = pieces.num_encoded
         if up_to > start:
-            self._news.append((stream, start, up_to))
-            self._behind[stream] = first, up_to
+            self._news.append((stream, start, Raw(pieces.encode(stream.entries, up_to))))
+            self._behind.setdefault(stream, self._next)
 
     def due(self, *, is_all: bool) -> list[LiveStream]:
         """Return the streams whose pieces this round has to write."""
         count = len(self._behind) if is_all else -(-len(self._behind) // _TURNS)
         oldest = self._next - _MAX_BEHIND
         due: list[LiveStream] = []
-        for stream, (first, _) in self._behind.items():
+        for stream, first in self._behind.items():
             if len(due) >= count and first >= oldest:
                 break
             due.append(stream)
@@ -90,10 +86,7 @@ class JournalWriter:
             news = waiting.pop()
             if not news:
                 continue
-            parts = [
-                (stream.head.tenant, stream.head.id, start, stream.entries[start:up_to])
-                for stream, start, up_to in news
-            ]
+            parts = [(stream.head.tenant, stream.head.id, start, entries) for stream, start, entries in news]
             message = encode((self._next, parts))
             if len(message) <= _MESSAGE_BYTES:
                 messages.append((self._next, message))

@@ -49,8 +49,10 @@ class LiveStream:
         is_held: Another process may own it: written entries are not shown yet.
         usage: Tokens of the sequences that have ended.
         failure: How it failed, if it did.
+        is_noted: The next round of its writer takes its new entries; only the writer sets it.
         is_followed: Another process reads its pieces while it grows.
         is_ending: One of its sequences has ended, or all have failed, and its pieces lack that entry.
+        has_ends: False while no entry ends a sequence.
         is_deleted: To be deleted once it has ended.
         is_cut: Its log became too large: later entries are shown but not logged.
         num_read_bytes: Size of the pieces that were read from the log.
@@ -74,10 +76,11 @@ class LiveStream:
         # Cleared while its follower waits for a reader's turn: `_is_due` is set when it waits, `_may_read` in the turn.
         self._is_due, self._may_read = asyncio.Event(), asyncio.Event()
         self.allow_reading()
-        self.is_deleted = self.is_cut = self.is_held = self.is_followed = self.is_ending = False
+        self.is_deleted = self.is_cut = self.is_held = self.is_followed = self.is_ending = self.is_noted = False
+        self.has_ends = True
         self.usage = UsageTotals(generation.n)
-        self._prompts: dict[int, int] = {}
-        self._num_generated = 0
+        # Prompt and generated tokens of entries that were dropped.
+        self._dropped = (0, 0)
         self._views: list[Answer] = []
         self._num_joining = 0
         self._num_unfinished = generation.num_sequences
@@ -117,7 +120,14 @@ class LiveStream:
 
     def delivered(self) -> tuple[int, int]:
         """Return prompt and generated tokens so far, each prompt counted once."""
-        return sum(self._prompts.values()), self._num_generated
+        num_prompt, num_generated = self._dropped
+        prompts: dict[int, int] = {}
+        for index, delta, _ in self.entries[: self.num_shown]:
+            if delta is not None:
+                num_generated += len(delta.token_ids)
+                if delta.prompt_tokens is not None and index % self.generation.n == 0:
+                    prompts[index] = delta.prompt_tokens
+        return num_prompt + sum(prompts.values()), num_generated
 
     def show(self, up_to: int) -> None:
         """Show the entries before number `up_to`, which the log has."""
@@ -126,22 +136,19 @@ class LiveStream:
         new, self.num_shown = self.entries[self.num_shown : up_to], max(self.num_shown, up_to)
         for answer in self._views:
             _tell(answer, new)
-        for index, delta, failure in new:
-            if delta is not None:
-                self._num_generated += len(delta.token_ids)
-                if delta.prompt_tokens is not None and index % self.generation.n == 0:
-                    self._prompts[index] = delta.prompt_tokens
-                if delta.finish is not None:
-                    self._num_unfinished -= 1
-                    self.usage.add(index, delta.finish.usage)
-            elif failure is not None:
-                self.failure = failure.error()
+        for index, delta, failure in new if self.has_ends else ():
+            if delta is None:
+                self.failure = None if failure is None else failure.error()
+            elif delta.finish is not None:
+                self._num_unfinished -= 1
+                self.usage.add(index, delta.finish.usage)
         if self.failure is not None or self.is_complete:
             self.end()
 
     def show_unkept(self) -> None:
         """Send all entries to the reader and drop them: they are never sent again."""
         self.show(len(self.entries))
+        self._dropped = self.delivered()
         self.entries, self.num_shown = [], 0
 
     def end(self) -> None:
@@ -242,6 +249,7 @@ class LiveStream:
         self.window = self.pieces = None
         self.requests = []
         self.is_held = False
+        self.has_ends = True
 
     @property
     def has_last_entry(self) -> bool:
@@ -266,8 +274,9 @@ class LoggedSink:
         stream = self._stream
         stream.entries.append((self._index, delta, None))
         if delta.finish is not None:
-            stream.is_ending = True
-        self._on_entry(stream)
+            stream.is_ending = stream.has_ends = True
+        if not stream.is_noted:
+            self._on_entry(stream)
 
     def fail(self, error: ApiError) -> None:
         """Keep that the generation has failed."""
@@ -282,7 +291,7 @@ def fail(stream: LiveStream, error: ApiError) -> None:
     if not stream.entries or stream.entries[-1][2] is None:
         error = naming_field(error, stream.head.form.grammar_field)
         stream.entries.append((-1, None, Failure.of(error)))
-        stream.is_ending = True
+        stream.is_ending = stream.has_ends = True
 
 
 def unfinished(deltas: Sequence[Sequence[Delta]]) -> list[int]:

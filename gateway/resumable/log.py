@@ -90,15 +90,18 @@ class StreamLog:
         """Make the JetStream stream if it is missing; raise `DependencyError` if that fails."""
         await ensure_stream(self._js, STREAMS_STREAM, self._limits)
 
-    async def create(self, head: StreamHead, requests: Sequence[bytes]) -> int:
-        """Store a new stream, its head last, and return that one's number; `ApiError` 409 for a known id, or 503."""
+    async def create(self, head: StreamHead, requests: Sequence[bytes], *, is_unused: bool = False) -> int:
+        """Store a new stream, its head last, and return that one's number; `ApiError` 409 for a known id, or 503.
+
+        With `is_unused`, no stream can have its id.
+        """
         with answering():
             try:
-                stored = await self._create(head, requests)
+                stored = await self._create(head, requests, is_unused)
             except NoStreamResponseError:
                 # The first stream since NATS has started.
                 await self.ensure()
-                stored = await self._create(head, requests)
+                stored = await self._create(head, requests, is_unused)
         if stored is None:
             message = (
                 f"There is a resumable stream '{head.id[:128]}' already. Send another 'x-request-id', or none, and the "
@@ -242,8 +245,8 @@ class StreamLog:
         await self._store.close()
         await self._bound.close()
 
-    async def _create(self, head: StreamHead, requests: Sequence[bytes]) -> int | None:
-        if await self._last(stream_subject(head.tenant, head.id, "head")) is not None:
+    async def _create(self, head: StreamHead, requests: Sequence[bytes], is_unused: bool) -> int | None:
+        if not is_unused and await self._last(stream_subject(head.tenant, head.id, "head")) is not None:
             # Who takes that stream over is to find its own requests.
             return None
         for number, piece in enumerate(requests):

@@ -94,6 +94,7 @@ class StreamOwner:
 
     def begin(self, stream: LiveStream) -> None:
         """Own a stream that has no head yet: its entries wait."""
+        stream.has_ends = bool(stream.entries)
         self.writer.own(stream)
         self._num_of[stream.head.tenant] += 1
 

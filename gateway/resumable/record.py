@@ -173,8 +173,7 @@ _decode_requests = msgspec.msgpack.Decoder(list[Request]).decode
 
 # A piece is one message of NATS, which is written anew while it grows. Reading a stream takes a round trip for each.
 PIECE_BYTES = 4 << 10
-MAX_PIECE_ENTRIES = 0xFFFF
-# Entries that are encoded at once: a msgpack array of so few has a header of one byte.
+# Entries that are encoded at once where the journal has not done it.
 _ENCODED_AT_ONCE = 15
 # An entry that is larger than a piece lies in several messages, each behind one of these: no msgpack begins so.
 FIRST_PART, MIDDLE_PART, LAST_PART = b"\xc1\x00", b"\xc1\x01", b"\xc1\x02"
@@ -199,56 +198,71 @@ def decode_requests(pieces: Iterable[bytes], n: int) -> list[Request]:
 class PieceWriter:
     """Puts entries into pieces. Every gateway that owns a stream writes all of its pieces under its own name.
 
+    Each entry is encoded once, for the journal and the pieces.
+
     Attributes:
         has_begun: Pieces were written, at least an empty one.
+        num_encoded: Entries that were encoded.
         num_entries: Entries that were put in.
-        num_bytes: Their encoded size.
-        num_messages: In which they lie.
+        num_bytes: Size of the encoded entries.
+        num_messages: In which the entries of pieces lie.
     """
 
     def __init__(self) -> None:
         self._number = self._first = 0
         self._content = bytearray()
         self._num_in_piece = 0
+        # Encoded entries that no piece has yet, with their number: arrays of msgpack without their headers.
+        self._encoded: list[tuple[int, bytes]] = []
         self.has_begun = False
-        self.num_entries = 0
+        self.num_encoded = self.num_entries = 0
         self.num_bytes = 0
         self.num_messages = 0
 
+    def encode(self, entries: Sequence[Entry], up_to: int) -> bytes:
+        """Encode the entries of a stream before number `up_to` that were not encoded yet; return their array."""
+        array = encode(entries[self.num_encoded : up_to])
+        num_new, self.num_encoded = up_to - self.num_encoded, up_to
+        # Msgpack's header of an array has 1, 3 or 5 bytes.
+        content = array[1 if num_new < 0x10 else 3 if num_new < 0x10000 else 5 :]
+        self.num_bytes += len(content)
+        self._encoded.append((num_new, content))
+        return array
+
     def put(self, entries: Sequence[Entry]) -> list[tuple[int, bytes]]:
-        """Add entries; return the messages that changed, with their numbers."""
+        """Add the entries of a stream that no piece has yet; return the messages that changed, with their numbers."""
         changed: list[tuple[int, bytes]] = []
         self.has_begun = True
-        for start in range(0, len(entries), _ENCODED_AT_ONCE):
-            several = entries[start : start + _ENCODED_AT_ONCE]
-            encoded = encode(several)[1:]
-            if self._has_room(len(encoded), len(several)):
-                self._add(encoded, len(several))
-                continue
-            for each in map(encode, several):
-                if not self._has_room(len(each), 1) and self._num_in_piece:
-                    self._close([self._piece()], changed)
-                self._add(each, 1)
-                if len(self._content) > PIECE_BYTES:
-                    self._close(_parts(self._piece()), changed)
+        while self.num_encoded < len(entries):
+            self.encode(entries, min(self.num_encoded + _ENCODED_AT_ONCE, len(entries)))
+        for num_entries, encoded in self._encoded:
+            if len(self._content) + len(encoded) <= PIECE_BYTES:
+                self._content += encoded
+                self._num_in_piece += num_entries
+            else:
+                first = self._first + self._num_in_piece
+                for each in map(encode, entries[first : first + num_entries]):
+                    self._put_one(each, changed)
+        self._encoded.clear()
+        self.num_entries = self.num_encoded
         if self._num_in_piece or not changed:
             changed.append((self._number, self._piece()))
         self.num_messages = changed[-1][0] + 1
         return changed
 
-    def _has_room(self, num_bytes: int, num_entries: int) -> bool:
-        has_bytes = len(self._content) + num_bytes <= PIECE_BYTES
-        return has_bytes and self._num_in_piece + num_entries <= MAX_PIECE_ENTRIES
-
-    def _add(self, encoded: bytes, num_entries: int) -> None:
-        self._content += encoded
-        self._num_in_piece += num_entries
-        self.num_entries += num_entries
-        self.num_bytes += len(encoded)
+    def _put_one(self, entry: bytes, changed: list[tuple[int, bytes]]) -> None:
+        """Add an entry to the piece, to a new one if it is full; a larger entry has a piece of several messages."""
+        if self._num_in_piece and len(self._content) + len(entry) > PIECE_BYTES:
+            self._close([self._piece()], changed)
+        self._content += entry
+        self._num_in_piece += 1
+        if len(self._content) > PIECE_BYTES:
+            self._close(_parts(self._piece()), changed)
 
     def _close(self, messages: list[bytes], changed: list[tuple[int, bytes]]) -> None:
         changed += enumerate(messages, self._number)
-        self._number, self._first, self._num_in_piece = self._number + len(messages), self.num_entries, 0
+        self._number += len(messages)
+        self._first, self._num_in_piece = self._first + self._num_in_piece, 0
         self._content.clear()
 
     def _piece(self) -> bytes:

@@ -138,6 +138,16 @@ class StreamRoutes:
     async def _found(self, request: Request, principal: Principal) -> Stored | str:
         """Return the head of a stream, or the id of one that may be a background response."""
         stream_id: str = request.path_params["stream_id"]
+        if exchange_of(request.scope).head.path.endswith("/"):
+            # Routes are found without a slash at the end of the path. An id may end with one.
+            try:
+                return await self._named(f"{stream_id}/", principal)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        return await self._named(stream_id, principal)
+
+    async def _named(self, stream_id: str, principal: Principal) -> Stored | str:
         if not 1 <= len(stream_id.encode(errors="replace")) <= MAX_NAME_BYTES or "\0" in stream_id:
             raise not_found(stream_id)
         try:

@@ -99,13 +99,15 @@ class LogWriter:
         """Write nothing more of a stream."""
         self.owned.pop(stream, None)
         self._dirty.pop(stream, None)
+        stream.is_noted = False
         self._urgent.pop(stream, None)
         self._journal.forget(stream)
         self._settled(stream, False)
 
     def note(self, stream: LiveStream) -> None:
-        """Write the new entries of a stream in the next round. This runs once per token."""
+        """Write the new entries of a stream in the next round. This runs once per round and stream."""
         self._dirty[stream] = None
+        stream.is_noted = True
         if not stream.num_shown and stream.entries:
             self._hurry(stream)
         if self._task is None and not self.is_revoked:
@@ -160,6 +162,8 @@ class LogWriter:
             streams, self._dirty = list(self._dirty), {}
             self._due_at = now + min(MAX_ROUND_S, len(streams) * _ROUND_OF_EACH_S)
         self._urgent.clear()
+        for stream in streams:
+            stream.is_noted = False
         return streams
 
     async def _wait_until_due(self) -> None:
@@ -243,7 +247,7 @@ class LogWriter:
             return
         # The first message was counted with the head.
         num_counted = max(1, pieces.num_messages)
-        changed = pieces.put(stream.entries[pieces.num_entries :])
+        changed = pieces.put(stream.entries)
         stream.is_ending = False
         self._num_pieces += len(changed)
         for number, payload in changed:
@@ -251,6 +255,8 @@ class LogWriter:
         if pieces.num_messages > num_counted:
             self._log.count(head.tenant, pieces.num_messages - num_counted)
         if pieces.num_bytes > self._max_stream_bytes:
+            # Later entries are shown as they come.
+            stream.is_noted = False
             self._on_large(stream)
 
     async def _explain(self) -> bool:

@@ -146,6 +146,9 @@ class EventStream(_SendPath):
             self._flusher.add(self)
         self._unflushed += event
 
+    send_event = send
+    """Add the bytes of exactly one event to the next flush."""
+
     def send_now(self, event: bytes) -> None:
         """Write bytes at once, after the buffered ones."""
         self._unflushed += event

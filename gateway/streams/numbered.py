@@ -64,11 +64,20 @@ class NumberedEventStream(EventStream):
         return self._first_event > self.num_events
 
     def send(self, event: bytes) -> None:
-        """Add events to the next flush. This runs once per token and stream."""
+        """Add events to the next flush."""
         if data := self._numbered(event):
             if not self._unflushed:
                 self._flusher.add(self)
             self._unflushed += data
+
+    def send_event(self, event: bytes) -> None:
+        """Add exactly one event to the next flush. This runs once per token and stream."""
+        number = self.num_events
+        self.num_events = number + 1
+        if number >= self._first_event:
+            if not self._unflushed:
+                self._flusher.add(self)
+            self._unflushed += b"id: %d\n%b" % (number, event)
 
     def send_now(self, event: bytes) -> None:
         """Write events at once, or a comment."""

@@ -44,8 +44,11 @@ class OutputReader(Protocol):
     def feed(self, text: str) -> list[OutputEvent]:
         """Return the events that became certain with this text."""
 
-    def finish(self) -> list[OutputEvent]:
-        """Return the last events when the text ends, even in the middle of a call."""
+    def finish(self, *, is_cut: bool = False) -> list[OutputEvent]:
+        """Return the last events when the text ends, even in the middle of a call.
+
+        With `is_cut` a limit has ended the text: markup that could still have become a call is left out.
+        """
 
 
 class PlainReader:
@@ -55,7 +58,7 @@ class PlainReader:
         """Return the text as content."""
         return [ContentText(text)] if text else []
 
-    def finish(self) -> list[OutputEvent]:
+    def finish(self, *, is_cut: bool = False) -> list[OutputEvent]:
         """Return nothing: nothing was held back."""
         return []
 

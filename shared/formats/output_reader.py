@@ -15,37 +15,50 @@ _SURPLUS = " \t\n\r}])\"',;"
 
 
 class CallBlock:
-    """Reads blocks of one answer. It keeps nothing between blocks."""
+    """Reads blocks of one answer. It keeps nothing between blocks.
+
+    Attributes:
+        may_be_call: A block is read behind a marker outside of reasoning, and may still become a call.
+        drops_beginnings: Such a block is left out where the text ends: a limit has cut it off.
+    """
 
     def __init__(self, source: TextSource, tools: CallableTools, events: EventList) -> None:
         self._source = source
         self._tools = tools
         self._offered = CallableTools(tools.offered, is_exclusive=True)
         self._events = events
+        self.may_be_call = self.drops_beginnings = False
 
-    def read(self, forms: Sequence[CallForm], *, in_reasoning: bool) -> Reading[str | None]:
+    def read(self, forms: Sequence[CallForm], *, in_reasoning: bool, has_marker: bool = True) -> Reading[str | None]:
         """Read the block whose opening has just been read and recorded.
 
         Args:
             forms: Those that open so.
             in_reasoning: It stands in reasoning, which a call would end. A thought may be about a tool that there is
                 not: then only offered tools are called.
+            has_marker: The opening is no text that content may begin with as well.
 
         Returns:
-            None after calls; the text read where there is no call, so that it is ordinary text.
+            None after calls, or one that was cut off; the text read where there is no call: it is ordinary text.
         """
         source = self._source
         opening = source.recorded()
         source.mark()
+        self.may_be_call = has_marker and not in_reasoning
         for form in forms:
             yield from source.skip_space()
             tools = self._offered if in_reasoning else self._tools
             if (yield from source.accept_spaced(form.begin)) and (yield from self._read_call(form, tools)):
                 source.recorded()
+                self.may_be_call = False
                 yield from self._read_rest(form)
                 return None
             source.rewind()
         source.recorded()
+        self.may_be_call = False
+        if self.drops_beginnings:
+            self._drop_rest()
+            return None
         return opening
 
     def _read_call(self, form: CallForm, tools: CallableTools) -> Reading[bool]:
@@ -154,8 +167,9 @@ class FormatReader:
             next(self._steps, None)
         return self._events.take()
 
-    def finish(self) -> list[OutputEvent]:
-        """Return the last events when the text ends, even in the middle of a call."""
+    def finish(self, *, is_cut: bool = False) -> list[OutputEvent]:
+        """Return the last events when the text ends, even in the middle of a call; `is_cut` as in `OutputReader`."""
+        self._block.drops_beginnings = is_cut and self._block.may_be_call
         self._source.has_ended = True
         next(self._steps, None)
         return self._events.take()
@@ -222,7 +236,7 @@ class FormatReader:
             source.rewind()
             source.recorded()
             return
-        self._end_block((yield from self._block.read(forms, in_reasoning=False)))
+        self._end_block((yield from self._block.read(forms, in_reasoning=False, has_marker=False)))
 
     def _end_block(self, text: str | None) -> None:
         """Go on behind calls, or tell the text that turned out to be none."""

@@ -19,7 +19,7 @@ class ScriptedReader:
     def feed(self, text: str) -> list[OutputEvent]:
         return [event for piece in text.split("|") for event in self._read(piece)]
 
-    def finish(self) -> list[OutputEvent]:
+    def finish(self, *, is_cut: bool = False) -> list[OutputEvent]:
         return [ContentText(self._held)] if self._held else []
 
     def _read(self, piece: str) -> list[OutputEvent]:

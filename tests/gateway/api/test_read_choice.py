@@ -11,9 +11,11 @@ import pytest
 from gateway.admission.auth import Principal
 from gateway.api.answer import Asked, ResponseHead
 from gateway.api.chat_answers import AnswerIdentity
+from gateway.api.output_reading import reading_of
 from gateway.api.read_choice import ReasoningTokens
 from gateway.api.whole import WholeAnswer
-from gateway.generation import OutputReading
+from gateway.generation import OutputReading, ToolUse
+from shared.formats import Tool, ToolChoice
 from shared.formats.events import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
 from shared.messages import Delta, Finish, TokenLogprob, Usage
 from tests.gateway.api.scripted_reader import ScriptedReader
@@ -279,3 +281,14 @@ def test_tokens_are_counted(steps: list[tuple[int, list[OutputEvent]]], count: i
     assert tokens.count == count
     tokens.end()
     assert tokens.count == count
+
+
+@pytest.mark.parametrize(("reason", "content"), [("length", "Hm"), ("stop", 'Hm <tool_call>{"name": "get_wea')])
+async def test_beginning_of_a_call_is_left_out_where_a_limit_has_cut_it(reason: Any, content: str) -> None:
+    use = ToolUse((Tool("get_weather", None),), ToolChoice("auto"))
+    reading = reading_of("hermes", use, includes_reasoning=True)
+    said = deltas(["Hm", " <tool_call>", '{"name": "get', "_wea"], Finish(reason, Usage(3, 5)))
+    told = chunk_deltas(await streamed([said], reading))
+    assert "".join(each.get("content") or "" for each in told) == content
+    message = (await whole([said], reading))["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls")) == (content, None)

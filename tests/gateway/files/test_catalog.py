@@ -73,6 +73,37 @@ async def test_uploads_at_several_gateways_do_not_exceed_the_quota_together(tmp_
         await store.close()
 
 
+async def test_an_upload_lists_its_tenants_files_once_while_the_one_before_is_recent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, lists = DirectoryStore(tmp_path), list[str]()
+    catalog = FileCatalog(store, 100, GatewayMetrics())
+
+    async def counted(folder: str) -> list[StoredObject]:
+        lists.append(folder)
+        return await DirectoryStore.objects(store, folder)
+
+    monkeypatch.setattr(store, "objects", counted)
+
+    async def upload(number: int) -> int:
+        lists.clear()
+        async with catalog.room("acme", 40):
+            await catalog.write("acme", f"file-{number:032x}", _bytes(40))
+            await catalog.check_stored("acme", f"file-{number:032x}")
+        return len(lists)
+
+    assert [await upload(number) for number in range(2)] == [2, 1]
+    with pytest.raises(ApiError, match="They have 80, and this one has up to 40"):
+        await upload(2)
+    # What has been deleted meanwhile makes room: a file that seems not to fit is looked at again.
+    await catalog.delete("acme", f"file-{0:032x}")
+    assert await upload(3) == 2
+    monkeypatch.setattr("gateway.files.catalog._KNOWN_S", -1.0)
+    await catalog.delete("acme", f"file-{1:032x}")
+    assert await upload(4) == 2
+    await store.close()
+
+
 async def test_file_whose_time_is_over_is_not_found(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     catalog = FileCatalog(store, 1000, GatewayMetrics())

@@ -139,7 +139,8 @@ class SilentLog(Log):
     async def claim_key(self, tenant: str, digest: str, record: KeyRecord, seq: int) -> int:
         return 7
 
-    async def create(self, head: StreamHead, requests: list[bytes]) -> int:
+    async def create(self, head: StreamHead, requests: list[bytes], *, is_unused: bool) -> int:
+        assert not is_unused
         assert (head.key_digest, head.body_digest, head.key_seq) == ("key", "body", 7)
         await asyncio.Event().wait()
         return 8
@@ -173,7 +174,8 @@ async def test_generation_ends_whose_head_comes_too_late_for_its_key(monkeypatch
     hub._owner._log = cast("Any", log)
     caller = SimpleNamespace(request_id="s", tenant="t", key_id="k")
     asked = SimpleNamespace(caller=caller, answer=None, generation=generation, load=None)
-    stamped = SimpleNamespace(stamp=head.stamp, fingerprint=None, head=SimpleNamespace(started=0.0))
+    exchange = SimpleNamespace(head=SimpleNamespace(headers=[(b"x-request-id", b"s")]))
+    stamped = SimpleNamespace(stamp=head.stamp, fingerprint=None, head=SimpleNamespace(started=0.0), exchange=exchange)
     with pytest.raises(ApiError) as raised:
         await hub.start_logged("completion", cast("Any", asked), cast("Any", stamped), cast("Any", None), KEY)
     assert raised.value.status == 503

@@ -208,7 +208,7 @@ async def test_a_round_writes_the_pieces_of_a_part_of_the_streams_in_turn() -> N
     journal, (head, generation) = JournalWriter(), head_and_generation()
     streams = [LiveStream(msgspec.structs.replace(head, id=str(number)), generation, 0.0) for number in range(96)]
     for stream in streams:
-        journal._behind[stream] = (0, 1)
+        journal._behind[stream] = 0
     assert journal.due(is_all=True) == streams
     assert journal.due(is_all=False) == streams[:2]
     journal.forget(streams[0])

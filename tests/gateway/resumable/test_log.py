@@ -124,6 +124,21 @@ async def test_stream_keeps_its_requests_when_another_is_to_have_its_id(
     assert await log.requests(head) == [b"own"]
 
 
+async def test_no_head_is_looked_for_by_an_id_that_nothing_can_have(
+    opened: tuple[StreamLog, JetStreamContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = opened
+
+    async def fail(subject: str) -> None:
+        pytest.fail(f"{subject} is read")
+
+    head = msgspec.structs.replace(head_of("t", "new"), num_request_pieces=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "_last", fail)
+        await log.create(head, [b"own"], is_unused=True)
+    assert await log.requests(head) == [b"own"]
+
+
 async def test_stream_that_was_refused_is_forgotten_and_another_of_its_id_stays(
     opened: tuple[StreamLog, JetStreamContext],
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
-from gateway.resumable.live import LiveStream, fail
+from gateway.resumable.live import LiveStream, LoggedSink, fail
 from gateway.resumable.owner import StreamLimits, StreamOwner
 from gateway.resumable.record import StreamHead
 from shared.messages import Delta, Finish, Usage
@@ -58,6 +58,12 @@ def owner_of(log: Heads) -> StreamOwner:
     )
 
 
+def deliver_end(stream: LiveStream) -> None:
+    """Deliver the only piece of a stream, and show it."""
+    LoggedSink(stream, 0, lambda _: None).deliver(Delta("s", 0, 0, (1,), "a", Finish("stop", Usage(1, 1))))
+    stream.show(1)
+
+
 @pytest.mark.parametrize("ends_first", [True, False])
 async def test_a_stream_that_ends_while_its_head_is_written_again_is_not_left_running(ends_first: bool) -> None:
     log = Heads()
@@ -68,9 +74,7 @@ async def test_a_stream_that_ends_while_its_head_is_written_again_is_not_left_ru
     owner._lost(stream)
 
     def end() -> None:
-        finish = Finish("stop", Usage(1, 1))
-        stream.entries.append((0, Delta("s", 0, 0, (1,), "a", finish), None))
-        stream.show(1)
+        deliver_end(stream)
 
     if ends_first:
         end()
@@ -109,9 +113,9 @@ async def test_key_is_free_after_a_failure_and_stands_for_an_answer(fails: bool,
     owner.opened(stream, 3)
     if fails:
         fail(stream, ApiError(503, "No worker serves it."))
+        stream.show(1)
     else:
-        stream.entries.append((0, Delta("s", 0, 0, (1,), "a", Finish("stop", Usage(1, 1))), None))
-    stream.show(1)
+        deliver_end(stream)
     await until(lambda: log.num_replaced == 1)
     await owner.close()
     assert log.released == released

@@ -250,6 +250,19 @@ async def test_a_request_id_that_is_taken_is_refused(serving: WireWorker, one: C
     assert (status, error["error"]["code"]) == (409, "stream_exists")
 
 
+async def test_an_id_that_ends_with_a_slash_is_found(serving: WireWorker, one: Client, two: Client) -> None:
+    ids = [f"slash/{serving.model}/", f"slash/{serving.model}", f"/{serving.model}//"]
+    for stream_id in ids:
+        async with one.post("/v1/completions", completion(serving, 5), **{"x-request-id": stream_id}) as reading:
+            await reading.read()
+        async with two.resumed(stream_id) as again:
+            await again.read()
+        assert (again.stream_id, again.events) == (stream_id, reading.events)
+    # Without a stream of that id, a slash at the end of a path is left out, as in other paths.
+    for status, given in ((200, ids[0]), (200, ids[0]), (404, ids[1])):
+        assert (await two.ask("DELETE", f"/v1/streams/{given}"))[0] == status
+
+
 async def test_a_request_id_that_could_be_a_response_is_refused(serving: WireWorker, one: Client) -> None:
     name = {"x-request-id": f"resp_{'0a' * 16}"}
     status, error = await one.ask("POST", "/v1/completions", completion(serving), **name)

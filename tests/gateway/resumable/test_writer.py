@@ -154,6 +154,16 @@ async def test_a_stream_that_becomes_too_large_amid_a_round_loses_nothing() -> N
     await case.writer.close()
 
 
+async def test_a_stream_that_becomes_too_large_in_a_round_of_others_shows_later_entries_at_once() -> None:
+    case = Case(max_bytes=100)
+    case.say("abcdefgh")
+    case.writer._write_pieces(case.stream)
+    assert case.stream.is_cut
+    case.say("ijk")
+    assert case.shown == "abcdefghijk"
+    await case.writer.close()
+
+
 async def test_a_fence_that_another_has_written_shows_nothing_more() -> None:
     case = Case()
     case.say("ab")

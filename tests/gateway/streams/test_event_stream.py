@@ -284,7 +284,10 @@ def test_events_that_are_sent_together_are_numbered_and_left_out_one_by_one(size
     events = [b"data: %d\n\n" % number for number in range(sum(sizes))]
     rest = list(events)
     for size in sizes:
-        stream.send(b"".join(rest[:size]))
+        if size == 1:
+            stream.send_event(rest[0])
+        else:
+            stream.send(b"".join(rest[:size]))
         del rest[:size]
     stream.has_ids = first_event < 6
     stream.end()

@@ -186,6 +186,33 @@ def test_answer_that_is_cut_within_a_later_call_tells_none_of_its_markup(name: s
     assert {len(each.calls) for each in cut} == {0, 1, 2}
 
 
+# These open calls without a marker, or write them as a message to a tool.
+_WITHOUT_MARKER = ("llama-json", "llama-pythonic", "harmony")
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS.keys() - _WITHOUT_MARKER))
+def test_answer_that_a_limit_cuts_before_the_arguments_tells_no_markup(name: str) -> None:
+    text = f"Hm {WRITERS[name]([('get_weather', {'city': 'a'})])}"
+    opens = [each for form in format_named(name).calls for each in form.opens]
+    num_markers = 0
+    for end in range(len("Hm"), text.index("city")):
+        reader = format_named(name).reader(tools(), starts_in_reasoning=False)
+        events = [event for character in text[:end] for event in reader.feed(character)]
+        said = understood([*events, *reader.finish(is_cut=True)])
+        if said.content != "Hm":
+            # A marker that is not whole yet may be text.
+            assert any(opening.startswith(text[len("Hm ") : end].lstrip()) for opening in opens)
+            assert not said.calls
+            num_markers += 1
+    assert num_markers <= max(map(len, opens))
+
+
+@pytest.mark.parametrize("text", ["Hm <tool_call>so", 'Hm <tool_call>{"name": 1', "Hm <tool"])
+def test_markup_that_cannot_become_a_call_stays_where_a_limit_cuts_it(text: str) -> None:
+    reader = format_named("hermes").reader(tools(), starts_in_reasoning=False)
+    assert understood([*reader.feed(text), *reader.finish(is_cut=True)]).content == text
+
+
 @pytest.mark.parametrize("name", ["deepseek-v3.1", "gemma", "llama-json"])
 def test_marker_that_says_nothing_leaves_the_space_around_it(name: str) -> None:
     spoken = format_named(name)
