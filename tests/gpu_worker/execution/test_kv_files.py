@@ -298,6 +298,25 @@ def test_a_disk_that_hangs_costs_a_second_once(models: Models, tmp_path: Path) -
     store.never.set()
 
 
+def test_what_other_tiers_have_comes_back_while_a_disk_hangs(models: Models, tmp_path: Path) -> None:
+    on_disk, in_memory = (random_prompt(61, seed=seed) for seed in (7, 8))
+    first = serve_with(DirectoryStore(tmp_path), models, "llama")
+    first.serve(sequence("first", on_disk))
+    settle(first)
+    store = BrokenStore(tmp_path)
+    store.never = threading.Event()
+    again = serve_with(store, models, "llama")
+    # Each of its reads hangs, and takes a thread with it.
+    again.serve(sequence("hangs", on_disk))
+    expected = again.serve(sequence("computed", in_memory))
+    again.fill()
+    restored = sequence("restored", in_memory)
+    assert again.serve(restored) == expected
+    assert restored.num_cached_tokens >= 48
+    assert again.hit_tokens("host") > 0
+    store.never.set()
+
+
 def broken_files(tmp_path: Path, count: int = 0) -> tuple[BrokenStore, BlockFiles, list[bytes]]:
     """Give files in a store that can be broken, with so many contents in it."""
     store, digests = BrokenStore(tmp_path), DIGESTS[:count]
