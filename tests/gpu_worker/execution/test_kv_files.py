@@ -36,6 +36,7 @@ from gpu_worker.execution.tiers.file_store import (
     StoredFile,
 )
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
+from shared.atomic_file import AtomicFile
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import BLOCK, OPENED, Models, Served, sequence
@@ -563,6 +564,21 @@ def test_a_file_that_is_written_again_or_grew_counts_once_with_its_bytes(is_foun
             index.add(key, num_bytes)
         assert (key in index, index.num_bytes) == (True, num_bytes)
     assert (index.pop_cheapest(), index.pop_cheapest(), index.num_bytes) == ((key, 5000), None, 0)
+
+
+def test_what_another_worker_is_writing_stays_although_the_clock_here_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "m" / "0" / "ab"
+    folder.mkdir(parents=True)
+    file = AtomicFile(folder / "written.kv")
+    file.write(b"1" * 100)
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + 12 * ABANDONED_S)
+    store = DirectoryStore(tmp_path)
+    assert store.files("m/0/ab") == {}
+    file.commit()
+    assert list(store.files("m/0/ab")) == ["m/0/ab/written.kv"]
 
 
 POINTS = ("os.open", "os.write", "os.fsync", "os.replace")
