@@ -270,7 +270,8 @@ async def batch_routes(
     assert services.config.files is not None, "there are no batches without files"
     store = store_of(services.config.files, "HEADRACE_FILES")
     stack.push_async_callback(store.close)
-    catalog = FileCatalog(store, services.config.files_tenant_bytes, services.metrics)
+    log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
+    catalog = FileCatalog(store, services.config.files_tenant_bytes, services.metrics, clock.now)
     if store.is_local:
         # A bucket that does not answer must not keep a gateway from serving people.
         try:
@@ -278,7 +279,6 @@ async def batch_routes(
         except StoreError as error:
             raise ConfigError("HEADRACE_FILES", str(error)) from error
         _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
-    log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
     settled = partial(services.aliases.settled, fleet=fleet)
     own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars)
     driver_services = DriverServices(nats, log, catalog, kept, clock, *own)

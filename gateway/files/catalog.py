@@ -95,10 +95,17 @@ class FileCatalog:
 
     Attributes:
         identity: Of the store; empty until `open` has succeeded.
+        now: Returns the time by which files expire, in Unix seconds.
     """
 
-    def __init__(self, store: ObjectStore, tenant_bytes: int, metrics: GatewayMetrics) -> None:
-        """Let each tenant store up to `tenant_bytes`; count failures of the store in `metrics`."""
+    def __init__(
+        self, store: ObjectStore, tenant_bytes: int, metrics: GatewayMetrics, now: Callable[[], float] = time.time
+    ) -> None:
+        """Let each tenant store up to `tenant_bytes`; count failures of the store in `metrics`.
+
+        `now` has to be a clock that all gateways go by: a file that has expired is deleted for all of them.
+        """
+        self.now = now
         self.store = store
         self.identity = ""
         self._metrics = metrics
@@ -119,7 +126,7 @@ class FileCatalog:
         """Return the record of a tenant's file, None if there is none or it has expired."""
         with self.answering():
             record = await self.find(tenant, file_id)
-        is_over = record is not None and record.expires_at is not None and record.expires_at <= time.time()
+        is_over = record is not None and record.expires_at is not None and record.expires_at <= self.now()
         return None if is_over else record
 
     async def find(self, tenant: str, file_id: str) -> FileRecord | None:
@@ -295,7 +302,7 @@ class FileCatalog:
         records = {each.name.removesuffix(_RECORD) for each in found if each.name.endswith(_RECORD)}
         for name, _, modified in found:
             file_id, is_data = name.removesuffix(_DATA), name.endswith(_DATA)
-            if is_data and file_id not in records and modified < time.time() - _ORPHAN_S:
+            if is_data and file_id not in records and modified < self.now() - _ORPHAN_S:
                 await self.delete(tenant, file_id)
         for file_id in records:
             if FILE_ID.fullmatch(file_id) is not None and await self.get(tenant, file_id) is None:

@@ -87,7 +87,7 @@ class FileRoutes:
                     pieces = _bounded(upload, body, most)
                     _, digest = await self._catalog.write(principal.tenant, file_id, pieces)
                     await self._catalog.check_stored(principal.tenant, file_id)
-                    record = upload.record(principal.tenant, file_id, digest)
+                    record = upload.record(principal.tenant, file_id, digest, int(self._catalog.now()))
                     await self._catalog.publish(record)
         finally:
             lease.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import cast
@@ -70,9 +69,8 @@ class UploadForm:
         if held:
             yield bytes(held)
 
-    def record(self, tenant: str, file_id: str, digest: str) -> FileRecord:
-        """Return the record of the file, which is stored."""
-        now = int(time.time())
+    def record(self, tenant: str, file_id: str, digest: str, now: int) -> FileRecord:
+        """Return the record of the file, which is stored as of `now`, in Unix seconds."""
         return FileRecord(
             id=file_id,
             tenant=tenant,

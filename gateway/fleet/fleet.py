@@ -73,6 +73,7 @@ class Fleet:
         self.liveness = Liveness(limits, on_dead, on_reconnected)
         self.hosted = HostedModels()
         self.started = time.time()
+        self._began_at = time.monotonic()
 
     @property
     def is_eldest(self) -> bool:
@@ -135,7 +136,7 @@ class Fleet:
 
     def do_gateways_understand(self, feature: str) -> bool:
         """Whether all gateways have a feature; False until those that run must have been heard."""
-        is_young = time.time() - self.started <= GATEWAY_SILENCE_S
+        is_young = time.monotonic() - self._began_at <= GATEWAY_SILENCE_S
         return not is_young and all(feature in heartbeat.features for heartbeat, _ in self._gateways.values())
 
     def gateways_behind(self, read: NamesRead) -> dict[str, NamesRead | None]:

@@ -97,7 +97,7 @@ class BlockFiles:
 
     def has(self, group: int, digest: bytes) -> bool:
         """Return whether the content is likely to be there, and can be read now."""
-        if not self.is_ready.is_set() or time.monotonic() < self._suspended_until:
+        if not self.is_ready.is_set() or self.is_suspended:
             return False
         return digest not in self._forgetting and self._maker.key(group, digest) in self._index
 
@@ -179,6 +179,11 @@ class BlockFiles:
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it has nothing at present, because the disk has failed or hung."""
+        return time.monotonic() < self._suspended_until
 
     def suspend(self) -> None:
         """Have nothing for a while."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Values
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 
@@ -29,6 +30,10 @@ _PROBE_INTERVAL = 32
 
 _RATE_MEMORY_BYTES = 256 << 20
 _CLOSE_S = 1.0
+_NUM_FILE_THREADS = 4
+_NUM_PEER_THREADS = 4
+_HANG_S = 0.5
+"""A read of a file that takes longer is why a load makes no progress."""
 
 
 class _LoadMeter:
@@ -78,6 +83,11 @@ class BlockLoad:
                 return None
             self._num_taken += 1
             return self._num_taken - 1, self._wanted[self._num_taken - 1]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is wanted any more."""
+        return self._has_ended
 
     def write(self, number: int, write: Callable[[], None]) -> bool:
         """Let a content be written, unless the load was ended meanwhile: then its block belongs to others."""
@@ -133,13 +143,19 @@ class BlockTiers:
         self._num_not_paying = 0
         self._meters = {name: _LoadMeter() for name in ("host", "peer", "files")}
         self._lock = threading.Lock()
-        self._num_threads = 1 if files is None and transfer is None else 4
+        self._num_threads = 1 if transfer is None else _NUM_PEER_THREADS
         # None ends a thread.
         self._loads: SimpleQueue[BlockLoad | None] = SimpleQueue()
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        # Contents that only files have. Their threads are others, since a disk may hang for as long as it likes.
+        self._file_reads: SimpleQueue[tuple[BlockLoad, int, Wanted] | None] = SimpleQueue()
+        # By thread, since when it has been reading a file.
+        self._reading_since: dict[int, float] = {}
         self._threads = [threading.Thread(target=self._settle_batches, name="kv-store", daemon=True)]
         for number in range(self._num_threads):
             self._threads.append(threading.Thread(target=self._load_all, name=f"kv-load-{number}", daemon=True))
+        for number in range(0 if files is None else _NUM_FILE_THREADS):
+            self._threads.append(threading.Thread(target=self._read_files, name=f"kv-read-{number}", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -251,7 +267,10 @@ class BlockTiers:
             tier.spend(digests)
 
     def suspend(self) -> None:
-        """Fetch nothing more that was leased, as another worker may hang; if nothing was, read no files for a while."""
+        """Read no files for a while if a read hangs; else fetch nothing more that was leased, if anything was."""
+        if self._files is not None and not self._files.is_suspended and self._is_disk_hanging():
+            self._files.suspend()
+            return
         has_closed = self._peers is not None and self._peers.suspend()
         if self._files is not None and not has_closed:
             self._files.suspend()
@@ -268,6 +287,8 @@ class BlockTiers:
         self._batches.put(None)
         for _ in range(self._num_threads):
             self._loads.put(None)
+        for _ in range(_NUM_FILE_THREADS):
+            self._file_reads.put(None)
         if self._files is not None:
             self._files.close(_CLOSE_S)
         deadline = time.monotonic() + _CLOSE_S
@@ -293,38 +314,76 @@ class BlockTiers:
             batch.copy.wait()
             self._settle(batch)
 
+    def _is_disk_hanging(self) -> bool:
+        now = time.monotonic()
+        return any(now - since > _HANG_S for since in list(self._reading_since.values()))
+
     def _load_all(self) -> None:
-        """Do one load after another, which may wait for a disk as long as it likes; several threads do each."""
+        """Do one load after another; several threads do each."""
         while (load := self._loads.get()) is not None:
             self._load(load)
 
     def _load(self, load: BlockLoad) -> None:
         while (taken := load.take()) is not None:
-            try:
-                self._load_one(load, *taken)
-            except Exception:
-                _log.exception("a block could not be loaded from a lower tier; it is computed")
+            with _logged_failure():
+                if not self._load_near(load, *taken) and self._files is not None:
+                    self._file_reads.put((load, *taken))
+                    continue
             load.note_ended()
-        if self._peers is not None and (wanted := load.leave()) is not None:
+        self._leave(load)
+
+    def _leave(self, load: BlockLoad) -> None:
+        if (wanted := load.leave()) is not None and self._peers is not None:
             self._peers.forget(item[:2] for item in wanted)
 
-    def _load_one(self, load: BlockLoad, number: int, wanted: Wanted) -> None:
+    def _load_near(self, load: BlockLoad, number: int, wanted: Wanted) -> bool:
+        """Load a content from the host's memory or another worker; False if neither has it."""
         group, digest, block = wanted
         blocks, mark, started = self._groups[group], load.marks[group], time.monotonic()
         if not blocks.row_bytes:
             load.write(number, lambda: None)
-            return
+            return True
         with self._host.pinned(group, digest) as row:
             if row is not None:
-                has_arrived, name = load.write(number, partial(blocks.write, block, row, mark)), "host"
-        if row is None:
-            name, row = "peer", None if self._peers is None else self._peers.read(group, digest, load.salt)
-            if row is None and self._files is not None:
-                name, row = "files", self._files.read(group, digest, load.salt)
-            if row is None:
-                return
-            has_arrived = load.write(number, partial(blocks.write, block, row, mark))
-        if has_arrived:
-            seconds = (time.monotonic() - started) / self._num_threads
-            with self._lock:
-                self._meters[name].observe(blocks.row_bytes, seconds, self._block_size if group == FULL else 0)
+                if load.write(number, partial(blocks.write, block, row, mark)):
+                    self._observe("host", group, started, self._num_threads)
+                return True
+        received = None if self._peers is None else self._peers.read(group, digest, load.salt)
+        if received is not None and load.write(number, partial(blocks.write, block, received, mark)):
+            self._observe("peer", group, started, self._num_threads)
+        return received is not None
+
+    def _read_files(self) -> None:
+        """Read one content after another from files, which may wait for a disk as long as it likes."""
+        thread = threading.get_ident()
+        while (asked := self._file_reads.get()) is not None:
+            load = asked[0]
+            self._reading_since[thread] = time.monotonic()
+            with _logged_failure():
+                self._load_file(*asked)
+            del self._reading_since[thread]
+            load.note_ended()
+            self._leave(load)
+
+    def _load_file(self, load: BlockLoad, number: int, wanted: Wanted) -> None:
+        group, digest, block = wanted
+        started = time.monotonic()
+        if load.has_ended or self._files is None or (row := self._files.read(group, digest, load.salt)) is None:
+            return
+        if load.write(number, partial(self._groups[group].write, block, row, load.marks[group])):
+            self._observe("files", group, started, _NUM_FILE_THREADS)
+
+    def _observe(self, tier: str, group: int, started: float, num_threads: int) -> None:
+        """Count a content that has arrived, and the time that one of several threads took for it."""
+        seconds = (time.monotonic() - started) / num_threads
+        with self._lock:
+            num_tokens = self._block_size if group == FULL else 0
+            self._meters[tier].observe(self._groups[group].row_bytes, seconds, num_tokens)
+
+
+@contextmanager
+def _logged_failure() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        _log.exception("a block could not be loaded from a lower tier; it is computed")

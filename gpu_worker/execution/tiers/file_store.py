@@ -71,6 +71,8 @@ class DirectoryStore:
         """
         self.place = f"the directory {root}"
         self._root = root
+        # The latest time of any file: the store's own clock has come so far. That of this host may be ahead of it.
+        self._newest = 0.0
         try:
             root.mkdir(_MODE, parents=True, exist_ok=True)
             probe = temporary_beside(root / "probe")
@@ -137,17 +139,24 @@ class DirectoryStore:
     def files(self, folder: str) -> dict[str, StoredFile]:
         """List a folder, and delete abandoned files in it."""
         found: dict[str, StoredFile] = {}
-        abandoned = time.time() - ABANDONED_S
+        unfinished: list[tuple[str, float]] = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+            self._newest = max(self._newest, (self._root / folder).stat().st_mtime)
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     state = entry.stat(follow_symlinks=False)
                     if not stat.S_ISREG(state.st_mode):
                         continue
+                    self._newest = max(self._newest, state.st_mtime)
                     if not entry.name.startswith("."):
                         found[f"{folder}/{entry.name}"] = StoredFile(state.st_size, state.st_mtime)
-                    elif entry.name.startswith(WRITING) and state.st_mtime < abandoned:
-                        os.unlink(entry.path)
+                    elif entry.name.startswith(WRITING):
+                        unfinished.append((entry.path, state.st_mtime))
+        abandoned = min(self._newest, time.time()) - ABANDONED_S
+        for path, modified in unfinished:
+            if modified < abandoned:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
         return found
 
     def prune(self, folder: str) -> None:

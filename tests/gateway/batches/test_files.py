@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +16,12 @@ import httpx2
 import openai
 import psutil
 import pytest
+from openai.types.file_create_params import ExpiresAfter as FileExpiry
 
 from gateway.config import GatewayConfig
 from gateway.files.endpoint import MAX_DOWNLOADS
 from gateway.process.settings_check import check_settings
+from ops.chaos.system import WallClock
 from shared.errors import ConfigError
 from tests.gateway.batches.conftest import Place
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
@@ -46,6 +49,25 @@ async def post(gateway: GatewayProcess, content: Any, headers: dict[str, str]) -
     headers = {"content-type": "multipart/form-data; boundary=b", **headers}
     async with httpx2.AsyncClient(timeout=60) as raw:
         return await raw.post(f"{gateway.url}/v1/files", content=content, headers=headers)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+async def test_gateway_whose_clock_is_ahead_deletes_no_file_before_its_time(
+    place: Place, client: openai.AsyncOpenAI, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expiry = FileExpiry(anchor="created_at", seconds=3600)
+    file = await client.files.create(file=("a.jsonl", LINE), purpose="batch", expires_after=expiry)
+    clock = WallClock(tmp_path)
+    clock.jump(4000)
+    for name, value in clock.environ.items():
+        monkeypatch.setenv(name, value)
+    with place.gateway("ahead", is_patient=False) as ahead:
+        async with place.client(ahead, tenant) as there:
+            assert await there.files.retrieve(file.id) == file
+            later = await there.files.create(file=("b.jsonl", LINE), purpose="batch", expires_after=expiry)
+    assert later.created_at - file.created_at < 2000
+    # Its first sweep is over.
+    assert (await client.files.content(file.id)).content == LINE
 
 
 async def test_file_is_uploaded_listed_read_and_deleted(client: openai.AsyncOpenAI) -> None:

@@ -39,8 +39,8 @@ async def test_fields_before_and_after_the_file_are_kept_and_the_file_is_none_of
     purpose, *expiry = (text_field(name, value.encode()) for name, value in fields.items())
     upload, content = await read(b"".join([purpose, FILE, *expiry, b"--b--\r\n"]), size)
     assert (content, upload.texts, upload.filename, upload.mime_type) == (b"x", fields, "a", None)
-    record = upload.record("acme", "file-1", "digest")
-    assert (record.purpose, record.num_bytes, record.expires_at) == ("batch", 1, record.created_at + 7200)
+    record = upload.record("acme", "file-1", "digest", 1000)
+    assert (record.purpose, record.num_bytes, record.created_at, record.expires_at) == ("batch", 1, 1000, 8200)
 
 
 async def test_upload_that_was_cut_off_is_refused_as_that_wherever_it_was_cut() -> None:

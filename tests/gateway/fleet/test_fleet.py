@@ -413,8 +413,10 @@ def test_gateways_that_are_made_up_are_not_kept_without_limit(watched: Watched) 
 
 def test_feature_is_used_once_all_gateways_that_run_have_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, uses = watched.fleet, list[bool]()
-    now = fleet.started
-    monkeypatch.setattr("gateway.fleet.fleet.time.time", lambda: now)
+    now = fleet._began_at
+    monkeypatch.setattr("gateway.fleet.fleet.time.monotonic", lambda: now)
+    # The wall clock may be set while it runs.
+    monkeypatch.setattr("gateway.fleet.fleet.time.time", lambda: fleet.started - 3600)
 
     def beat(name: str, *features: str) -> None:
         heartbeat = GatewayHeartbeat(gateway=name, unclaimed=0, unclaimed_tokens=0, features=features)

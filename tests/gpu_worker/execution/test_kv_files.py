@@ -36,6 +36,7 @@ from gpu_worker.execution.tiers.file_store import (
     StoredFile,
 )
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
+from shared.atomic_file import AtomicFile
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import BLOCK, OPENED, Models, Served, sequence
@@ -298,6 +299,25 @@ def test_a_disk_that_hangs_costs_a_second_once(models: Models, tmp_path: Path) -
     store.never.set()
 
 
+def test_what_other_tiers_have_comes_back_while_a_disk_hangs(models: Models, tmp_path: Path) -> None:
+    on_disk, in_memory = (random_prompt(61, seed=seed) for seed in (7, 8))
+    first = serve_with(DirectoryStore(tmp_path), models, "llama")
+    first.serve(sequence("first", on_disk))
+    settle(first)
+    store = BrokenStore(tmp_path)
+    store.never = threading.Event()
+    again = serve_with(store, models, "llama")
+    # Each of its reads hangs, and takes a thread with it.
+    again.serve(sequence("hangs", on_disk))
+    expected = again.serve(sequence("computed", in_memory))
+    again.fill()
+    restored = sequence("restored", in_memory)
+    assert again.serve(restored) == expected
+    assert restored.num_cached_tokens >= 48
+    assert again.hit_tokens("host") > 0
+    store.never.set()
+
+
 def broken_files(tmp_path: Path, count: int = 0) -> tuple[BrokenStore, BlockFiles, list[bytes]]:
     """Give files in a store that can be broken, with so many contents in it."""
     store, digests = BrokenStore(tmp_path), DIGESTS[:count]
@@ -544,6 +564,21 @@ def test_a_file_that_is_written_again_or_grew_counts_once_with_its_bytes(is_foun
             index.add(key, num_bytes)
         assert (key in index, index.num_bytes) == (True, num_bytes)
     assert (index.pop_cheapest(), index.pop_cheapest(), index.num_bytes) == ((key, 5000), None, 0)
+
+
+def test_what_another_worker_is_writing_stays_although_the_clock_here_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "m" / "0" / "ab"
+    folder.mkdir(parents=True)
+    file = AtomicFile(folder / "written.kv")
+    file.write(b"1" * 100)
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + 12 * ABANDONED_S)
+    store = DirectoryStore(tmp_path)
+    assert store.files("m/0/ab") == {}
+    file.commit()
+    assert list(store.files("m/0/ab")) == ["m/0/ab/written.kv"]
 
 
 POINTS = ("os.open", "os.write", "os.fsync", "os.replace")
