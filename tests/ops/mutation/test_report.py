@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ops.mutation.judge import Verdict
-from ops.mutation.report import is_goal_reached, report, share_noticed, share_unfinished
+from ops.mutation.judge import Verdict, is_goal_reached, report, share_noticed, share_unfinished
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nats
 
-from ops.stack.hosting.demand import Demand, Waiting
+from ops.stack.hosting.model_state import Demand, Waiting
 from shared.direct_client import DirectClient
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
