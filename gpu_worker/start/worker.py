@@ -11,30 +11,30 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import math
 import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from typing import Any, cast
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, cast
 
 import uvloop
 
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.consumer.golden.watch import GoldenSettings, WithdrawRule
 from gpu_worker.consumer.request_observer import RequestObserver
-from gpu_worker.execution.start_up import StartUp
+from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_modules
 from gpu_worker.start.golden_baseline import VARIABLE, golden_baseline, served_name
 from gpu_worker.start.health_port import HealthPort, bind_health_port
-from gpu_worker.start.host_settings import check_ranks, with_launcher
+from gpu_worker.start.host_settings import check_ranks, serve_host, with_launcher
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
-from gpu_worker.start.other_host import serve_host
-from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.start.worker_adapters import AdapterAccess
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import read_model_directory
@@ -56,6 +56,65 @@ from shared.subjects import check_model_name, check_setting, encode_name, worker
 from shared.telemetry import configure_logging
 from shared.temporary_folder import TemporaryFolder
 from shared.tracing import make_tracing
+
+BAR_WIDTH = 30
+REDRAW_S = 0.1
+LOG_EVERY_S = 2.0
+
+_TITLES = {
+    Stage.COMPILE: "compiling kernels, once",
+    Stage.LOAD: "loading weights",
+    Stage.PROFILE: "measuring memory",
+    Stage.CAPTURE: "capturing graphs",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class ProgressBar:
+    """Shows one stage at a time; call it with a stage, the amount done, and the total."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._is_terminal = stream.isatty()
+        self._stage: Stage | None = None
+        self._began = (0.0, 0)
+        self._shown = 0.0
+
+    def __call__(self, stage: Stage, done: int, total: int) -> None:
+        """Show progress, unless it was shown a moment ago; the end always is, on a terminal."""
+        now = self._clock()
+        if stage is not self._stage:
+            self._stage, self._began = stage, (now, done)
+            # Compiling always takes long; other stages are often over in a moment, and then leave no line.
+            self._shown = -math.inf if self._is_terminal or stage is Stage.COMPILE else now
+        is_over = done >= total
+        if self._is_terminal and (is_over or now - self._shown >= REDRAW_S):
+            self._draw(stage, done, total, now)
+            self._shown = now
+        elif not self._is_terminal and not is_over and now - self._shown >= LOG_EVERY_S:
+            extra = {"done": _shown(stage, done), "of": _shown(stage, total), "percent": 100 * done // total}
+            _log.info(_TITLES[stage], extra=extra)
+            self._shown = now
+        if is_over:
+            self._stage = None
+
+    def _draw(self, stage: Stage, done: int, total: int, now: float) -> None:
+        filled = BAR_WIDTH * done // max(total, 1)
+        bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"
+        began, done_then = self._began
+        has_rate = stage is Stage.LOAD and now > began
+        rate = f" {(done - done_then) / 1e9 / (now - began):.1f} GB/s" if has_rate else ""
+        end = "\n" if done >= total else ""
+        text = f"{_TITLES[stage]:<17}{bar} {_shown(stage, done)} of {_shown(stage, total)}{rate}"
+        self._stream.write(f"\r\x1b[K{text}{end}")
+        self._stream.flush()
+
+
+def _shown(stage: Stage, count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if stage is Stage.LOAD else str(count)
+
 
 # The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
 SWITCH_INTERVAL_S = 0.0005

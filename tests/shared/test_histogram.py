@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.histogram import Histogram
+from shared.worker_metrics import Histogram
 
 
 def test_value_is_counted_into_the_first_bucket_that_holds_it() -> None:

@@ -103,11 +103,7 @@ class Host:
         self._wishes.adopt(wishes.values())
 
     async def start(self) -> None:
-        """Connect, and listen for heartbeats and orders.
-
-        Raises:
-            DependencyError: NATS does not answer, or refuses us.
-        """
+        """Connect, and listen for heartbeats and orders; `DependencyError` if NATS does not answer, or refuses us."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         await self._connect()
 

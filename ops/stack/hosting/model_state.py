@@ -194,11 +194,7 @@ class Demand:
         self._batch: Counter[tuple[str, bool]] = Counter()
 
     async def count(self, models: Collection[str]) -> dict[str, Waiting]:
-        """Return how many requests wait in the queues of each model.
-
-        Raises:
-            DependencyError: NATS does not say.
-        """
+        """Return how many requests wait in the queues of each model; `DependencyError` if NATS does not say."""
         if not models:
             return {}
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ops.doctor.finding import Level, page
-from ops.doctor.redis_and_gateway import gateway_findings, redis_finding
+from ops.doctor.preflight import gateway_findings, redis_finding
 from ops.doctor.settings import setting_findings
 from tests.servers import RedisServer
 
