@@ -22,7 +22,7 @@ from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import __main__ as command
 from ops.bench.gpu.tune import tables
-from ops.bench.gpu.tune.__main__ import TABLES, main, tune
+from ops.bench.gpu.tune.__main__ import TABLES, tune
 from ops.bench.gpu.tune.choice import Tuning, choose
 from tests.ops.bench.gpu.step.tiny_models import CPU
 from tests.ops.bench.gpu.step.tiny_models import QWEN as TINY
@@ -226,9 +226,3 @@ def test_present_entries_are_those_that_the_kernels_have() -> None:
     # A table without rows for so many takes those of the most that it has.
     *_, of_64, of_128 = tables.PACKED_LINEAR
     assert of_128.present(GpuGeneration.AMPERE) == of_64.present(GpuGeneration.AMPERE)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--only", "sampling"]) == 2
-    assert "torch finds no CUDA device" in capsys.readouterr().err
