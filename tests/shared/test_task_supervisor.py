@@ -1,4 +1,4 @@
-"""A supervised task that dies is told by name and fails the process; one that is stopped or returns does not."""
+"""A supervised task that dies is logged by name and fails the process; one that is stopped or returns does not."""
 
 from __future__ import annotations
 

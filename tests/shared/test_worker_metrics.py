@@ -1,4 +1,4 @@
-"""Metrics in heartbeats: what is out of bounds is refused, field by field, and the size is bounded."""
+"""Metrics in heartbeats: values out of bounds are refused by field, and the size is bounded."""
 
 from __future__ import annotations
 

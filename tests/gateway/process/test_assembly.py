@@ -1,4 +1,4 @@
-"""The parts of a gateway process: what is checked first, what settings become, and what ends with the process."""
+"""The parts of a gateway process: checks before the start, parts made from settings, and the end of the process."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ async def test_parts_of_a_process_are_made_of_its_settings_and_run_until_it_ends
 
 
 class Provider:
-    """Counts how often it is told to send what is left."""
+    """Counts calls to flush."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -67,7 +67,7 @@ def test_sums_equal_reference(
     for slot, adapter in enumerate(adapters):
         table.place(slot, None if adapter is None else table.pack(adapter))
     join(table._packed)
-    # Rows lie apart, and what is between them must stay.
+    # Rows lie apart, and the gaps must stay unchanged.
     memory = torch.randn(len(_SLOTS), sum(rows) + 5, generator=generator).to(dtype)
     x = torch.randn(len(_SLOTS), num_inputs + 2, generator=generator).to(dtype)[:, :num_inputs]
     expected = memory.clone()

@@ -1,4 +1,4 @@
-"""What is said of waiting, of a start, and of what children log."""
+"""Messages about waiting, a start, and the logs of children."""
 
 from __future__ import annotations
 

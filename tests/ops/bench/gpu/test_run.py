@@ -1,4 +1,4 @@
-"""The run, its table and its records, with a timer that only knows what it is told."""
+"""The run, its table and its records, with a scripted timer."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.ops.bench.gpu.step.tiny_models import LLAMA
 
 
 class Device:
-    """Takes `seconds` for a call; notes the input sets of the calls, and what was captured."""
+    """Takes `seconds` for a call; notes the input sets of the calls, and the captures."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""Tuning with a timer that only knows what it is told, and results from the CPU."""
+"""Tuning with a scripted timer and results from the CPU."""
 
 from __future__ import annotations
 
@@ -223,6 +223,6 @@ def test_present_entries_are_those_that_the_kernels_have() -> None:
     assert SiluMulConfig(**tables.SILU_MUL.present(hopper)) == activation.CONFIG
     assert RopeConfig(**tables.ROPE_KV_WRITE.present(hopper)) == rope.CONFIG
     assert tables.SPLIT_ATTENTION[0].present(hopper)["block_n"] == 64
-    # A table without rows for so many takes those of the most that it has.
+    # A table without an entry for this many rows takes its largest.
     *_, of_64, of_128 = tables.PACKED_LINEAR
     assert of_128.present(GpuGeneration.AMPERE) == of_64.present(GpuGeneration.AMPERE)
