@@ -11,30 +11,31 @@ import contextlib
 import dataclasses
 import gc
 import logging
-import math
 import os
 import secrets
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, TextIO, cast
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
 
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.consumer.golden.watch import GoldenSettings, WithdrawRule
 from gpu_worker.consumer.request_observer import RequestObserver
-from gpu_worker.execution.start_up import Stage, StartUp
+from gpu_worker.engine.engine import EngineStats
+from gpu_worker.execution.start_up import StartUp
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_modules
+from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_modules, rank_settings
 from gpu_worker.start.golden_baseline import VARIABLE, golden_baseline, served_name
 from gpu_worker.start.health_port import HealthPort, bind_health_port
-from gpu_worker.start.host_settings import check_ranks, serve_host, with_launcher
+from gpu_worker.start.host_settings import check_ranks, with_launcher
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
+from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.start.worker_adapters import AdapterAccess
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import read_model_directory
@@ -46,6 +47,7 @@ from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.disaggregation import as_role
 from shared.errors import ConfigError
+from shared.files import TemporaryFolder
 from shared.grammar import LlguidanceMissingError
 from shared.model_hub import hub_id, local_model
 from shared.nats_connection import connect
@@ -54,66 +56,19 @@ from shared.request_log import RequestLog
 from shared.streams import StreamLimits
 from shared.subjects import check_model_name, check_setting, encode_name, worker_subject
 from shared.telemetry import configure_logging
-from shared.temporary_folder import TemporaryFolder
 from shared.tracing import make_tracing
 
-BAR_WIDTH = 30
-REDRAW_S = 0.1
-LOG_EVERY_S = 2.0
+if TYPE_CHECKING:
+    from gpu_worker.execution.ranks.node import Node
 
-_TITLES = {
-    Stage.COMPILE: "compiling kernels, once",
-    Stage.LOAD: "loading weights",
-    Stage.PROFILE: "measuring memory",
-    Stage.CAPTURE: "capturing graphs",
-}
+# The state that probes see on hosts of a group other than that of rank 0.
+_IDLE = EngineStats(
+    step=0, running=0, running_batch=0, waiting=0, waiting_batch=0, max_batch_seqs=0, waiting_tokens=0, free_blocks=0,
+    total_blocks=0, max_num_seqs=0, num_preemptions=0, num_prefix_queries=0, num_prefix_hits=0, prefill_rate=0,
+    decode_rate=0, num_failed_steps=0, is_fatal=False,
+)  # fmt: skip
 
 _log = logging.getLogger(__name__)
-
-
-class ProgressBar:
-    """Shows one stage at a time; call it with a stage, the amount done, and the total."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._clock = clock
-        self._is_terminal = stream.isatty()
-        self._stage: Stage | None = None
-        self._began = (0.0, 0)
-        self._shown = 0.0
-
-    def __call__(self, stage: Stage, done: int, total: int) -> None:
-        """Show progress, unless it was shown a moment ago; the end always is, on a terminal."""
-        now = self._clock()
-        if stage is not self._stage:
-            self._stage, self._began = stage, (now, done)
-            # Compiling always takes long; other stages are often over in a moment, and then leave no line.
-            self._shown = -math.inf if self._is_terminal or stage is Stage.COMPILE else now
-        is_over = done >= total
-        if self._is_terminal and (is_over or now - self._shown >= REDRAW_S):
-            self._draw(stage, done, total, now)
-            self._shown = now
-        elif not self._is_terminal and not is_over and now - self._shown >= LOG_EVERY_S:
-            extra = {"done": _shown(stage, done), "of": _shown(stage, total), "percent": 100 * done // total}
-            _log.info(_TITLES[stage], extra=extra)
-            self._shown = now
-        if is_over:
-            self._stage = None
-
-    def _draw(self, stage: Stage, done: int, total: int, now: float) -> None:
-        filled = BAR_WIDTH * done // max(total, 1)
-        bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"
-        began, done_then = self._began
-        has_rate = stage is Stage.LOAD and now > began
-        rate = f" {(done - done_then) / 1e9 / (now - began):.1f} GB/s" if has_rate else ""
-        end = "\n" if done >= total else ""
-        text = f"{_TITLES[stage]:<17}{bar} {_shown(stage, done)} of {_shown(stage, total)}{rate}"
-        self._stream.write(f"\r\x1b[K{text}{end}")
-        self._stream.flush()
-
-
-def _shown(stage: Stage, count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if stage is Stage.LOAD else str(count)
 
 
 # The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
@@ -367,3 +322,26 @@ def observing(config: WorkerConfig, worker: str) -> Iterator[RequestObserver]:
         log.close()
         if tracing is not None:
             tracing.close()
+
+
+def serve_host(config: WorkerConfig) -> int:
+    """Start ranks for host 0 until this process is ended; `HeadraceError` if settings do not fit or rank 0 refuses."""
+    from gpu_worker.execution.ranks.node import Node
+
+    assert config.master_addr is not None
+    assert config.group_token is not None
+    bound = bind_health_port(config.health_host, config.health_port)
+    # The first process of a container has no handler of its own.
+    signal.signal(signal.SIGTERM, lambda _, __: sys.exit(0))
+    node = Node(rank_settings(config), config.log_level, config.log_format)
+    if bound is not None:
+        threading.Thread(target=lambda: asyncio.run(_answer_probes(node, bound)), name="health", daemon=True).start()
+    node.serve(config.master_addr, config.master_port, config.group_token, config.node_rank)
+    return 0
+
+
+async def _answer_probes(node: Node, bound: socket.socket) -> None:
+    health = HealthPort(lambda: _IDLE, lambda: True, lambda: None if node.is_connected else "rank 0 is not there")
+    health.is_taking_requests = True
+    await health.start(bound)
+    await asyncio.Event().wait()

@@ -58,7 +58,7 @@ EVERY_S = 5.0
 T = TypeVar("T")
 
 _LINE = re.compile(
-    r' INFO gpu_worker\.start\.worker (?P<title>.+?) done=(?P<done>"[^"]*"|\S+) of=(?P<of>"[^"]*"|\S+) '
+    r' INFO gpu_worker\.start\.progress_bar (?P<title>.+?) done=(?P<done>"[^"]*"|\S+) of=(?P<of>"[^"]*"|\S+) '
     r"percent=(?P<percent>\d+)"
 )
 _BAR_WIDTH = 30

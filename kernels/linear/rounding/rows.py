@@ -74,10 +74,3 @@ def common_rounding(roundings: Sequence[InputRounding | None]) -> InputRounding 
     first = roundings[0]
     is_one = first is not None and all(other is not None and first.is_same(other) for other in roundings)
     return first if is_one else None
-
-
-def round_rows(x: torch.Tensor, rounding: InputRounding) -> RoundedRows:
-    """Round rows `[num_rows, in_features]`, on a GPU and contiguous in their last dimension."""
-    from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
-
-    return quantize_tokens_triton(x, rounding)

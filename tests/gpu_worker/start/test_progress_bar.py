@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gpu_worker.execution.start_up import Stage
-from gpu_worker.start.worker import LOG_EVERY_S, ProgressBar
+from gpu_worker.start.progress_bar import LOG_EVERY_S, ProgressBar
 from tests.clock import Clock
 
 GB = 10**9

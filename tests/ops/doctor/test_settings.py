@@ -17,7 +17,7 @@ import pytest
 from ops.doctor.finding import Level, page
 from ops.doctor.preflight import gateway_findings, redis_finding
 from ops.doctor.settings import file_findings, place_of, setting_findings, shown_value
-from shared.atomic_file import AtomicFile
+from shared.files import AtomicFile
 from tests.servers import RedisServer
 
 

@@ -1,4 +1,4 @@
-"""Messages about waiting, a start, and the logs of children."""
+"""What is said of waiting, of a start, and of what children log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from gpu_worker.execution.start_up import Stage
-from gpu_worker.start.worker import ProgressBar
+from gpu_worker.start.progress_bar import ProgressBar
 from ops.stack import console as console_module
 from ops.stack.console import Console, StartProgress, read_progress, told_of_nats, told_while
 from shared.telemetry import LineFormatter
@@ -108,7 +108,7 @@ class _Lines(logging.Handler):
 
 def test_what_a_worker_logs_of_its_start_is_understood() -> None:
     handler, seconds = _Lines(), iter(range(0, 100, 3))
-    logger = logging.getLogger("gpu_worker.start.worker")
+    logger = logging.getLogger("gpu_worker.start.progress_bar")
     logger.addHandler(handler)
     level, logger.level = logger.level, logging.INFO
     try:

@@ -146,7 +146,7 @@ async def test_system_is_ready_only_when_the_last_worker_has_joined(
     await asyncio.sleep(0.2)
     assert not first.done()
     assert running._waited_for() == "the worker is starting"
-    running._note_progress("worker", b"t INFO gpu_worker.start.worker loading done=1 of=4 percent=25")
+    running._note_progress("worker", b"t INFO gpu_worker.start.progress_bar loading done=1 of=4 percent=25")
     assert running._waited_for() == "the worker is loading (1 of 4)"
     running._note_missing("no answer yet")
     assert running._waited_for() == "no answer yet"
