@@ -121,6 +121,11 @@ async def test_tenants_do_not_see_each_other(redis: RedisCache) -> None:
     assert await cache.get(cache_key("tenant-b", _generation(), REVISIONS)) is None
 
 
+def test_tenant_is_part_of_the_key() -> None:
+    one, other = (cache_key(tenant, _generation(), REVISIONS) for tenant in ("tenant-a", "tenant-b"))
+    assert one.digest != other.digest
+
+
 @pytest.mark.parametrize(
     "deltas",
     [

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -280,3 +282,20 @@ async def test_lost_connection_is_told_once_and_its_return_too(start_nats: Calla
 @pytest.mark.parametrize("name", ["model", "org/model-1.5_b", "caf\u00e9 \U0001f600", "a.b*>"])
 def test_example_encodes_names_as_the_queue_does(name: str) -> None:
     assert batch_publish.token(name) == encode_name(name)
+
+
+async def test_example_publishes_the_prompt_for_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, result = AsyncMock(), AsyncMock()
+    result.next_msg.return_value.data = b'{"finish": "stop"}'
+    client.subscribe.return_value = result
+    client.jetstream = Mock(return_value=AsyncMock())
+    monkeypatch.setattr(batch_publish.nats, "connect", AsyncMock(return_value=client))
+    await batch_publish.main("nats://one:1", "a/b", "the prompt")
+    subject, data = client.jetstream.return_value.publish.call_args[0]
+    request = msgspec.json.decode(data, type=Request)
+    assert subject == "hr.req.a_2fb.batch.default"
+    assert (request.model, request.text, request.lane) == ("a/b", "the prompt", "batch")
+    client.subscribe.assert_called_once_with(f"hr.result.default.{request.id}")
+    assert json.loads(capsys.readouterr().out) == {"finish": "stop"}

@@ -121,8 +121,12 @@ def test_case_that_cannot_be_built_is_reported(tmp_path: Path, capsys: pytest.Ca
 
 
 def told(directory: Path, **options: bool) -> dict[str, object]:
-    common = {"bench": "ops.bench.gpu.suites", "directory": str(directory), "command": "a command"}
+    common = {"bench": "tests.ops.bench.gpu.breaking_suites", "directory": str(directory), "command": "a command"}
     return common | {"process": 7, "checks_only": False, "time_anyway": False} | options
+
+
+def timed(records: list[dict]) -> list[str]:
+    return [record["shape"] for record in records if "op" in record and OURS in record["candidates"]]
 
 
 def test_process_that_breaks_is_told_of() -> None:
@@ -170,6 +174,23 @@ def test_no_suite_starts_after_the_limit(tmp_path: Path) -> None:
     assert verdicts.is_good
     assert not (tmp_path / "gpu.jsonl").exists()
     assert str(verdicts) == "no op was wrong; no time was left for: wrong, right"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_real_suites_that_crash_or_poison_their_process_leave_the_results_of_the_others(tmp_path: Path) -> None:
+    verdicts = run_suites(["crashing", "poisoned", "wrong", "right"], told(tmp_path), 500.0, 300.0)
+    records = read_records(tmp_path)
+    assert timed(records) == ["right first", "right second"]
+    assert verdicts.failed == {"crashing": "its process was ended by SIGSEGV"}
+    assert verdicts.wrong == ["wrong"]
+    reasons = [record["not_run"][OURS] for record in records if record.get("op") == "poisoned"]
+    assert len(reasons) == 2
+    assert all("illegal memory access" in reason for reason in reasons)
+    run_suites(["crashing"], told(tmp_path / "checks", checks_only=True), 500.0, 300.0)
+    assert [(record["check"], record["is_right"]) for record in read_records(tmp_path / "checks")] == [
+        ("crashing", True)
+    ]
 
 
 def test_no_case_or_candidate_starts_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +259,7 @@ sys.exit(tune([]))
 """
     done = run_without(blocked, code)
     assert done.returncode == 2, done.stderr
+    assert "torch finds no CUDA device" in done.stderr
     assert "dense_linear: " in done.stdout
 
 
