@@ -18,9 +18,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from gateway.telemetry.answer_counts import AnswerCounts
 from gateway.telemetry.model_metrics import RequestMetrics
 from gateway.telemetry.row import MetricRow, add
-from shared.histogram import Histogram
 from shared.process_usage import resident_bytes
 from shared.usage_ledger import UsageLedger
+from shared.worker_metrics import Histogram
 
 MoveReason = Literal[
     "worker_dead",

@@ -23,8 +23,8 @@ from msgspec import Meta, Struct
 
 from shared.adapter_calls import Digest, is_digest
 from shared.errors import HeadraceError
+from shared.files import open_regular
 from shared.objects.store import MissingObjectError, ObjectStore, StoreError, identity, put
-from shared.regular_file import open_regular
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

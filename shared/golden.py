@@ -20,9 +20,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.atomic_file import AtomicFile
 from shared.bounds import Counter, Seconds, TokenId, UnixSeconds
 from shared.errors import ConfigError
+from shared.files import AtomicFile
 
 MAX_FILE_BYTES = 16 << 20
 MAX_PROMPTS = 64

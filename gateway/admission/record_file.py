@@ -17,9 +17,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from shared.atomic_file import AtomicFile
 from shared.errors import ConfigError
 from shared.field_problem import field_problem
+from shared.files import AtomicFile
 
 R = TypeVar("R", bound=Struct)
 _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")

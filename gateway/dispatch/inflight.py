@@ -113,6 +113,7 @@ class Flight(_Progress):
         queue: Where this epoch's message is.
         ready: Where the KV of its prompt is, for the epoch after the one that has computed it.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
+        is_promised: Its client knows that it has begun.
         was_stored: The queue has acknowledged a message of it, of whatever epoch.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         refused_at: Loop time since which the queue has not taken it, in one publication after the other.
@@ -145,6 +146,7 @@ class Flight(_Progress):
     ready: KvReady | None = None
     stream_seq: int | None = None
     was_stored: bool = False
+    is_promised: bool = False
     ack: str | None = None
     refused_at: float | None = None
     heard_at: float = -1.0
@@ -171,7 +173,7 @@ class Flight(_Progress):
     @property
     def is_new(self) -> bool:
         """Whether nothing has shown that the queue has ever had it: where that has no place for it, it is refused."""
-        return not (self.was_stored or self.has_begun)
+        return not (self.was_stored or self.has_begun or self.is_promised)
 
     @property
     def num_produced(self) -> int:

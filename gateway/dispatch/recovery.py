@@ -211,7 +211,11 @@ class Recovery:
 
     def refuse_unsent(self) -> None:
         """Refuse the new requests of which NATS has not said that it has them: it is silent."""
-        unsent = (each for each in self._flights if each.epoch == 0 and each.ack is not None and each.worker is None)
+        unsent = (
+            each
+            for each in self._flights
+            if each.is_new and each.epoch == 0 and each.ack is not None and each.worker is None
+        )
         self._refuse(unsent)
 
     def _refuse(self, flights: Iterable[Flight]) -> None:

@@ -22,9 +22,15 @@ from gateway.fleet.worker_needs import WorkerNeeds
 from gateway.telemetry import worker_rows
 from gateway.telemetry.row import MetricRow, add
 from gateway.telemetry.stream_watch import STREAM_ROWS, StreamWatch, UsageWatch
-from shared.histogram import cumulative
 from shared.messages import Heartbeat
-from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS, HistogramCounts, KvTierReading, WorkerMetrics
+from shared.worker_metrics import (
+    STEP_SECONDS_BOUNDS,
+    STEP_TOKENS_BOUNDS,
+    HistogramCounts,
+    KvTierReading,
+    WorkerMetrics,
+    cumulative,
+)
 
 _FLEET = ("model",)
 FLEET_ROWS = {

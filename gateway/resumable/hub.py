@@ -230,6 +230,8 @@ class StreamHub:
                     # Ids that no client has chosen are random.
                     is_unused = all(name != REQUEST_ID for name, _ in stamped.exchange.head.headers)
                     seq = await self._log.create(head, kept, is_unused=is_unused)
+            if (refusal := stream.refusal) is not None:
+                raise refusal
         except BaseException:
             if is_sent:
                 self._tasks.spawn(self._withdraw(head), f"withdrawal of stream {head.id}")
@@ -240,6 +242,7 @@ class StreamHub:
                 releasing = self._log.release_key(caller.tenant, claim.key.digest, claim.seq)
                 self._tasks.spawn(releasing, "release of an idempotency key")
             raise
+        self._dispatcher.promise(stream.window.flights)
         stream.lease = lease
         self._streams[head.tenant, head.id] = stream
         self._owner.opened(stream, seq)

@@ -101,6 +101,12 @@ class LiveStream:
         return self.pieces is not None
 
     @property
+    def refusal(self) -> ApiError | None:
+        """The error with which it has failed before there was any output, if it has."""
+        failure = self.entries[0][2] if self.entries else None
+        return None if failure is None else failure.error()
+
+    @property
     def has_views(self) -> bool:
         """Whether a client reads it from this process."""
         return bool(self._views) or self._num_joining > 0

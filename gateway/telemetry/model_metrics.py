@@ -14,9 +14,9 @@ from types import MappingProxyType
 from prometheus_client.core import Metric
 
 from gateway.telemetry.row import GAP_BOUNDS_S, LATENCY_BOUNDS_S, TOKENS_BOUNDS, MetricRow, add
-from shared.histogram import Histogram
 from shared.messages import Usage
 from shared.receipt import Timing
+from shared.worker_metrics import Histogram
 
 # Names of models and tenants that one process tells apart; more share one label, so that a scrape stays small.
 MAX_NAMES = 64

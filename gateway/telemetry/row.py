@@ -9,7 +9,7 @@ from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from shared.histogram import Histogram
+from shared.worker_metrics import Histogram
 
 Kind = Literal["counter", "gauge", "histogram"]
 Value = float | Histogram | Counter[str]

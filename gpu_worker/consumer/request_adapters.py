@@ -31,9 +31,9 @@ from shared.adapter_names import AdapterNames
 from shared.adapter_store import AdapterFilesError, AdapterStore, AdapterStoreError
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError
+from shared.files import TemporaryFolder
 from shared.messages import Request
 from shared.nats_connection import SEND_ERRORS
-from shared.temporary_folder import TemporaryFolder
 
 if TYPE_CHECKING:
     from gpu_worker.adapters.reader import PackedAdapter

@@ -19,7 +19,7 @@ from gpu_worker.models.draft_head import DraftHead
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
 from gpu_worker.models.tensor_file import stored_dtype
-from gpu_worker.quantization import modelopt
+from gpu_worker.quantization import fp8
 from gpu_worker.quantization.config_fields import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
 from gpu_worker.quantization.quantization_method import QuantizationMethod
@@ -300,11 +300,11 @@ def read_activation(file: JsonFile, field: str = "hidden_act", default: str = "s
 
 def _quantization(file: JsonFile) -> QuantizationMethod | None:
     """Read the quantization, here or in the file that NVIDIA's tool writes beside this one."""
-    fields, path = file.fields, file.path.parent / modelopt.OWN_FILE
+    fields, path = file.fields, file.path.parent / fp8.OWN_FILE
     if fields.get("quantization_config") is None and path.exists():
         file = JsonFile.read(path)
         found = file.nested("quantization") or JsonFile(path, {})
-        fields = {"quantization_config": {**found.fields, "quant_method": modelopt.NAME}}
+        fields = {"quantization_config": {**found.fields, "quant_method": fp8.MODELOPT}}
     try:
         return read_method(fields)
     except QuantizationError as error:

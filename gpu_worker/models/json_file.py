@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.quantization.config_fields import CheckedFields
-from shared.regular_file import open_regular
+from shared.files import open_regular
 
 MAX_BYTES = 64 << 20
 """Vocabularies take up to 35 MB."""

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
-from shared.regular_file import open_regular
+from shared.files import open_regular
 
 # What the library reads at most.
 _MAX_HEADER_BYTES = 100_000_000

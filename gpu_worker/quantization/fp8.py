@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_worker.quantization.config_fields import check_choice, read_fields
+from gpu_worker.quantization.config_fields import OTHER_FORMS, QuantizationError, check_choice, read_fields
 from gpu_worker.quantization.quantization_method import TensorSource
 from gpu_worker.quantization.stored_tensors import (
     take_activation_scale,
@@ -88,3 +88,21 @@ def read_fp8(fields: Mapping[str, Any]) -> FP8:
     if config.weight_block_size is not None:
         check_choice("activation_scheme", config.activation_scheme.lower(), ("dynamic",))
     return FP8(is_static, config.weight_block_size is not None)
+
+
+MODELOPT = "modelopt"
+
+OWN_FILE = "hf_quant_config.json"
+"""Where NVIDIA's ModelOpt puts the configuration, in the field `quantization`, if `config.json` has none."""
+
+
+class _ModelOptConfig(msgspec.Struct, frozen=True):
+    quant_algo: str
+
+
+def read_modelopt(fields: Mapping[str, Any]) -> FP8:
+    """Read a `quantization_config`; `QuantizationError` if a field is malformed or not supported."""
+    config = read_fields(fields, _ModelOptConfig)
+    if config.quant_algo.upper() != "FP8":
+        raise QuantizationError("quant_algo", f"is {config.quant_algo[:80]!r}; supported: 'FP8'; {OTHER_FORMS}")
+    return FP8(is_static=True, has_blocks=False)

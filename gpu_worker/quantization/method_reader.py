@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpu_worker.quantization import auto_round, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from gpu_worker.quantization import awq, compressed_tensors, fp8, gptq, mxfp4
 from gpu_worker.quantization.config_fields import OTHER_FORMS, QuantizationError
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 
@@ -18,8 +18,8 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = {
     fp8.NAME: fp8.read_fp8,
     compressed_tensors.NAME: compressed_tensors.read_compressed_tensors,
     mxfp4.NAME: mxfp4.read_mxfp4,
-    modelopt.NAME: modelopt.read_modelopt,
-    auto_round.NAME: auto_round.read_auto_round,
+    fp8.MODELOPT: fp8.read_modelopt,
+    gptq.AUTO_ROUND: gptq.read_auto_round,
 }
 
 

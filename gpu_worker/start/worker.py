@@ -16,24 +16,25 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
 
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.consumer.golden.watch import GoldenSettings, WithdrawRule
 from gpu_worker.consumer.request_observer import RequestObserver
+from gpu_worker.engine.engine import EngineStats
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_modules
+from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_modules, rank_settings
 from gpu_worker.start.golden_baseline import VARIABLE, golden_baseline, served_name
 from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.host_settings import check_ranks, with_launcher
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
-from gpu_worker.start.other_host import serve_host
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.start.worker_adapters import AdapterAccess
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
@@ -46,6 +47,7 @@ from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.disaggregation import as_role
 from shared.errors import ConfigError
+from shared.files import TemporaryFolder
 from shared.grammar import LlguidanceMissingError
 from shared.model_hub import hub_id, local_model
 from shared.nats_connection import connect
@@ -54,8 +56,20 @@ from shared.request_log import RequestLog
 from shared.streams import StreamLimits
 from shared.subjects import check_model_name, check_setting, encode_name, worker_subject
 from shared.telemetry import configure_logging
-from shared.temporary_folder import TemporaryFolder
 from shared.tracing import make_tracing
+
+if TYPE_CHECKING:
+    from gpu_worker.execution.ranks.node import Node
+
+# The state that probes see on hosts of a group other than that of rank 0.
+_IDLE = EngineStats(
+    step=0, running=0, running_batch=0, waiting=0, waiting_batch=0, max_batch_seqs=0, waiting_tokens=0, free_blocks=0,
+    total_blocks=0, max_num_seqs=0, num_preemptions=0, num_prefix_queries=0, num_prefix_hits=0, prefill_rate=0,
+    decode_rate=0, num_failed_steps=0, is_fatal=False,
+)  # fmt: skip
+
+_log = logging.getLogger(__name__)
+
 
 # The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
 SWITCH_INTERVAL_S = 0.0005
@@ -308,3 +322,26 @@ def observing(config: WorkerConfig, worker: str) -> Iterator[RequestObserver]:
         log.close()
         if tracing is not None:
             tracing.close()
+
+
+def serve_host(config: WorkerConfig) -> int:
+    """Start ranks for host 0 until this process is ended; `HeadraceError` if settings do not fit or rank 0 refuses."""
+    from gpu_worker.execution.ranks.node import Node
+
+    assert config.master_addr is not None
+    assert config.group_token is not None
+    bound = bind_health_port(config.health_host, config.health_port)
+    # The first process of a container has no handler of its own.
+    signal.signal(signal.SIGTERM, lambda _, __: sys.exit(0))
+    node = Node(rank_settings(config), config.log_level, config.log_format)
+    if bound is not None:
+        threading.Thread(target=lambda: asyncio.run(_answer_probes(node, bound)), name="health", daemon=True).start()
+    node.serve(config.master_addr, config.master_port, config.group_token, config.node_rank)
+    return 0
+
+
+async def _answer_probes(node: Node, bound: socket.socket) -> None:
+    health = HealthPort(lambda: _IDLE, lambda: True, lambda: None if node.is_connected else "rank 0 is not there")
+    health.is_taking_requests = True
+    await health.start(bound)
+    await asyncio.Event().wait()

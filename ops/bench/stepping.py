@@ -57,11 +57,7 @@ class SteppedEngine:
         return sequence
 
     def step(self) -> list[SequenceEvent]:
-        """Take a step.
-
-        Raises:
-            RuntimeError: It failed.
-        """
+        """Take a step; `RuntimeError` if it failed."""
         events = self.engine.step()
         if self.engine.last_error is not None:
             raise RuntimeError(f"the engine failed: {self.engine.last_error}") from self.engine.last_error

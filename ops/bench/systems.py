@@ -149,11 +149,7 @@ def headrace_up(
 
 
 def address_of(ready: Mapping[str, Any], model: str) -> Address:
-    """Return where the system of a ready file answers for a model.
-
-    Raises:
-        SystemExit: That is not on this machine.
-    """
+    """Return where the system of a ready file answers for a model; `SystemExit` if that is not on this machine."""
     url = urlsplit(ready["url"])
     if url.hostname not in (HOST, "localhost", "::1"):
         raise SystemExit(f"{ready['url']} is not on loopback, and this benchmark drives nothing else")

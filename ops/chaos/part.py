@@ -79,11 +79,7 @@ class Part:
         self.is_expected_dead = False
 
     async def start(self) -> None:
-        """Start the process and wait until it serves.
-
-        Raises:
-            RuntimeError: It ended or was not ready in time.
-        """
+        """Start the process and wait until it serves; `RuntimeError` if it ended or was not ready in time."""
         self.launch()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):

@@ -3,28 +3,94 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
 from gateway.admission.api_keys import create_key
 from ops.bench.systems import accepts
 from ops.chaos.fault_proxy import FaultProxy, LinkState
-from ops.chaos.observer import Observer
 from ops.chaos.outcome import NotPossibleHereError
 from ops.chaos.part import Part
 from ops.stack import servers
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from ops.stack.servers import find_nats_server, find_redis_server
+from shared.batch_streams import DEFAULT_TENANT, batch_stream
+from shared.messages import Heartbeat
+from shared.nats_connection import connect
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
+from shared.subjects import ALL_WORKERS
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A worker's last heartbeat, and the monotonic time at which it came."""
+
+    heartbeat: Heartbeat
+    at: float
+
+
+class Observer:
+    """Owns one connection, made again after any fault; hears workers by name."""
+
+    def __init__(self, url: str, user: str, password: str) -> None:
+        self.workers: dict[str, Seen] = {}
+        self._access = (url, user, password)
+        self._decoder = msgspec.msgpack.Decoder(Heartbeat)
+        self._client: Client | None = None
+
+    async def start(self) -> None:
+        """Connect, make the streams, and listen to the workers."""
+        url, user, password = self._access
+        self._client = await connect(url, role="admin", name="chaos-observer", user=user, password=password)
+        await ensure_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
+        await self._client.subscribe(ALL_WORKERS, cb=self._hear)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            with contextlib.suppress(NatsError):
+                await self._client.close()
+
+    def live_workers(self, silence_s: float) -> list[Heartbeat]:
+        """Return the last heartbeats of the workers that were heard in the last `silence_s` seconds."""
+        since = time.monotonic() - silence_s
+        return [seen.heartbeat for seen in self.workers.values() if seen.at > since]
+
+    async def num_queued(self) -> dict[str, int]:
+        """Return how many messages the interactive and the batch stream hold, by their names.
+
+        Raises:
+            nats.errors.Error: NATS does not answer.
+        """
+        assert self._client is not None
+        js, names = self._client.jetstream(), (INTERACTIVE_STREAM, batch_stream(DEFAULT_TENANT))
+        infos = await asyncio.gather(*map(js.stream_info, names))
+        return {name: info.state.messages for name, info in zip(names, infos, strict=True)}
+
+    async def _hear(self, message: Msg) -> None:
+        try:
+            heartbeat = self._decoder.decode(message.data)
+        except msgspec.MsgspecError:
+            return  # a scenario's own malformed one
+        self.workers[heartbeat.worker] = Seen(heartbeat, time.monotonic())
+
 
 _SOURCE = Path(__file__).with_name("clock_shim.c")
 
@@ -33,11 +99,7 @@ class WallClock:
     """The wall clock of the processes that are started with `environ`; the machine's own stays as it is."""
 
     def __init__(self, directory: Path) -> None:
-        """Build the shim in `directory`.
-
-        Raises:
-            NotPossibleHereError: There is no C compiler.
-        """
+        """Build the shim in `directory`; `NotPossibleHereError` if there is no C compiler."""
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
             raise NotPossibleHereError("moving the wall clock of a process needs a C compiler")

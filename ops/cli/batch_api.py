@@ -97,11 +97,7 @@ def _read(response: http.client.HTTPResponse, done: int) -> bytes:
 
 
 def endpoint_of(file: Path) -> str:
-    """Return the endpoint that the first line of a file is for.
-
-    Raises:
-        ConfigError: There is no such line.
-    """
+    """Return the endpoint that the first line of a file is for; `ConfigError` if there is no such line."""
     try:
         with file.open("rb") as lines:
             first = next((line for line in lines if line.removeprefix(codecs.BOM_UTF8).strip()), b"")

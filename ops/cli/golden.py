@@ -32,9 +32,9 @@ from ops.cli.running_system import (
 from ops.golden.prompts import default_prompts, read_prompts
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.text_table import aligned, printable_cell
-from shared.atomic_file import AtomicFile
 from shared.config import setting
 from shared.errors import ConfigError, HeadraceError
+from shared.files import AtomicFile
 from shared.golden import (
     LONG_TOKENS,
     MAX_PROMPT_TOKENS,

@@ -1,49 +1,24 @@
-"""The page `ops/docs/configuration.md`, made of all settings: `python -m ops.docs_site.configuration` prints it.
+"""Renews the page `ops/docs/configuration.md`: `python -m ops.docs_site.configuration ops/docs/configuration.md`.
 
 Each setting is described once, in its settings class; the options, `--help` and this page are made of that.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
 from ops.cli.group import headrace
 from ops.cli.options import SettingOption, variable_of
 
-_HEAD = """\
-# Configuration
 
-Every setting is an option of its command and an environment variable; an option wins over its variable. A `HEADRACE_*`
-variable that nothing reads is refused, with the nearest name. Options without a variable apply to one call.
-Settings are resolved once, at start, and a bad one stops the process with one line that names the allowed values.
-`headrace COMMAND --help` prints the same. Whole numbers may have a unit: 4k is 4000, 4K and 4KiB are 4096, 8GB is
-8000000000.
-
-`headrace up` takes all settings of the gateway and the worker besides its own, except their addresses.
-"""
-# Variables that no command reads.
-_OTHERS = """
-## Other variables
-
-| variable | meaning |
-|---|---|
-| `HEADRACE_CACHE_DIR` | Folder of the compiled CPU kernels; `headrace` in the user's cache folder if not set. |
-| `HEADRACE_CPU_KERNELS` | `off` uses plain PyTorch instead of the compiled CPU kernels. |
-| `HEADRACE_NATS_GATEWAY_PASSWORD`, `…_WORKER_…`, `…_BATCH_…`, `…_ADMIN_…` | Passwords of the roles, read by NATS. |
-| `HEADRACE_MODEL_DIR`, `HEADRACE_REDIS_PASSWORD`, `HEADRACE_GRAFANA_PASSWORD` | Read by `compose.yaml`. |
-| `HF_HOME`, `HF_HUB_OFFLINE`, `HF_ENDPOINT`, `HF_TOKEN` | Where models of the hub are kept and fetched. |
-| `CUDA_VISIBLE_DEVICES` | Which GPU a worker sees: run one worker for each. |
-
-This page is made of the settings classes: `python -m ops.docs_site.configuration > ops/docs/configuration.md`.
-"""
-
-
-def page() -> str:
-    """Return the page."""
+def page(current: str) -> str:
+    """Return the page with the sections of the commands as the settings are now."""
     ctx = click.Context(headrace)
-    parts = [_HEAD]
+    parts = [current[: current.index("\n\n## headrace ")]]
     for name in headrace.list_commands(ctx):
         command = headrace.get_command(ctx, name)
         assert command is not None
@@ -54,7 +29,7 @@ def page() -> str:
                 assert found is not None
                 if any(_row(parameter) for parameter in found.params):
                     parts.append("\n".join(_section(f"{name} {inner}", found)))
-    return "\n".join(parts) + _OTHERS
+    return "\n".join(parts) + current[current.index("\n## Other variables") :]
 
 
 def _section(name: str, command: click.Command) -> Iterator[str]:
@@ -90,4 +65,5 @@ def _row(parameter: click.Parameter) -> tuple[click.Parameter, str] | None:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    file = Path(sys.argv[1])
+    file.write_text(page(file.read_text(encoding="utf-8")), encoding="utf-8")

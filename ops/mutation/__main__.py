@@ -23,9 +23,8 @@ import mypy.api
 
 from ops.bench.record import append_record
 from ops.mutation.fork import changed_file, prepare, run_forked
-from ops.mutation.judge import CoveringTests, Judge, Verdict
+from ops.mutation.judge import CoveringTests, Judge, Verdict, is_goal_reached, report
 from ops.mutation.mutant import Mutant, equivalent_mutants, serious_mutants
-from ops.mutation.report import is_goal_reached, report
 from ops.mutation.sample import ROOT, draw, rooms
 from ops.mutation.semantic import is_crash
 

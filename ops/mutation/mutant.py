@@ -115,11 +115,7 @@ class SeriousMutant:
     tests: list[str]
 
     def source(self, root: Path) -> str:
-        """Return the changed text of the file.
-
-        Raises:
-            ValueError: The file does not hold `before` exactly once.
-        """
+        """Return the changed text of the file; `ValueError` if the file does not hold `before` exactly once."""
         source = (root / self.path).read_text()
         if (count := source.count(self.before)) != 1:
             raise ValueError(f"serious.toml: {self.path} has {self.before!r} {count} times, not once; mend the entry")

@@ -44,11 +44,7 @@ class Advance:
 
 
 def quantize(job: QuantizeJob) -> Iterator[Advance]:
-    """Do the job, reporting after each matrix.
-
-    Raises:
-        HeadraceError: The model or the job cannot be used.
-    """
+    """Do the job, reporting after each matrix; `HeadraceError` if the model or the job cannot be used."""
     if find_gguf(job.model) is not None:
         problem = f"{job.model} is a GGUF file, which is served as it is; quantize a directory in Hugging Face's format"
         raise ConfigError("HEADRACE_MODEL", problem)

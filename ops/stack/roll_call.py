@@ -104,11 +104,7 @@ class RollCall:
         return beats
 
     async def cordon(self, worker: str) -> None:
-        """Have a worker take no new requests.
-
-        Raises:
-            DependencyError: It does not answer.
-        """
+        """Have a worker take no new requests; `DependencyError` if it does not answer."""
         assert self._client is not None
         try:
             await call_process(self._client, drain_subject(worker), b"cordon", ANSWER_S)

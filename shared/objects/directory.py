@@ -18,7 +18,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from shared.atomic_file import WRITING, AtomicFile, temporary_beside
+from shared.files import WRITING, AtomicFile, temporary_beside
 from shared.objects.store import MissingObjectError, StoredObject, StoreError, StoreFullError, check_key
 
 # NATS and Redis may write to the same disk: some room is left for them.

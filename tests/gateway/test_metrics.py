@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.dispatch.dispatcher import Ending
 from gateway.metrics import REASONS, GatewayMetrics, MetricsCollector, MoveReason, make_registry
 from shared.dead_letters import DeadReason
-from shared.histogram import Histogram
+from shared.worker_metrics import Histogram
 
 
 def scrape(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:

@@ -14,7 +14,7 @@ from tests.kernels.paged_batch import PagedBatch, PagedSequence, Shape, make_bat
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of attention; the sinks are made for as many heads as there are."""
+    """Options of attention; sinks are made for all heads."""
 
     sliding_window: int | None = None
     soft_cap: float | None = None

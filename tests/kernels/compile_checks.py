@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels that a launch would run, for GPUs that are not here, and says what came out.
+"""Compiles the Triton kernels that a launch would run, for absent GPUs, and reads the result.
 
 A launch is a function that calls an op's host code with CPU tensors; whatever kernels it launches are compiled with
 exactly the specialisation that a GPU would see, and not run. The tests' own process has the interpreter switched on,
@@ -72,7 +72,7 @@ class CompiledKernel:
         return {kind for kind, instruction in MATRIX_INSTRUCTIONS.items() if self.count(instruction)}
 
     def check_fits(self, spilled: int = 0) -> None:
-        """Check that the GPU can run it, with at most so many bytes of spilled registers.
+        """Check that the GPU can run it, with at most `spilled` bytes of spilled registers.
 
         Eight registers more are allowed from compilers that tables were not written by.
         """

@@ -108,7 +108,7 @@ def test_attention_copies_the_cache_in_16_bytes_ahead_of_use(attention: list[Com
     for kernel in readers:
         # Tiles are half as large where a program has less shared memory.
         assert kernel.count(COPY_16) >= (8 if kernel.generation is GpuGeneration.ADA else 16), str(kernel)
-        # The query, and what is written in the end.
+        # The query, and the stored result.
         assert kernel.count(LOAD_16) >= 2, str(kernel)
         assert kernel.count(STORE_16) >= 2, str(kernel)
 

@@ -167,7 +167,7 @@ def test_few_new_tokens_on_a_long_context_equal_reference(shape: Shape, gpu: Gpu
 def test_values_of_any_float16_magnitude_equal_reference(
     magnitude: float, cache_dtype: torch.dtype, device: torch.device
 ) -> None:
-    """A sink of zeros takes most of the weight, as first tokens do: what is left of it is small."""
+    """A sink of zeros takes most of the weight, as first tokens do: the rest is small."""
     shape = Shape(2, 1, 64, 16, torch.float16, cache_dtype)
     sequence = make_sequence(200, shape, seed=1)
     sequence.value = (sequence.value * magnitude / 6).clamp(-magnitude, magnitude)

@@ -72,7 +72,7 @@ Op = TritonOp | CpuOp | ReferenceOp
 
 
 def run(op: Op, case: SamplingCase, may_truncate: bool = True) -> list[int]:
-    """Draw as the sampler does; without drafts what is drawn is counted."""
+    """Draw as the sampler does; without drafts, drawn tokens are counted."""
     if case.penalties is not None:
         op.penalise(case.logits, case.slots, case.penalties, case.drafts)
     drawn = op.sample(case.logits, case.slots, case.positions, case.parameters, may_truncate=may_truncate)
@@ -97,7 +97,7 @@ def draw(request: pytest.FixtureRequest, device: torch.device) -> Draw:
         moved = case.to(where)
         with poisoned_memory():
             drawn = run(op, moved, may_truncate)
-        # What was written must arrive in the caller's case.
+        # Written values must arrive in the caller's case.
         case.logits = moved.logits.cpu()
         if moved.penalties is not None:
             case.penalties = copied(moved.penalties, CPU)

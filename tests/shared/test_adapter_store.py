@@ -1,4 +1,4 @@
-"""What is no adapter is refused at once, whatever its names lead to."""
+"""Paths that are no adapter are refused at once, whatever their files are."""
 
 from __future__ import annotations
 

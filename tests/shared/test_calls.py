@@ -27,7 +27,7 @@ NUM_CALLS = 1200
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[tuple[DirectClient, DirectClient]]:
-    """Connect a caller, and one who is called."""
+    """Connect a caller and a callee."""
     caller, called = await connect(url, role="gateway", name="g"), await connect(url, role="worker", name="w")
     try:
         yield caller, called
@@ -58,7 +58,7 @@ async def test_more_calls_at_once_than_subscriptions_are_allowed(
         answers = await calling
         assert [answer.data for answer in answers] == [b"answer to %d" % n for n in range(NUM_CALLS)]
         assert caller.is_connected
-        # Nobody can tell from the reply of one call where the answer to another goes.
+        # The reply subject of one call does not reveal that of another.
         assert len({call.reply.rpartition(".")[0] for call in heard}) == 1
         assert all(len(call.reply.rpartition(".")[2]) == 32 for call in heard)
 
@@ -79,7 +79,7 @@ async def test_calls_that_end_without_an_answer_leave_nothing_behind(nats_url: s
         await until(lambda: {call.data for call in heard} >= {b"second", b"late"})
         (asked,) = [call for call in heard if call.data == b"second"]
         (late,) = [call for call in heard if call.data == b"late"]
-        # One that comes too late, one to no call at all, one more than asked for: nobody gets them.
+        # One that comes too late, one to no call at all, one more than asked for: all are dropped.
         await late.respond(b"wrong")
         await called.publish(asked.reply.rpartition(".")[0] + "." + 32 * "0", b"wrong")
         await asked.respond(b"right")

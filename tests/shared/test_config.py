@@ -101,7 +101,7 @@ def test_secret_is_read_from_the_file_that_a_second_variable_names(tmp_path: Pat
     assert resolve(_Settings, {}, environ).word == "hush"
     file.write_bytes(b"\xef\xbb\xbfhush\r\n")
     assert resolve(_Settings, {}, environ).word == "hush"
-    # An empty variable is none; a value wins over the file; what is not a secret has no file.
+    # An empty variable is none; a value wins over the file; other settings have no file.
     assert resolve(_Settings, {}, {**environ, "HEADRACE_WORD": ""}).word == "hush"
     assert resolve(_Settings, {}, {**environ, "HEADRACE_WORD": "w"}).word == "w"
     assert resolve(_Settings, {}, environ).kind == "a"

@@ -245,7 +245,7 @@ async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound
     server.kill()
     await until(lambda: not guest.is_connected)
     assert not guest.is_writable
-    await guest.wait_writable()  # does not wait for somebody who is away
+    await guest.wait_writable()  # does not wait while the server is away
     guest.send("s", b"kept")
     while guest._pending_data_size < 7 << 20:
         guest.send("other", bytes(1 << 19))

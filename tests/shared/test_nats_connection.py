@@ -121,7 +121,7 @@ async def test_login_of_another_role_is_refused_and_nothing_is_logged(
 
 async def test_connecting_that_is_cancelled_leaves_no_connection(start_nats: Callable[..., NatsServer]) -> None:
     server = start_nats()
-    server.pause()  # its kernel accepts the connection, and nobody greets us
+    server.pause()  # its kernel accepts the connection, but no greeting comes
     connecting = asyncio.create_task(connect(server.url, role="worker", name="w"))
     while not num_connections(server):  # noqa: ASYNC110 - nothing announces it
         await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Lines of requests: no more a second than wanted, and what is left out is counted."""
+"""Lines of requests: no more a second than allowed, and dropped ones are counted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_lines_of_problems_and_of_jobs_have_numbers_of_their_own(lines: list[log
     log.write("request", partial(dict, number=2000), "problem")
     assert [line.number for line in lines] == [0, 1, 1000, 1001, 2000]  # type: ignore[attr-defined]
     assert [getattr(line, "left_out", 0) for line in lines] == [0, 0, 598, 0, 36]
-    # What is left out behind the last line is told at the end.
+    # Lines dropped after the last one are counted at the end.
     log.write("request", fail, "batch")
     log.close()
     assert (lines[-1].message, lines[-1].left_out) == ("requests without a line", 1)  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ async def test_flood_of_one_tenant_drops_its_own_oldest_results_and_none_of_othe
     assert await _ids(js, "quiet") == list(range(20))
     loud = await _ids(js, "loud")
     assert loud == list(range(loud[0], 3000))
-    # It has the rest of the stream, since nobody else wants it.
+    # It has the rest of the stream, since no other tenant uses it.
     assert len(loud) * len(RESULT) > MAX_BYTES * 0.4
     await asyncio.gather(first.shares.close(), second.shares.close())
     state = (await js.stream_info(RESULTS_STREAM)).state

@@ -1,4 +1,4 @@
-"""A supervised task that dies is told by name and fails the process; one that is stopped or returns does not."""
+"""A supervised task that dies is logged by name and fails the process; one that is stopped or returns does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.errors import DependencyError
+from shared.errors import DependencyError, HeadraceError
+from shared.rust_panics import panics_as
 from shared.task_supervisor import TaskSupervisor
 
 
@@ -105,3 +106,17 @@ async def test_close_stops_all(tasks: TaskSupervisor) -> None:
     await tasks.close()
     assert all(task.cancelled() for task in running)
     assert not tasks.has_failed.is_set()
+
+
+def test_panic_is_an_error_of_the_callers_choice() -> None:
+    class PanicException(BaseException):
+        """As PyO3 names and derives it."""
+
+    with pytest.raises(HeadraceError, match="out of bounds"), panics_as(HeadraceError):
+        raise PanicException("out of bounds")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
+def test_everything_else_is_left_alone(kind: type[BaseException]) -> None:
+    with pytest.raises(kind), panics_as(HeadraceError):
+        raise kind

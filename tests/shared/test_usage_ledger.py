@@ -81,7 +81,7 @@ async def test_counts_of_all_processes_and_lanes_are_added_up(js: JetStreamConte
 
 
 async def flush_unacknowledged(js: JetStreamContext, ledger: UsageLedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send what was counted so that NATS takes it, and its acknowledgement is lost."""
+    """Flush the counts so that NATS stores them but the acknowledgement is lost."""
     publish = js.publish
 
     async def losing(*arguments: Any, **options: Any) -> object:
@@ -100,7 +100,7 @@ async def test_change_whose_acknowledgement_was_lost_counts_once(
     ledger = UsageLedger(lane)
     for _ in range(3):
         ledger.add("t", "m", **TOKENS)
-        # Of the second and third, the answer of the receipt is what is lost.
+        # Of the second and third, the acknowledgement of the receipt is lost.
         await flush_unacknowledged(js, ledger, monkeypatch)
     for _ in range(2):
         await ledger.flush(js)

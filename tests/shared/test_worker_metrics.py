@@ -1,11 +1,13 @@
-"""Metrics in heartbeats: what is out of bounds is refused, field by field, and the size is bounded."""
+"""Metrics in heartbeats: values out of bounds are refused by field, and the size is bounded."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shared.worker_metrics import GpuReading, HistogramCounts, KvGroup, WorkerMetrics
+from shared.worker_metrics import GpuReading, Histogram, HistogramCounts, KvGroup, WorkerMetrics
 from tests.bounded_types import Number, illegal_numbers, leaves
 
 MAX_MSGPACK = 2**64 - 1
@@ -34,3 +36,23 @@ def test_field_outside_its_bounds_is_refused(example: msgspec.Struct) -> None:
 def test_older_worker_without_the_last_fields_is_read() -> None:
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode([7, 3]), type=WorkerMetrics)
     assert decoded == WorkerMetrics(prompt_tokens=7, prefix_hits=3)
+
+
+def test_value_is_counted_into_the_first_bucket_that_holds_it() -> None:
+    histogram = Histogram((-1.0, 0.0, 1.0))
+    for value in (-2.0, -1.0, 0.5, 1.0, 5.0):
+        histogram.observe(value)
+    assert histogram.buckets() == [("-1.0", 2), ("0.0", 2), ("1.0", 4), ("+Inf", 5)]
+    assert histogram.total == 3.5
+    assert histogram.count == 5
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.integers(0, 5))))
+def test_value_counted_several_times_is_as_many_values(values: list[tuple[float, int]]) -> None:
+    together, one_by_one = Histogram((-1.0, 0.0, 1.0)), Histogram((-1.0, 0.0, 1.0))
+    for value, times in values:
+        together.observe(value, times)
+        for _ in range(times):
+            one_by_one.observe(value)
+    assert together.counts == one_by_one.counts
+    assert abs(together.total - one_by_one.total) < 1e-6

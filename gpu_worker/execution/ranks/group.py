@@ -32,7 +32,7 @@ from gpu_worker.execution.ranks.watch import FREEZE_S, Watch, exit_within
 from gpu_worker.execution.runner_config import RunnerConfig
 from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError, HeadraceError
-from shared.temporary_folder import TemporaryFolder
+from shared.files import TemporaryFolder
 from shared.worker_metrics import RankReading
 
 _LOADING_FREEZE_S = 60.0

@@ -18,8 +18,8 @@ from collections.abc import Sequence as Values
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.atomic_file import WRITING, AtomicFile, temporary_beside
 from shared.errors import ConfigError
+from shared.files import WRITING, AtomicFile, temporary_beside
 from shared.objects.s3 import bucket_errors, open_bucket
 
 _log = logging.getLogger(__name__)

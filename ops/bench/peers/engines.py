@@ -212,11 +212,7 @@ def _json_lines(output: str) -> list[dict[str, float]]:
 
 
 def run_program(command: list[str], timeout_s: float, environ: Mapping[str, str] | None = None) -> str:
-    """Run a command and return its output.
-
-    Raises:
-        PeerUnavailableError: It cannot be started, fails, or takes too long.
-    """
+    """Run a command and return its output; `PeerUnavailableError` if it cannot be started, fails, or takes too long."""
     try:
         result = subprocess.run(
             tethered(command),

@@ -13,11 +13,10 @@ from ops.chaos.fault_proxy import LinkState
 from ops.chaos.ledger import Entry, Ledger, Verdict
 from ops.chaos.load import Load
 from ops.chaos.mix import Body, plain_bodies
-from ops.chaos.observer import Seen
 from ops.chaos.outcome import Outcome, percentile
 from ops.chaos.scenarios.deaths import has_all_slots
 from ops.chaos.stream_client import ask
-from ops.chaos.system import API_KEY, MAX_CONCURRENT, System, SystemOptions
+from ops.chaos.system import API_KEY, MAX_CONCURRENT, Seen, System, SystemOptions
 
 _SLOT_CHECKS = 10
 _NUM_SLOTS = 8

@@ -19,8 +19,7 @@ from nats.aio.msg import Msg
 from ops.stack.child import Child
 from ops.stack.config import HostSettings
 from ops.stack.console import Console
-from ops.stack.hosting.demand import Demand, Waiting
-from ops.stack.hosting.model_state import KnownModel, is_ahead, told_of
+from ops.stack.hosting.model_state import Demand, KnownModel, Waiting, is_ahead, told_of
 from ops.stack.hosting.reconcile import Activity, decide
 from ops.stack.hosting.wishes import OrderError, Wish, Wishes
 from ops.stack.hosting.worker_process import AdoptedWorker, HostedWorker, WorkerProcess
@@ -104,11 +103,7 @@ class Host:
         self._wishes.adopt(wishes.values())
 
     async def start(self) -> None:
-        """Connect, and listen for heartbeats and orders.
-
-        Raises:
-            DependencyError: NATS does not answer, or refuses us.
-        """
+        """Connect, and listen for heartbeats and orders; `DependencyError` if NATS does not answer, or refuses us."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         await self._connect()
 

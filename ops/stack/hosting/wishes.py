@@ -17,9 +17,9 @@ from msgspec import Struct
 from gpu_worker.start.config import WorkerConfig
 from ops.stack.config import HostSettings
 from ops.stack.hosting.reconcile import Wanted
-from shared.atomic_file import AtomicFile
 from shared.config import resolve, variable_name
 from shared.errors import ConfigError, HeadraceError, InvalidNameError
+from shared.files import AtomicFile
 from shared.hosted_models import MAX_HOSTED_MODELS, ModelOrder
 from shared.messages import Heartbeat
 from shared.model_hub import check_is_model

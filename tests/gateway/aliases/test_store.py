@@ -47,7 +47,7 @@ class Gateway:
         return self.book.table.find("chat", None)
 
     def count(self, stable: ArmCounts, canary: ArmCounts) -> None:
-        """Count requests of the canary of `chat`, in place of what was counted."""
+        """Count requests of the canary of `chat`, in place of the counted requests."""
         assert self.alias is not None
         assert self.alias.canary is not None
         self.book.own[self.alias.canary.id] = BothArms(stable, canary)

@@ -1,4 +1,4 @@
-"""Keys from the console: who may make them, what is refused, and what is written down."""
+"""Keys from the console: who may make them, refusals, and the audit log."""
 
 from __future__ import annotations
 

@@ -710,8 +710,12 @@ async def test_nothing_moves_while_nats_owes_an_answer_but_deadlines_hold(moves:
 
 
 async def test_only_new_requests_that_nats_has_not_acknowledged_are_refused(moves: Moves) -> None:
-    flights = {name: moves.flight(name, worker) for name, worker in (("new", None), ("held", "w"), ("moved", None))}
+    flights = {
+        name: moves.flight(name, worker)
+        for name, worker in (("new", None), ("held", "w"), ("moved", None), ("promised", None))
+    }
     moves.flight("stored")
+    flights["promised"].is_promised = True
     for flight in flights.values():
         flight.ack = "inbox.1"
     flights["moved"].epoch = 1

@@ -1,9 +1,10 @@
-"""The parts of a gateway process: what is checked first, what settings become, and what ends with the process."""
+"""The parts of a gateway process: checks before the start, parts made from settings, and the end of the process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import re
 import ssl
@@ -27,6 +28,7 @@ from gateway.process import gateway as gateway_module
 from gateway.process.assembly import SEND_MARGIN_S, observing, public_app
 from gateway.process.gateway import main
 from gateway.process.processes import ParentLink
+from gateway.process.settings_check import check_settings
 from gateway.usage.routes import UsageRoutes
 from shared.errors import ConfigError, DependencyError
 from shared.task_supervisor import TaskSupervisor
@@ -242,7 +244,7 @@ async def test_parts_of_a_process_are_made_of_its_settings_and_run_until_it_ends
 
 
 class Provider:
-    """Counts how often it is told to send what is left."""
+    """Counts calls to flush."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -306,3 +308,31 @@ def test_every_route_states_who_may_call_it_and_only_these_are_for_everyone() ->
     assert {route.name.partition(":")[0] for route in table} == {"everyone", "key"}
     open_paths = {route.path for route in table if route.name.startswith("everyone:")}
     assert open_paths == {"/health/live", "/health/ready", "/health", "/ping", "/version", "/openapi.json"}
+
+
+CONFIG = GatewayConfig(
+    host="127.0.0.1", port=8000, operator_host="127.0.0.2", operator_port=8001, operator_key="k" * 16, api_key="sk-1"
+)
+
+
+def test_settings_with_which_a_gateway_can_serve_pass() -> None:
+    check_settings(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("host", "operator_host"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0"), ("127.0.0.1", "::")],
+)
+def test_one_port_of_one_host_for_both_is_refused(host: str, operator_host: str) -> None:
+    config = dataclasses.replace(CONFIG, host=host, operator_host=operator_host, operator_port=8000)
+    with pytest.raises(ConfigError, match=r"HEADRACE_OPERATOR_PORT.* 8000 is HEADRACE_PORT too"):
+        check_settings(config)
+
+
+@pytest.mark.parametrize(
+    "ports",
+    # Two addresses of one machine; and two free ports that the system chooses.
+    [{"port": 8000, "operator_port": 8000}, {"port": 0, "operator_port": 0, "operator_host": "127.0.0.1"}],
+)
+def test_ports_that_both_can_have_pass(ports: dict[str, object]) -> None:
+    check_settings(dataclasses.replace(CONFIG, **ports))  # type: ignore[arg-type]

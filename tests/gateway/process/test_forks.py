@@ -1,4 +1,4 @@
-"""Both sides of a fork of gateway processes, and the end of a process: what is kept, closed and told."""
+"""Both sides of a fork of gateway processes: sockets and pipes kept or closed, and exit statuses."""
 
 from __future__ import annotations
 

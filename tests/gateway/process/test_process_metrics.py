@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import struct
 import zlib
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process import process_metrics
+from gateway.process.metrics_page import EVERY_ROW, page
 from gateway.process.process_metrics import SLOT_BYTES, BoardCollector, MetricsBoard, drift_watch, scrape_registry
 from shared.task_supervisor import TaskSupervisor
 from tests.gateway.dispatch_bench import Bench
@@ -189,3 +192,21 @@ async def test_processes_that_share_a_port_show_each_other(bench: Bench, monkeyp
     board.clear(1)
     await asyncio.sleep(0.03)
     assert board.read(1) == b""
+
+
+PAGE = Path(__file__).parents[3] / "ops" / "docs" / "metrics.md"
+
+
+def test_page_is_current() -> None:
+    assert PAGE.read_text() == page(), "run: python -m gateway.process.metrics_page > ops/docs/metrics.md"
+
+
+def test_names_are_unique_and_follow_the_rules() -> None:
+    names = [row.name for row in EVERY_ROW]
+    assert len(set(names)) == len(names)
+    for row in EVERY_ROW:
+        assert re.fullmatch(r"(vllm:|headrace_)[a-z0-9_]+", row.name), row.name
+        # vLLM's one exception is a histogram of tokens per iteration.
+        assert row.name.endswith("_total") == (row.kind == "counter") or row.name == "vllm:iteration_tokens_total"
+        assert row.text.endswith(".")
+        assert not {"le", "instance", "job"} & set(row.labels)

@@ -14,9 +14,9 @@ from gateway.telemetry.model_metrics import (
     RequestMetrics,
 )
 from gateway.telemetry.row import GAP_BOUNDS_S, LATENCY_BOUNDS_S, TOKENS_BOUNDS, Value, add
-from shared.histogram import Histogram
 from shared.messages import Usage
 from shared.receipt import Timing
+from shared.worker_metrics import Histogram
 
 
 def test_time_that_its_worker_did_not_compute_is_queue_time() -> None:

@@ -58,7 +58,7 @@ def test_dtype_is_read_under_both_names(tmp_path: Path, field: str) -> None:
 
 
 def test_files_say_the_dtype_that_no_field_does(tmp_path: Path) -> None:
-    """As of gpt-oss: small vectors may be wider, and what is quantized says nothing."""
+    """As of gpt-oss: small vectors may be wider, and quantized tensors do not count."""
     assert read(tmp_path, LLAMA).dtype is torch.float32
     tensors = {"a": torch.ones(8, 8).bfloat16(), "b": torch.ones(3), "c": torch.ones(99, 99, dtype=torch.uint8)}
     save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")

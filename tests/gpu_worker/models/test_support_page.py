@@ -8,5 +8,5 @@ PAGE = Path(__file__).parents[3] / "ops/docs/models.md"
 
 
 def test_the_page_is_what_the_families_say() -> None:
-    problem = "run: python -m gpu_worker.models.support_page > ops/docs/models.md"
-    assert PAGE.read_text() == support_page(), problem
+    page = PAGE.read_text()
+    assert support_page(page) == page, "run: python -m gpu_worker.models.support_page ops/docs/models.md"

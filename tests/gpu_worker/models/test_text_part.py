@@ -85,7 +85,7 @@ def test_layers_are_left_alone_by_the_names_that_the_checkpoint_has(tmp_path: Pa
 
 
 def _store_as_int8(directory: Path, tensors: dict[str, torch.Tensor], ignored: list[str]) -> None:
-    """Store what is a sixteenth of a whole number as that, all but output projections."""
+    """Store tensors of multiples of 1/16 as int8, except output projections."""
     for name in [name for name in tensors if name.startswith(ROOT) and name.endswith("proj.weight")]:
         if "o_proj" not in name:
             tensors[name.replace(".weight", ".weight_scale")] = torch.full((len(tensors[name]), 1), 1 / 16)
@@ -104,7 +104,7 @@ def _store_as_int8(directory: Path, tensors: dict[str, torch.Tensor], ignored: l
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
 def test_an_empty_text_part_means_the_defaults_of_its_class(kind: str) -> None:
-    """`transformers` leaves out what is its class's default: Gemma 3 4B does not say how many heads it has."""
+    """`transformers` leaves out the defaults of its class: Gemma 3 4B does not say how many heads it has."""
     import transformers
 
     text = transformers.AutoConfig.for_model(kind).to_dict() | {"bos_token_id": None, "eos_token_id": None}

@@ -103,7 +103,7 @@ def test_layers_without_a_head_make_vectors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [None, True, False])
 def test_whether_the_head_is_the_embedding_is_what_the_files_hold(tmp_path: Path, tied: bool | None) -> None:
-    """Some say it outside of the text part, some inside, some nowhere, and not all of them say what is so."""
+    """Some configurations say it outside of the text part, some inside, some nowhere, and some are wrong."""
     for case, is_tied in (("llava-llama", False), ("smolvlm", True)):
         save_wrapper(WRAPPER_CASES[case], tmp_path)
         rewrite(tmp_path, lambda config: config | {"tie_word_embeddings": tied})

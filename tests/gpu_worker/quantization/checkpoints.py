@@ -48,7 +48,7 @@ class Made(NamedTuple):
         save_file(tensors, self.directory / "model.safetensors")
 
     def refusal(self) -> str:
-        """Return what is said when the checkpoint is refused, as it must be."""
+        """Return the error of loading the checkpoint, which must fail."""
         with pytest.raises(CheckpointError) as raised:
             self.load()
         return str(raised.value)

@@ -1,4 +1,4 @@
-"""Which quantizations are served, and what is said of the others."""
+"""The served quantizations, and the errors for the others."""
 
 from __future__ import annotations
 

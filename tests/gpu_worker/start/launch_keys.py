@@ -95,7 +95,7 @@ class Recorder:
 
 
 class RandomDrafts:
-    """Drafts of any size below what is asked for."""
+    """Drafts of random sizes, up to the number asked for."""
 
     wants_hidden = False
 

@@ -1,4 +1,4 @@
-"""The worker's settings: what they allow, how they are told, on the command line and before anything is loaded."""
+"""The worker's settings: bounds and error messages, on the command line and before anything is loaded."""
 
 from __future__ import annotations
 

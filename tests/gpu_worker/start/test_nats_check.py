@@ -22,7 +22,7 @@ from shared.subjects import worker_subject
 
 @contextlib.asynccontextmanager
 async def beating(nats_url: str, model: str, revision: str, *, draining: bool = False) -> AsyncIterator[None]:
-    """A worker that says what it serves."""
+    """A worker that sends heartbeats."""
     client = await connect(nats_url, role="worker", name="other")
     heartbeat = Heartbeat(
         worker="other", model=model, step=0, running=0, waiting=0, waiting_tokens=0, free_blocks=1, total_blocks=1,

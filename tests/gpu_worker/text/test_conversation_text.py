@@ -51,7 +51,7 @@ MISTRAL = (
     "{{ raise_exception('ids have 9 characters') }}{% endif %}{{ call.id }}{% endfor %}"
     "{% elif m.role == 'tool' %}={{ m.tool_call_id }}{% endif %}{% endfor %}"
 )
-# Results name their function; what was thought is `thinking`.
+# Results name their function; reasoning is `thinking`.
 HARMONY = (
     "{% for m in messages %}{% if m.role == 'tool' %}functions.{{ m.name }} to=assistant {{ m.content | tojson }}"
     "{% elif m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
@@ -229,7 +229,7 @@ def test_null_is_for_templates_that_look_for_a_content_that_is_none(source: str,
     assert ChatTemplate(source, {}).needs.has_null_content is has_null
 
 
-# As LLaVA 1.5, SmolVLM and Qwen2-VL have them, without what is said of images.
+# As LLaVA 1.5, SmolVLM and Qwen2-VL have them, without their parts about images.
 LLAVA = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
     "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' ' }}"

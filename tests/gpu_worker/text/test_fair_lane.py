@@ -1,4 +1,4 @@
-"""A lane of threads: turns by owner, bounds, and what nobody waits for."""
+"""A lane of threads: turns by owner, bounds, and abandoned work."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_spelled_special_token_costs_no_space_in_the_style_of_sentencepiece(
         library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=form, split=False)
     library.save(str(copied.path / "tokenizer.json"))
     tokenizer = copied.tokenizer(template.format("{{ messages[0].content }}"))
-    # transformers reads special tokens as text where it is told to, but no tokens that are not called special.
+    # transformers reads special tokens as text if asked to, but no tokens that are not called special.
     begin, end = (library.token_to_id(name) for name in ("<s>", "</s>"))
     library.add_tokens([AddedToken(name, normalized=False) for name in ("[B]", "[E]")])
     reference = PreTrainedTokenizerFast(tokenizer_object=library)

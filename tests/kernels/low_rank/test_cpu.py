@@ -68,7 +68,7 @@ def test_sums_equal_reference(
     join(packed)
     for slot, part in enumerate(packed):
         table.place(slot, part)
-    # Rows lie apart, and what is between them must stay.
+    # Rows lie apart, and the gaps must stay unchanged.
     memory = torch.randn(len(_SLOTS), sum(rows) + 5, generator=generator).to(dtype)
     x = torch.randn(len(_SLOTS), num_inputs + 2, generator=generator).to(dtype)[:, :num_inputs]
     expected = memory.clone()

@@ -50,7 +50,7 @@ def test_kernels_equal_reference(
 
 
 def test_bad_sequence_leaves_its_neighbour_in_a_chunk_alone(device: torch.device) -> None:
-    """What is not a number in keys or gates of one, in the chunk that another one begins in."""
+    """NaN in keys or gates of one sequence, in the chunk in which another begins."""
     sizes, lengths = DeltaSizes(1, 2, 20, 37), [21, 23]
     inputs, states = inputs_of(sizes, sum(lengths), torch.float32).to(device), pool_of(sizes, 2).to(device)
     rows = state_rows(lengths, [4, 4], [0, 1], device=device)

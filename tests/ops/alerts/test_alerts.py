@@ -1,4 +1,4 @@
-"""Rules: they ask for what exists, each says what to do, and promtool accepts them and their unit tests."""
+"""Rules: they query existing metrics, each has a runbook, and promtool accepts them and their unit tests."""
 
 from __future__ import annotations
 

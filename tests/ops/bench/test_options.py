@@ -1,4 +1,4 @@
-"""Every bench says what it measures and what it can be told, and runs nothing when it is told something else."""
+"""Every bench has a `--help`, and refuses unknown options before it measures anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of streams are those of a server whose pace is known; what is not an answer is told, not measured."""
+"""Figures of streams are those of a server whose pace is known; errors are reported, not measured."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from ops.chaos.ledger import Choice, Entry, Ledger, Reference, Verdict
-from ops.chaos.observer import Seen
 from ops.chaos.outcome import Outcome
 from ops.chaos.scenarios.clients import Goodput, possible_per_s, tokens_within
+from ops.chaos.system import Seen
 from tests.gateway.fleet.test_fleet import BEAT
 
 EXPECTED = Reference(("ab",), (("a", "b"),), ("length",), 2)

@@ -1,4 +1,4 @@
-"""`headrace alias` and `canary` say whose alias they change, and what ends with it."""
+"""`headrace alias` and `canary` name the tenant whose alias they change, and the canary that ends with it."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_job_that_runs_ends_with_what_it_has(cli_system: System, state_dir: Path
     result = stored(cli_system, job)
     assert result is not None
     assert result["finish"] == "cancelled"
-    # Not what was last saved of it, which is nothing yet: its worker has ended it.
+    # Its worker has ended it: the last saved progress is still empty.
     assert result["worker"]
     assert min(result["prompt_tokens"], result["completion_tokens"], len(result["text"])) > 0
 

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from ops.cli.group import headrace
 from ops.cli.options import settings_command
 from shared.config import setting
 from shared.errors import ConfigError
+from tests.ops.cli.command import headrace as run_headrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +132,11 @@ def test_help_tells_variable_default_and_bounds_but_no_secret() -> None:
 def test_list_of_commands_says_what_each_does_in_a_whole_sentence() -> None:
     listed = CliRunner().invoke(headrace, ["--help"], terminal_width=80).output.partition("Commands:")[2]
     assert [line for line in listed.splitlines() if "..." in line] == []
+
+
+def test_id_that_cannot_be_fetched_names_the_option(tmp_path: Path) -> None:
+    done = run_headrace(
+        "bench", "engine", "--model", "org/tiny", cwd=tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "headrace: --model: org/tiny is not a folder here, and could not be downloaded" in done.stderr

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 import ops.cli.request
 from gateway.timelines.view import view_of
+from ops.cli import top
+from ops.cli.running_system import OperatorAccess
 from ops.stack.state import ReadyFile, write_ready_file
 from tests.gateway.timelines.test_view import timeline
 from tests.ops.cli.command import headrace_here
@@ -42,3 +46,26 @@ def test_bars_are_as_wide_as_the_terminal(columns: str, width: int, monkeypatch:
 def test_empty_id_is_refused() -> None:
     refused = headrace_here("request", "")
     assert (refused.returncode, "ID is empty" in refused.stderr) == (2, True)
+
+
+def test_worker_that_takes_nothing_is_cordoned_or_draining() -> None:
+    assert top._state({"draining": True}) == "cordoned or draining"
+    assert top._state({"draining": False}) == ""
+
+
+@pytest.mark.parametrize(("energy", "shown", "told"), [({}, "-", "null"), ({"energy_mj": 1500}, "1.500", "1500")])
+def test_energy_that_no_device_tells_is_a_dash(
+    energy: dict[str, int], shown: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Operator:
+        def call(self, _method: str, _path: str) -> dict[str, Any]:
+            return {"use": [{"tenant": "t", "model": "m", "lane": "batch", "requests": 1, **energy}]}
+
+    def find(_access: OperatorAccess) -> Operator:
+        return Operator()
+
+    monkeypatch.setattr(top, "find_operator", find)
+    table = CliRunner().invoke(top.USAGE, [], catch_exceptions=False)
+    assert table.output.splitlines()[1].split()[-2:] == ["0.000", shown]
+    line = CliRunner().invoke(top.USAGE, ["--json"], catch_exceptions=False)
+    assert line.output.rstrip().endswith(f'"energy_mj": {told}}}')

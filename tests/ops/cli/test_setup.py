@@ -1,11 +1,17 @@
+from __future__ import annotations
+
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import nats
+import pytest
 from nats.js.api import RetentionPolicy, StreamConfig
 
+from ops.cli.running_system import AdminAccess, admin_client
 from ops.cli.tenant import NatsUserConfig, account_block, login
+from ops.stack import console
 from ops.stack.servers import (
     NATS_CONFIG,
     NATS_ROLES,
@@ -14,6 +20,7 @@ from ops.stack.servers import (
     prepare,
     tenant_login,
 )
+from shared.errors import DependencyError
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
@@ -136,3 +143,17 @@ def test_tenants_stay_when_the_system_is_started_anew(tmp_path: Path) -> None:
     assert tenant_login(tmp_path, "default") is None
     shown = {file.name: file.stat().st_mode & 0o077 for file in configuration.parent.glob("*tenants.conf")}
     assert shown == {"tenants.conf": 0, "more-tenants.conf": 0}
+
+
+def test_wait_for_nats_that_does_not_run_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "QUIET_S", 0.05)
+
+    async def connect() -> None:
+        async with admin_client("nats://admin:secret@127.0.0.1:1", "test", AdminAccess(), 0.4):
+            raise AssertionError("nothing listens there")
+
+    with pytest.raises(DependencyError):
+        asyncio.run(connect())
+    assert capsys.readouterr().err == "headrace: waiting up to 0.4 s for NATS at 127.0.0.1:1\n"

@@ -46,7 +46,7 @@ def test_tenant_without_usage_is_told(state_dir: Path) -> None:
 def test_usage_has_both_lanes_and_outlives_a_gateway_that_is_killed(tmp_path: Path) -> None:
     with running_system(tmp_path, "--simulate", "5") as system:
         state = ["--state-dir", str(tmp_path / "state")]
-        # `headrace up` has asked, too, which is nobody's usage.
+        # The request of `headrace up` counts for no tenant.
         answers = [ask(system) for _ in range(2)]
         published = headrace("publish", "def f():", "--wait", "--max-tokens", "9", *state)
         job = json.loads(published.stdout)

@@ -21,7 +21,7 @@ for _row in EVERY_ROW:
 
 
 def problems(expression: str, recorded: dict[str, frozenset[str]]) -> list[str]:
-    """Return what is wrong with a query; `recorded` are the labels of what recording rules make."""
+    """Return the mistakes of a query; `recorded` are the labels of the metrics of recording rules."""
     labels_of = LABELS_OF | recorded
     found = named(expression)
     known = [labels_of[selector.metric] for selector in found.selectors if selector.metric in labels_of]

@@ -1,4 +1,4 @@
-"""The reader of queries and the check against the metrics that exist: both find what is wrong."""
+"""The reader of queries and the check against the metrics that exist: both find mistakes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ THREADS = 16
 
 
 def stream_once(url: str, model: str, num_tokens: int, context: ssl.SSLContext) -> str:
-    """Ask for a stream; return `whole`, or what was wrong with it."""
+    """Ask for a stream; return `whole`, or the error."""
     options = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     body = {"model": model, "prompt": f"x{time.monotonic()}", "max_tokens": num_tokens, **options}
     headers = {"Authorization": f"Bearer {os.environ['HEADRACE_API_KEY']}", "Content-Type": "application/json"}

@@ -123,7 +123,7 @@ def test_nothing_starts_without_passwords_of_its_own(tmp_path: Path) -> None:
     # Four of NATS, those of Redis and Grafana, the operator's key and the secret of responses.
     assert [len(set(each)) for each in chosen] == [8, 8]
     assert not set(chosen[0]) & set(chosen[1])
-    # A second run keeps what is there.
+    # A second run keeps the files.
     assert made_passwords(tmp_path / "a") == made
 
 
@@ -245,7 +245,7 @@ def test_dependencies_are_a_layer_before_our_code(stage: str) -> None:
         for text in (f"ops/deploy/locked/{stage}.txt", "--require-hashes", "--no-deps --no-build-isolation")
     )
     assert copied < installed < ours
-    # Only what is locked goes into them, so that nothing else makes them anew.
+    # They depend on the lock files alone, so that nothing else rebuilds them.
     assert set(re.findall(r"ops/deploy/locked/(\S+)", body)) <= {f"{stage}.txt", "torch-cpu.txt"}
     assert body.count("pip install") == 2 + (stage == "worker")
 

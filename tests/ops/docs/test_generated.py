@@ -17,7 +17,7 @@ DOCS = ROOT / "ops" / "docs"
 def test_configuration_page_is_current() -> None:
     current = (DOCS / "configuration.md").read_text(encoding="utf-8")
     assert "| `--idle-s` |" in current, "options without a variable stand there too"
-    assert page() == current, "run: python -m ops.docs_site.configuration > ops/docs/configuration.md"
+    assert page(current) == current, "run: python -m ops.docs_site.configuration ops/docs/configuration.md"
 
 
 def test_every_page_is_in_the_sites_navigation() -> None:

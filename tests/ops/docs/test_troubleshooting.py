@@ -19,7 +19,7 @@ _TYPED = ("headrace ", "--", "DELETE ", "du ", "nvidia-smi", "py-spy", "python "
 
 
 def _quoted() -> list[str]:
-    """Return the fixed parts of what is quoted in the first cells of the page's tables."""
+    """Return the fixed parts of the quotations in the first cells of the page's tables."""
     found: list[str] = []
     for cell in re.findall(r"^\| (.*?) \| ", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
         for span in re.findall(r"`([^`]+)`", cell):
@@ -57,7 +57,7 @@ def test_what_the_runbooks_quote_of_logs_is_said_by_the_code(source: str) -> Non
     quoted = []
     for page in RUNBOOKS.glob("*.md"):
         spans = re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8"))
-        # What is typed, and names of metrics and files, are checked elsewhere; words of several are what one reads.
+        # Commands, and names of metrics and files, are checked elsewhere; texts of several words are messages.
         spans = [span for span in spans if " " in span and not span.startswith(_TYPED)]
         quoted += [
             part.strip(" :;,.") for span in spans for part in re.split(r"\b(?:NAME|WORKER)\b|…|\.\.\.|[:;]", span)

@@ -1,4 +1,4 @@
-"""The page of what was found, and its verdict."""
+"""The page of findings, and its verdict."""
 
 from __future__ import annotations
 

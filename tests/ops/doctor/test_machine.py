@@ -1,4 +1,4 @@
-"""What is said of GPUs and memory, by a machine that has what the test gives it."""
+"""Findings about GPUs and memory of a scripted machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of NATS, with a real server."""
+"""Findings about NATS, with a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway or worker that runs before `headrace setup` says once what is to be done, and finds what is made later."""
+"""A gateway or worker that runs before `headrace setup` logs the remedy once, and finds streams that are made later."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ STORED = {
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
-    """A server of the test's own: what one login has asked for ends with its streams, and is told then."""
+    """A server of the test's own: pulls of a login end with its streams, and are answered then."""
     with secured_server(tmp_path, user_block("m", f'user: "{MODEL_LOGIN}", password: "pw"')) as running:
         yield running
 

@@ -53,7 +53,7 @@ JOBS = {
             "hr.usage.t.m.interactive.requests",
             "hr.hours.t.m.interactive.requests-2026112923",
             "$JS.API.STREAM.MSG.GET.HR_USAGE",
-            # Aliases, and what is counted of canaries.
+            # Aliases, and the counts of canaries.
             "hr.alias",
             "hr.canary.c.g",
             "$JS.API.STREAM.MSG.GET.HR_ALIASES",

@@ -90,7 +90,7 @@ async def test_no_login_has_nats_make_a_call_that_destroys(server: NatsServer, u
 
 @pytest.mark.parametrize("user", ["worker", MODEL_LOGIN, "gateway"])
 async def test_name_by_which_calls_reach_jetstream_is_no_reply(server: NatsServer, user: str) -> None:
-    """Nor does a consumer that pushes deliver there: nobody subscribes to it."""
+    """Nor does a consumer that pushes deliver there: it has no subscriber."""
     admin, worker, rogue = [await _connect(server, each) for each in ("admin", "worker", user)]
     streams = admin.client.jetstream()
     await _prepare(streams, worker)

@@ -182,7 +182,7 @@ async def test_worker_with_the_login_of_another_worker_is_told_which_before_it_l
 
 
 async def _doctor(server: NatsServer, worker: str | None) -> list[Finding]:
-    """Return what is found for the user of one worker, as `headrace doctor` and `headrace worker --check` ask."""
+    """Return the findings for the user of one worker, as `headrace doctor` and `headrace worker --check` ask."""
     user = "worker-m.one_2e1"
     model, own = served_by(user) or (None, None)
     return await nats_findings(NatsLogin(server.url, "worker", user, "pw", NatsFiles(), model, worker or own))

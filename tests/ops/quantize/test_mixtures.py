@@ -1,4 +1,4 @@
-"""Models with experts: each is rounded by what is routed to it, and the checkpoint is read by the engine."""
+"""Models with experts: each is rounded by the tokens routed to it, and the checkpoint is read by the engine."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ def test_experts_that_calibration_never_reaches_are_reported_and_rounded(tmp_pat
     assert len(unseen) >= 2 * 2 * 2
     assert all("experts." in name for name in unseen)
     for expected, actual in zip(experts_of(tmp_path / "model"), experts_of(tmp_path / "out"), strict=True):
-        # Each of them: what is unseen must not become zero.
+        # Unseen experts must not become zero either.
         assert ((actual - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)).max() < 0.6

@@ -1,4 +1,4 @@
-"""Names of what stays and of what is rounded, in the checkpoint's own words."""
+"""Names of kept and of rounded tensors, as the checkpoint has them."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ async def test_servers_answer_while_they_run_and_not_while_they_are_frozen(
 
 
 class Hearing:
-    """A roll call that is connected, and hears one worker as long as it is told to."""
+    """A roll call that is connected, and hears the workers in `beats`."""
 
     def __init__(self) -> None:
         self.beats: dict[int, Beat] = {}

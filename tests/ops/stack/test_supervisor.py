@@ -154,7 +154,7 @@ async def test_system_is_ready_only_when_the_last_worker_has_joined(
     running._roll_call.workers.update(pids)
     running.model = await first
     assert running.model == "a-model"
-    # Its successor is told of as soon as it runs.
+    # The ready file has its successor as soon as that runs.
     os.kill(pids[0], signal.SIGKILL)
     await until(lambda: told_pids(tmp_path, "worker") not in (pids, []), 30)
     assert told_pids(tmp_path, "worker") == running._pids("worker")

@@ -1,4 +1,4 @@
-"""Reads a text in pieces, and says what was understood."""
+"""Reads a text in pieces, and returns what a client would see."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.formats import ContentText, PlainReader, ReasoningText, format_named, format_names
+from shared.formats.call_reading import MAX_NAME_CHARACTERS, CallableTools
+from shared.formats.tools import Tool
 from tests.shared.formats.reading import read, understood
 from tests.shared.formats.tools import tools
 from tests.shared.formats.writers import WRITERS
@@ -260,3 +262,11 @@ def test_object_with_a_member_that_no_call_has_is_text(name: str) -> None:
     )
     said = understood(read(format_named(name), [text], tools()))
     assert ('"x": 1' in said.content, said.calls) == (True, ())
+
+
+def test_name_that_was_not_offered_is_no_longer_than_a_tool_s_may_be_however_long_those_offered_are() -> None:
+    tools = CallableTools([Tool("x" * (MAX_NAME_CHARACTERS + 10))], is_exclusive=False)
+    longest = "y" * MAX_NAME_CHARACTERS
+    assert tools.named(longest) == Tool(longest)
+    assert tools.named(longest + "y") is None
+    assert CallableTools([Tool("x")], is_exclusive=True).named(longest) is None

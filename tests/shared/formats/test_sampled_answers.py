@@ -19,7 +19,7 @@ _PRINTABLE = range(32, 127)
 
 
 def _wishes(spoken: ChatFormat) -> list[str]:
-    """Return texts that end what is open: chance alone would not find them."""
+    """Return texts that close open markup: chance alone would not find them."""
     tags = [*spoken.reasoning.closes] if spoken.reasoning else []
     marks = [each for form in spoken.calls for each in (*form.opens, *form.closes)]
     quotes = ['"', "}", "]", ")", '"}']

@@ -1,4 +1,4 @@
-"""The very last size that is allowed, and the first that is not, with the place of what is too large."""
+"""The largest allowed size, and the smallest refused one, whose error names the place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shared.grammar.multiples import MAX_STATES
 
 
 def lists(depth: int) -> Any:
-    """Return lists within lists, so many levels of them."""
+    """Return lists within lists, `depth` levels of them."""
     value: Any = []
     for _ in range(depth - 1):
         value = [value]

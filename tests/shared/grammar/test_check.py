@@ -260,7 +260,7 @@ def test_schema_that_always_needs_an_endless_one_is_refused(schema: dict[str, An
         {},
         {"anyOf": [ENDLESS, FINITE]},
         {"oneOf": [ENDLESS, FINITE]},
-        # What is no schema here may allow a document.
+        # Values that are no schemas may allow a document.
         {"anyOf": [ENDLESS, True]},
         {"anyOf": {"a": ENDLESS}},
         {"allOf": [FINITE, True]},

@@ -194,7 +194,7 @@ async def test_burst_of_hostile_grammars_waits_in_line_and_others_go_between(
     # The hostile one that is checked meanwhile leaves a place.
     await checker.check("good", schema_grammar({"const": 1}), PATIENT)
     assert not hostile[0].done()
-    # Beyond the line there is no waiting, and who waits too long is told to come back.
+    # A full line refuses, and a grammar that waits too long is refused with Retry-After.
     over = await asyncio.gather(*hostile[20:], return_exceptions=True)
     assert all(isinstance(error, CheckerBusyError) and error.is_own for error in over)
     with pytest.raises(CheckerBusyError) as caught:
@@ -228,7 +228,7 @@ async def test_tenants_whose_grammars_take_long_leave_a_place_to_others(checker:
         with pytest.raises(GrammarError):
             await checker.check(tenant, doubling(1_000), PATIENT)
         assert checker._tenants[tenant].takes_long
-    # What is being checked ends when the test lets it.
+    # The grammar under check ends when the test lets it.
     asked, go_on = list[bytes](), asyncio.Event()
     ask = checker._link.ask
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.grammar import GrammarError, gbnf
+from shared.grammar import Grammar, GrammarError, gbnf
 
 A, B, C = gbnf.Text("a"), gbnf.Text("b"), gbnf.Text("c")
 
@@ -84,3 +84,13 @@ def test_mistake_is_told_with_its_place(source: str, problem: str) -> None:
     with pytest.raises(GrammarError) as refused:
         gbnf.GbnfReader(source).rules()
     assert refused.value.reason.endswith(problem)
+
+
+def test_grammar_begun_in_reasoning_has_another_start() -> None:
+    grammar = Grammar(kind="lark", source='start: a | b\na: "1"\nb: "2"\n', in_reasoning="THOUGHT a")
+    assert grammar.begun_in_reasoning() == Grammar(kind="lark", source='start: THOUGHT a\na: "1"\nb: "2"\n')
+
+
+def test_grammar_that_holds_in_reasoning_too_stays_the_same() -> None:
+    grammar = Grammar(kind="regex", source="a+")
+    assert grammar.begun_in_reasoning() is grammar

@@ -70,11 +70,7 @@ class Choice:
 
 
 def choose(tuning: Tuning, present: Entry, device: torch.device, timer: Timer) -> Choice:
-    """Check and time every candidate.
-
-    Raises:
-        RuntimeError: None is right, the present one included.
-    """
+    """Check and time every candidate; `RuntimeError` if none is right, the present one included."""
     trials = [Trial(present), *(Trial(entry) for entry in tuning.candidates if dict(entry) != dict(present))]
     for trial in trials:
         trial.failure = _first_failure(tuning, device, trial.entry)

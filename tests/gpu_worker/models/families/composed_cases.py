@@ -1,4 +1,4 @@
-"""Families that are made of parts that others have too: what is their own is the reading of their configurations."""
+"""Families made of parts that other families have too: only the reading of their configurations is their own."""
 
 from __future__ import annotations
 

@@ -91,4 +91,4 @@ MORE_CASES: Mapping[str, Case] = {
     "llama4-bf16": case("Llama4Text", _LLAMA4, attention_bias=True, dtype=torch.bfloat16, model="Llama4"),
     "granite-moe-no-shared": case("GraniteMoeShared", _GRANITE, shared_intermediate_size=0),
 }  # fmt: skip
-"""Other options, and other names and forms of what is stored."""
+"""Other options, names and forms of stored tensors."""

@@ -28,7 +28,7 @@ PROMPTS = (_SHARED, random_prompt(37, seed=2), [*_SHARED[:20], *random_prompt(5,
 
 
 def assert_logits_equal(model: CausalLM, oracle: Any, steps: Sequence[dict[int, int]] = STEPS) -> None:
-    """Compare the logits of two sequences, of which each step computes so many tokens."""
+    """Compare the logits of two sequences; each step maps a sequence to its number of tokens."""
     lengths = [sum(step.get(s, 0) for step in steps) for s in range(2)]
     logits = PagedRun(model, [random_tokens(length) for length in lengths]).steps(steps)
     for computed, length in zip(logits, lengths, strict=True):

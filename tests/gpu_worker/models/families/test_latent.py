@@ -1,4 +1,4 @@
-"""Attention by latent vectors: what a token leaves in the cache, what is refused, and another worker going on."""
+"""Latent attention: cached rows of a token, refusals, and a hand-over to another worker."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _MIMO = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 80.0, "partial_rotary_factor": 0.334},
     },
 }  # fmt: skip
-# The window is told by the tokens before a query.
+# The field counts the tokens before a query.
 _MIMO_PUBLISHED = {
     "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1], "layer_types": None, "mlp_layer_types": None,
     "rope_parameters": None, "rope_theta": 500.0, "swa_rope_theta": 80.0, "partial_rotary_factor": 0.334,

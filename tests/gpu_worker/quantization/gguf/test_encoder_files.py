@@ -1,4 +1,4 @@
-"""Encoders of GGUF files: their vectors against `transformers`, their tokenizers, and what is refused."""
+"""Encoders of GGUF files: their vectors against `transformers`, their tokenizers, and refusals."""
 
 from __future__ import annotations
 

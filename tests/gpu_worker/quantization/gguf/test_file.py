@@ -9,16 +9,21 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from gpu_worker.models.revision import model_revision
 from gpu_worker.quantization.gguf.byte_reader import GGUFError
+from gpu_worker.quantization.gguf.checkpoint import GGUFMethod
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.quantization.gguf.tensor_types import F16, TensorType
 from gpu_worker.text.model_directory import read_model_directory
+from kernels.linear.forms import DenseWeight
 from shared.errors import ConfigError, HeadraceError
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
 from tests.gpu_worker.quantization.gguf.written_file import written
@@ -259,3 +264,13 @@ def test_revision_follows_the_files_content(gguf_pair: Callable[[str], GGUFPair]
     content[:4096] = bytes(4096)
     path.write_bytes(content)
     assert model_revision(path, "auto") != before
+
+
+@pytest.mark.parametrize("types", [{}, {"layer.weight": F16}])
+def test_layer_that_is_not_quantized_is_taken_by_its_outputs_and_inputs(types: dict[str, TensorType]) -> None:
+    weight = torch.randn(6, 4)
+    source = Mock(take=Mock(return_value=weight))
+    taken = GGUFMethod(types).take(source, "layer", 6, 4)
+    assert isinstance(taken, DenseWeight)
+    assert taken.weight is weight
+    source.take.assert_called_once_with("layer.weight", 6, 4)

@@ -151,7 +151,7 @@ def _merges(model: Any) -> list[str]:
 
 @cache
 def sentencepiece_vocabulary(add_space_prefix: bool = True) -> Vocabulary:
-    """Make a tokenizer as Llama 2's `tokenizer.json`: pieces with scores, bytes for what is in no piece."""
+    """Make a tokenizer as Llama 2's `tokenizer.json`: pieces with scores, bytes for characters that are in no piece."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")

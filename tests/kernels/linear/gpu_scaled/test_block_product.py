@@ -24,7 +24,7 @@ def spread(scales: torch.Tensor) -> torch.Tensor:
 
 
 def cublas(a: torch.Tensor, b: torch.Tensor, sa: Any, recipe_a: Any, sb: Any, recipe_b: Any, **options: Any) -> Any:
-    """Multiply by the formula what is given as cuBLAS wants it, else refuse it."""
+    """Multiply by the formula; refuse arguments that cuBLAS would refuse."""
     if (recipe_a.name, recipe_b.name) != BLOCKS or len(a) % 4 or sa.stride() != (1, len(a)):
         raise RuntimeError("scales of inputs lie column by column")
     if sb.shape[0] % 4 or sb.stride() != (1, sb.shape[0]) or b.stride() != (1, b.shape[0]):

@@ -1,4 +1,4 @@
-"""The run, its table and its records, with a timer that only knows what it is told."""
+"""The run, its table and its records, with a scripted timer."""
 
 from __future__ import annotations
 
@@ -229,12 +229,6 @@ def test_whole_step_reports_tokens_and_idle_share(tmp_path: Path, capsys: pytest
     assert "2000000 tokens/s, device idle 77.8%, slow 8.0*" in capsys.readouterr().out
 
 
-def test_memory_is_poisoned_only_while_checking() -> None:
-    with poisoned_memory():
-        assert torch.empty(1000).isnan().all()
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def test_dry_run_lists_the_suites_whose_names_begin_so_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--dry-run", "--only", "sampl", "--only", "logits"]) == 2
     captured = capsys.readouterr()
@@ -265,6 +259,7 @@ sys.exit(tune([]))
 """
     done = run_without(blocked, code)
     assert done.returncode == 2, done.stderr
+    assert "torch finds no CUDA device" in done.stderr
     assert "dense_linear: " in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""The command that times sums between GPUs runs on CPUs, and says what it lacks."""
+"""The command that times sums between GPUs runs on CPUs, and reports missing GPUs."""
 
 from __future__ import annotations
 

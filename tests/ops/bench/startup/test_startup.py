@@ -1,4 +1,4 @@
-"""The start-up benchmark: its checkpoints load, its children answer, failures are told."""
+"""The start-up benchmark: its checkpoints load, its children answer, failures are reported."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.waiting import until
 
 
 class Adopted:
-    """An adopted process that sleeps, and what is told to it."""
+    """An adopted process that sleeps, and the orders to it."""
 
     def __init__(self, directory: Path, *, answers: bool = True) -> None:
         self.cordoned: list[str] = []

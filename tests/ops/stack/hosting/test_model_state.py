@@ -6,15 +6,29 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
+import nats
 import pytest
 from msgspec.structs import replace
 
 from ops.stack.config import HostSettings
-from ops.stack.hosting.model_state import MAX_FAILURES, RETRY_FAILED_S, UNKNOWN_ROOM_S, KnownModel, is_ahead, told_of
+from ops.stack.hosting.model_state import (
+    MAX_FAILURES,
+    RETRY_FAILED_S,
+    UNKNOWN_ROOM_S,
+    Demand,
+    KnownModel,
+    Waiting,
+    is_ahead,
+    told_of,
+)
 from ops.stack.hosting.reconcile import Activity, SeenWorker
 from ops.stack.hosting.wishes import Wish
 from ops.stack.hosting.worker_process import DRAIN_S
 from shared.config import resolve
+from shared.direct_client import DirectClient
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_streams
+from shared.subjects import encode_name, request_subject
 from tests.gateway.fleet.test_fleet import BEAT
 
 
@@ -105,3 +119,23 @@ def test_host_without_least_time_awake_tells_no_turn_that_has_to_end() -> None:
         worker = cast("Any", SimpleNamespace(wish=runs, phase="ready", seen=lambda seen=seen: seen))
         told = told_of(wish, KnownModel(Activity(waiting=1, waits_since=100.0)), [worker], settings, 100.0)
         assert told.ready_in_s == 2.0 + room_s
+
+
+async def test_job_that_was_published_past_the_gateways_counts_for_its_model_alone(nats_url: str) -> None:
+    publisher = await nats.connect(nats_url)
+    host: DirectClient = await connect(nats_url, role="worker", name="host")
+    try:
+        js = publisher.jetstream()
+        await ensure_streams(js, StreamLimits(), ["default", "woken-by"])
+        sleeping, other = "org/sleeping by demand", "other by demand"
+        subject = f"hr.req.{encode_name(sleeping)}"
+        assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(), other: Waiting()}
+        await js.publish(f"{subject}.batch.woken-by", b"{}")
+        assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(1, 1), other: Waiting()}
+        await js.publish(f"{subject}.interactive", b"{}")
+        assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(2, 1), other: Waiting()}
+        await js.publish(request_subject(sleeping, "ready", ""), b"{}")
+        assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(3, 1), other: Waiting()}
+    finally:
+        await publisher.close()
+        await host.close()

@@ -95,7 +95,7 @@ def test_least_recently_used_idle_model_gives_way() -> None:
     activities = {"a": Activity(active_at=95), "b": Activity(active_at=90), "c": Activity(waiting=1)}
     assert decided(wanted, workers, 100.0, **activities) == Decision(stops=["b-0-0"])
     stopping = [worker("a", need_bytes=5), worker("b", need_bytes=5, phase="stopping")]
-    # What is about to be free is waited for: nothing else has to give way.
+    # Memory that is about to be free is waited for: no other model has to give way.
     assert decided(wanted, stopping, 100.0, **activities) == Decision()
 
 

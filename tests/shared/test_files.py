@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.temporary_folder import TemporaryFolder
+from shared.files import TemporaryFolder
 
 PREFIX = "headrace-test-"
 
@@ -22,7 +22,7 @@ def folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def make_in_another_process(directory: Path) -> tuple[subprocess.Popen[str], Path]:
     code = f"""if True:
-        from shared.temporary_folder import TemporaryFolder
+        from shared.files import TemporaryFolder
         folder = TemporaryFolder({PREFIX!r})
         print(folder.name, flush=True)
         input()
