@@ -47,7 +47,8 @@ _SETTLED = 2
 _TIMEOUT_S, _AHEAD_S = 300.0, 0.05
 _MEASURES = ("tokens_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
 _GOALS = dict(zip((*_MEASURES, "saturation"), (0.05, 0.15, 0.25, 0.15, 0.25, 0.10), strict=True))
-_COLUMNS = ("system", "load", "measure", "measured", "predicted", "error")
+_COLUMNS = ("system", "load", "measure", "measured", "predicted", "error", "of rounds")
+Figures = dict[str, float]
 
 
 def fitted_loads(draw: random.Random) -> list[list[Arrival]]:
@@ -80,7 +81,7 @@ def fitted(steps: Sequence[MeasuredStep], measured_on: str) -> Profile:
     """Fit a profile to measured steps."""
     times = fit(steps)
     assert isinstance(times.device, LinearTimes)
-    return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.spread)
+    return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.spread, times.cold_s)
 
 
 def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:
@@ -108,17 +109,22 @@ class Scores:
         self._table = ResultTable("simulate", _COLUMNS)
         self.errors: dict[str, float] = {}
 
-    def add(self, system: str, load: str, rounds: Sequence[Mapping[str, float]], said: Mapping[str, float]) -> None:
-        """Score the predictions of a load by the medians of its rounds."""
+    def add(self, system: str, load: str, rounds: Sequence[Figures], predictions: Sequence[Figures]) -> None:
+        """Score the predictions of a load: median of its rounds against the median of their predictions.
+
+        The errors of single rounds, from the least to the greatest, show how certain the error is.
+        """
         # Of a load that the system cannot serve, times to first token and between tokens are those of the queue alone.
         for measure in _MEASURES if load != AT_ONCE else _MEASURES[:1]:
-            real = statistics.median(each[measure] for each in rounds)
-            error = said[measure] / real - 1 if real else math.inf
+            real, said = (statistics.median(each[measure] for each in those) for those in (rounds, predictions))
+            error = _error(said, real)
+            each = [_error(said[measure], real[measure]) for real, said in zip(rounds, predictions, strict=True)]
             key, unit = ("saturation" if load == AT_ONCE else measure), (1.0 if measure == _MEASURES[0] else 1e3)
             self.errors[key] = max(self.errors.get(key, 0.0), round(abs(error), 4))
             row = dict(zip(_COLUMNS, (system, load, key), strict=False))
-            row |= {"measured": f"{unit * real:.2f}", "predicted": f"{unit * said[measure]:.2f}"}
-            self._table.add(row | {"error": f"{error:+.1%}"})
+            row |= {"measured": f"{unit * real:.2f}", "predicted": f"{unit * said:.2f}"}
+            row |= {"error": f"{error:+.1%}", "of rounds": f"{min(each):+.1%} to {max(each):+.1%}"}
+            self._table.add(row)
 
     def bands(self) -> str:
         """Return the largest error of each measure beside its goal."""
@@ -126,6 +132,10 @@ class Scores:
             f"{name} ± {error:.1%} (goal {_GOALS[name]:.0%}, {'met' if error <= _GOALS[name] else 'missed'})"
             for name, error in self.errors.items()
         )
+
+
+def _error(said: float, real: float) -> float:
+    return said / real - 1 if real else math.inf
 
 
 def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[Arrival]]]:
@@ -140,7 +150,7 @@ def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[A
     saturation = predicted(fitted(_steps(warm), ""), [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
     loads = scored_loads(saturation, options.requests, options.seed)
     executions: list[Execution] = []
-    turns: dict[str, list[tuple[dict[str, float], Sequence[MeasuredStep]]]] = {name: [] for name in loads}
+    turns: dict[str, list[tuple[Figures, Sequence[MeasuredStep]]]] = {name: [] for name in loads}
     endless = _fitting(fitting, draw, executions)
     for name, load in [*loads.items()] * options.rounds:
         num_before, found = len(_steps(executions)), Execution(load)
@@ -151,8 +161,8 @@ def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[A
     scores = Scores()
     for name, load in loads.items():
         # The fitted steps that took turns with a load say how fast the machine was meanwhile.
-        around = spread_of([step for _, steps in turns[name] for step in steps], profile.times)
-        scores.add("engine", name, [seen for seen, _ in turns[name]], predicted(replace(profile, spread=around), load))
+        around = [replace(profile, spread=spread_of(steps, profile.times)) for _, steps in turns[name]]
+        scores.add("engine", name, [seen for seen, _ in turns[name]], [predicted(each, load) for each in around])
     print(scores.bands())
     return replace(profile, errors=scores.errors), loads
 
@@ -209,7 +219,7 @@ def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[
 
     The times of devices stay those that were fitted to the engine.
     """
-    hosts: list[tuple[int, float]] = []
+    hosts: list[tuple[int, bool, float]] = []
     ways: list[float] = []
     seen: list[dict[str, dict[str, float]]] = []
     size = WORKER.max_num_batched_tokens
@@ -224,16 +234,17 @@ def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[
         seen.append(
             {name: measured([(each.sent_at, [at for at, _ in each.texts]) for each in answers[name]]) for name in loads}
         )
-    host, latency_s = fit_host(hosts), max(0.0, statistics.median(ways))
+    # The engine's own share of a prompt stays; what the whole system adds to it is in the latency.
+    host, latency_s = replace(fit_host(hosts), prompt_s=profile.host.prompt_s), max(0.0, statistics.median(ways))
     profile = replace(profile, measured_on="headrace up, the demo model", host=host, latency_s=latency_s)
     scores = Scores()
     for name, load in loads.items():
-        scores.add("served", name, [each[name] for each in seen], predicted(profile, load))
+        scores.add("served", name, [each[name] for each in seen], [predicted(profile, load)] * rounds)
     print(scores.bands())
     return replace(profile, errors=scores.errors)
 
 
-def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Profile) -> list[tuple[int, float]]:
+def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Profile) -> list[tuple[int, bool, float]]:
     """Return by how much gaps exceed the device's steps, while all streams of a batch decode."""
     begin = max(seen.texts[0][0] for seen in answers)
     end = min(seen.texts[-1][0] for seen in answers)
@@ -243,7 +254,7 @@ def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Pr
             earlier, later = seen.texts[place - 1][0], seen.texts[place][0]
             if begin <= earlier < later <= end:
                 device_s = profile.device.seconds(batch, batch * (prompt + place), ())
-                found.append((batch, max(0.0, later - earlier - device_s)))
+                found.append((batch, False, max(0.0, later - earlier - device_s)))
     return found
 
 
@@ -253,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--profile", type=writable, help="file to write the fitted profile, for `headrace simulate`")
     parser.add_argument("--served", action="store_true", help="score the whole system too")
     parser.add_argument("--requests", type=positive, default=200, help="of each load that is scored")
-    parser.add_argument("--rounds", type=positive, default=1, help="in which each load is served once")
+    parser.add_argument("--rounds", type=positive, default=3, help="in which each load is served once")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
     options = parser.parse_args(arguments)
     profile, loads = score_engine(options)

@@ -30,9 +30,9 @@ class MeasuredStep(NamedTuple):
 
 def fit(steps: Sequence[MeasuredStep]) -> StepTimes:
     """Fit the device's and the host's parts, and the spread of steps."""
-    rows = [_row(step.work) for step in steps]
-    device = LinearTimes(*_parts(rows, [step.device_s for step in steps]))
-    times = StepTimes(device, fit_host([(step.work.num_sequences, step.host_s) for step in steps]))
+    *parts, cold_s = _parts([_row(step.work) for step in steps], [step.device_s for step in steps])
+    host = fit_host([(step.work.num_sequences, bool(step.work.chunks), step.host_s) for step in steps])
+    times = StepTimes(LinearTimes(*parts), host, cold_s=cold_s)
     return replace(times, spread=spread_of(steps, times))
 
 
@@ -43,15 +43,16 @@ def spread_of(steps: Sequence[MeasuredStep], times: StepTimes) -> Spread:
     return Spread(_quantiles(decodes, times), _quantiles(prompts, times))
 
 
-def fit_host(measured: Sequence[tuple[int, float]]) -> HostTimes:
-    """Fit the host's time between steps, from numbers of sequences and seconds."""
-    return HostTimes(*_parts([[1.0, float(count)] for count, _ in measured], [seconds for _, seconds in measured]))
+def fit_host(measured: Sequence[tuple[int, bool, float]]) -> HostTimes:
+    """Fit the host's time between steps: from sequences, whether there were prompt chunks, and seconds."""
+    rows = [[1.0, float(count), float(has_prompts)] for count, has_prompts, _ in measured]
+    return HostTimes(*_parts(rows, [seconds for *_, seconds in measured]))
 
 
 def _row(work: StepWork) -> list[float]:
     beyond = sum(length - 1 for _, length in work.chunks)
     pairs = sum(length * start + length * (length + 1) / 2 for start, length in work.chunks)
-    return [1.0, float(work.num_sequences), float(beyond), float(work.num_context), pairs]
+    return [1.0, float(work.num_sequences), float(beyond), float(work.num_context), pairs, work.coldness]
 
 
 def _parts(rows: list[list[float]], seconds: list[float]) -> list[float]:
