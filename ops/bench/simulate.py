@@ -81,7 +81,7 @@ def fitted(steps: Sequence[MeasuredStep], measured_on: str) -> Profile:
     """Fit a profile to measured steps."""
     times = fit(steps)
     assert isinstance(times.device, LinearTimes)
-    return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.spread, times.cold_s)
+    return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.cold_s, times.spread)
 
 
 def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:

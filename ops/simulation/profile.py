@@ -42,9 +42,9 @@ class Profile:
         measured_on: The system and its machine, in words.
         device: Device times of steps.
         host: Host times between steps.
-        spread: Spread of measured over predicted step times.
         latency_s: Time of a request besides queue and steps.
         cold_s: What a step takes longer with cold caches.
+        spread: Spread of measured over predicted step times.
         errors: Relative errors of predictions on loads that the fit did not use, by measure.
     """
 
@@ -53,8 +53,8 @@ class Profile:
     host: HostTimes
     latency_s: float
     worker: WorkerLimits
+    cold_s: float
     spread: Spread = field(default_factory=Spread)
-    cold_s: float = 0.0
     errors: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -70,9 +70,10 @@ class LinearTimes:
     Attributes:
         fixed_s: Of each step.
         sequence_s: Of each sequence in it.
-        token_s: Of each token of a prompt, beyond the sequence's part.
+        token_s: Of each token, of decodes and prompts, beyond `free_tokens`.
         context_s: Of each token that a decode attends to.
         pair_s: Of each pair of a prompt's token and one that it attends to.
+        free_tokens: As many tokens are computed in the time that it takes to read the weights.
     """
 
     fixed_s: float
@@ -80,14 +81,16 @@ class LinearTimes:
     token_s: float = 0.0
     context_s: float = 0.0
     pair_s: float = 0.0
+    free_tokens: int = 0
 
     def seconds(self, num_decodes: int, num_context: int, chunks: Iterable[Chunk]) -> float:
         """Return the time of a step."""
+        num_tokens = num_decodes
         seconds = self.fixed_s + self.sequence_s * num_decodes + self.context_s * num_context
         for start, length in chunks:
-            pairs = length * start + length * (length + 1) / 2
-            seconds += self.sequence_s + self.token_s * (length - 1) + self.pair_s * pairs
-        return seconds
+            num_tokens += length
+            seconds += self.sequence_s + self.pair_s * (length * start + length * (length + 1) / 2)
+        return seconds + self.token_s * max(0, num_tokens - self.free_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ def test_broken_answer_ends_the_measurement() -> None:
 def test_host_times_are_those_while_all_streams_decode() -> None:
     first = seen(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     late = seen(0.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0)
-    profile = Profile("", LinearTimes(0.25), HostTimes(), 0.0, simulate.WORKER)
+    profile = Profile("", LinearTimes(0.25), HostTimes(), 0.0, simulate.WORKER, 0.0)
     found = simulate._host_times([first, late], 2, 40, profile)
     # The third token of the first stream is the first one that comes behind the other stream's begin.
-    assert found == [(2, 0.75)] * 6
+    assert found == [(2, False, 0.75)] * 6
 
 
 def test_what_clients_saw_is_summed_up() -> None:
