@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from ops.bench.executed import ExecutedEngine, Execution, take_turns
 from ops.bench.options import bench_parser, positive, writable
@@ -109,16 +110,17 @@ class Scores:
         self._table = ResultTable("simulate", _COLUMNS)
         self.errors: dict[str, float] = {}
 
-    def add(self, system: str, load: str, rounds: Sequence[Figures], predictions: Sequence[Figures]) -> None:
-        """Score the predictions of a load: median of its rounds against the median of their predictions.
+    def add(self, system: str, load: str, rounds: Sequence[tuple[Figures, Figures]]) -> None:
+        """Score the predictions of a load: median of what its rounds measured against that of what they predicted.
 
         The errors of single rounds, from the least to the greatest, show how certain the error is.
         """
         # Of a load that the system cannot serve, times to first token and between tokens are those of the queue alone.
         for measure in _MEASURES if load != AT_ONCE else _MEASURES[:1]:
-            real, said = (statistics.median(each[measure] for each in those) for those in (rounds, predictions))
+            reals, saids = [real[measure] for real, _ in rounds], [said[measure] for _, said in rounds]
+            real, said = statistics.median(reals), statistics.median(saids)
             error = _error(said, real)
-            each = [_error(said[measure], real[measure]) for real, said in zip(rounds, predictions, strict=True)]
+            each = [_error(said, real) for real, said in zip(reals, saids, strict=True)]
             key, unit = ("saturation" if load == AT_ONCE else measure), (1.0 if measure == _MEASURES[0] else 1e3)
             self.errors[key] = max(self.errors.get(key, 0.0), round(abs(error), 4))
             row = dict(zip(_COLUMNS, (system, load, key), strict=False))
@@ -161,8 +163,8 @@ def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[A
     scores = Scores()
     for name, load in loads.items():
         # The fitted steps that took turns with a load say how fast the machine was meanwhile.
-        around = [replace(profile, spread=spread_of(steps, profile.times)) for _, steps in turns[name]]
-        scores.add("engine", name, [seen for seen, _ in turns[name]], [predicted(each, load) for each in around])
+        around = [(seen, replace(profile, spread=spread_of(steps, profile.times))) for seen, steps in turns[name]]
+        scores.add("engine", name, [(seen, predicted(each, load)) for seen, each in around])
     print(scores.bands())
     return replace(profile, errors=scores.errors), loads
 
@@ -214,34 +216,59 @@ def answered(answer: Answer) -> Reading:
     return reading
 
 
-def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[Arrival]], rounds: int) -> Profile:
-    """Score a profile of the engine on the whole system; return it with the host's times there, and its errors.
+class Calibration(NamedTuple):
+    """What the whole system takes beside the device: `HostTimes` are fitted to the first, the latency is of the second.
 
-    The times of devices stay those that were fitted to the engine.
+    Attributes:
+        hosts: Sequences, whether there were prompt chunks, and seconds of steps beside the device's.
+        ways: Seconds of a lone request before its first token, beside its steps.
     """
-    hosts: list[tuple[int, bool, float]] = []
-    ways: list[float] = []
-    seen: list[dict[str, dict[str, float]]] = []
-    size = WORKER.max_num_batched_tokens
-    for _ in range(rounds):
+
+    hosts: list[tuple[int, bool, float]]
+    ways: list[float]
+
+    @classmethod
+    def measure(cls, system: System, profile: Profile) -> Calibration:
+        """Serve batches that all decode, and prompts alone."""
+        hosts: list[tuple[int, bool, float]] = []
+        ways: list[float] = []
         for batch, prompt, output in BATCHES:
             hosts += _host_times(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt, profile)
+        size = WORKER.max_num_batched_tokens
         for prompt in PROMPTS:
             (answer,) = system.serve([Arrival(0.0, prompt, 2)])
             chunks = ((start, min(size, prompt - start)) for start in range(0, prompt, size))
             ways.append(answer.ttft_s - sum(profile.times.seconds(StepWork(0, 0, [chunk]))[1] for chunk in chunks))
-        answers = {name: system.serve(load) for name, load in loads.items()}
-        seen.append(
-            {name: measured([(each.sent_at, [at for at, _ in each.texts]) for each in answers[name]]) for name in loads}
-        )
-    # The engine's own share of a prompt stays; what the whole system adds to it is in the latency.
-    host, latency_s = replace(fit_host(hosts), prompt_s=profile.host.prompt_s), max(0.0, statistics.median(ways))
-    profile = replace(profile, measured_on="headrace up, the demo model", host=host, latency_s=latency_s)
+        return cls(hosts, ways)
+
+
+def calibrated(profile: Profile, calibrations: Sequence[Calibration]) -> Profile:
+    """Return an engine's profile with the host's times and the latency of the whole system.
+
+    The engine's own share of a prompt stays; what the whole system adds to it is in the latency.
+    """
+    host = fit_host([each for calibration in calibrations for each in calibration.hosts])
+    latency_s = statistics.median(way for calibration in calibrations for way in calibration.ways)
+    host = replace(host, prompt_s=profile.host.prompt_s)
+    return replace(profile, measured_on="headrace up, the demo model", host=host, latency_s=max(0.0, latency_s))
+
+
+def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[Arrival]], rounds: int) -> Profile:
+    """Score a profile of the engine on the whole system; return it with the host's times there, and its errors.
+
+    The times of devices stay those that were fitted to the engine. The system is calibrated before and after each load.
+    """
+    calibrations = [Calibration.measure(system, profile)]
+    turns: dict[str, list[tuple[Figures, Profile]]] = {name: [] for name in loads}
+    for name, load in [*loads.items()] * rounds:
+        seen = measured([(each.sent_at, [at for at, _ in each.texts]) for each in system.serve(load)])
+        calibrations.append(Calibration.measure(system, profile))
+        turns[name].append((seen, calibrated(profile, calibrations[-2:])))
     scores = Scores()
     for name, load in loads.items():
-        scores.add("served", name, [each[name] for each in seen], [predicted(profile, load)] * rounds)
+        scores.add("served", name, [(seen, predicted(each, load)) for seen, each in turns[name]])
     print(scores.bands())
-    return replace(profile, errors=scores.errors)
+    return replace(calibrated(profile, calibrations), errors=scores.errors)
 
 
 def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Profile) -> list[tuple[int, bool, float]]:

@@ -60,7 +60,7 @@ def _fit_device(steps: Sequence[MeasuredStep]) -> tuple[LinearTimes, float]:
         parts = _parts(table, seconds)
         fits.append((float(np.abs(table @ parts / seconds - 1).sum()), free_tokens, parts.tolist()))
     _, free_tokens, (*parts, cold_s) = min(fits)
-    return LinearTimes(*parts, free_tokens), cold_s
+    return LinearTimes(*parts, free_tokens=free_tokens), cold_s
 
 
 def _row(work: StepWork) -> list[float]:
