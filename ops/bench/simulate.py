@@ -217,46 +217,53 @@ def answered(answer: Answer) -> Reading:
 
 
 class Calibration(NamedTuple):
-    """What the whole system takes beside the device: `HostTimes` are fitted to the first, the latency is of the second.
+    """Loads of the whole system that say what it adds to the engine's times.
 
     Attributes:
-        hosts: Sequences, whether there were prompt chunks, and seconds of steps beside the device's.
-        ways: Seconds of a lone request before its first token, beside its steps.
+        gaps: Seconds between two tokens, and the step between them.
+        ways: Tokens of a lone prompt, and by how much its time to first token exceeds its steps.
     """
 
-    hosts: list[tuple[int, bool, float]]
-    ways: list[float]
+    gaps: list[tuple[StepWork, float]]
+    ways: list[tuple[int, float]]
 
     @classmethod
     def measure(cls, system: System, profile: Profile) -> Calibration:
         """Serve batches that all decode, and prompts alone."""
-        hosts: list[tuple[int, bool, float]] = []
-        ways: list[float] = []
+        gaps: list[tuple[StepWork, float]] = []
+        ways = []
         for batch, prompt, output in BATCHES:
-            hosts += _host_times(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt, profile)
+            gaps += _gaps(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt)
         size = WORKER.max_num_batched_tokens
         for prompt in PROMPTS:
             (answer,) = system.serve([Arrival(0.0, prompt, 2)])
             chunks = ((start, min(size, prompt - start)) for start in range(0, prompt, size))
-            ways.append(answer.ttft_s - sum(profile.times.seconds(StepWork(0, 0, [chunk]))[1] for chunk in chunks))
-        return cls(hosts, ways)
+            steps_s = sum(profile.times.seconds(StepWork(0, 0, [chunk]))[1] for chunk in chunks)
+            ways.append((prompt, answer.ttft_s - steps_s))
+        return cls(gaps, ways)
 
 
 def calibrated(profile: Profile, calibrations: Sequence[Calibration]) -> Profile:
     """Return an engine's profile with the host's times and the latency of the whole system.
 
-    The engine's own share of a prompt stays; what the whole system adds to it is in the latency.
+    What lone prompts take longer with each of their tokens is the device's: beside other processes it is slower.
     """
-    host = fit_host([each for calibration in calibrations for each in calibration.hosts])
-    latency_s = statistics.median(way for calibration in calibrations for way in calibration.ways)
+    ways = [way for calibration in calibrations for way in calibration.ways]
+    pairs = itertools.combinations(ways, 2)
+    slope = statistics.median((late - soon) / (long - short) for (short, soon), (long, late) in pairs if long != short)
+    token_s = max(0.0, slope)
+    latency_s = max(0.0, statistics.median(way - token_s * prompt for prompt, way in ways))
+    device = replace(profile.device, token_s=profile.device.token_s + token_s)
+    gaps = [gap for calibration in calibrations for gap in calibration.gaps]
+    host = fit_host([(work.num_decodes, False, max(0.0, gap_s - device.seconds(*work[:3]))) for work, gap_s in gaps])
     host = replace(host, prompt_s=profile.host.prompt_s)
-    return replace(profile, measured_on="headrace up, the demo model", host=host, latency_s=max(0.0, latency_s))
+    return replace(profile, measured_on="headrace up, the demo model", device=device, host=host, latency_s=latency_s)
 
 
 def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[Arrival]], rounds: int) -> Profile:
     """Score a profile of the engine on the whole system; return it with the host's times there, and its errors.
 
-    The times of devices stay those that were fitted to the engine. The system is calibrated before and after each load.
+    The system is calibrated before and after each load.
     """
     calibrations = [Calibration.measure(system, profile)]
     turns: dict[str, list[tuple[Figures, Profile]]] = {name: [] for name in loads}
@@ -271,8 +278,8 @@ def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[
     return replace(calibrated(profile, calibrations), errors=scores.errors)
 
 
-def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Profile) -> list[tuple[int, bool, float]]:
-    """Return by how much gaps exceed the device's steps, while all streams of a batch decode."""
+def _gaps(answers: Sequence[Reading], batch: int, prompt: int) -> list[tuple[StepWork, float]]:
+    """Return the gaps between tokens while all streams of a batch decode."""
     begin = max(seen.texts[0][0] for seen in answers)
     end = min(seen.texts[-1][0] for seen in answers)
     found = []
@@ -280,8 +287,7 @@ def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Pr
         for place in range(_SETTLED, len(seen.texts)):
             earlier, later = seen.texts[place - 1][0], seen.texts[place][0]
             if begin <= earlier < later <= end:
-                device_s = profile.device.seconds(batch, batch * (prompt + place), ())
-                found.append((batch, False, max(0.0, later - earlier - device_s)))
+                found.append((StepWork(batch, batch * (prompt + place)), later - earlier))
     return found
 
 

@@ -23,13 +23,25 @@ def test_broken_answer_ends_the_measurement() -> None:
         simulate.answered(Answer(1.0, [(1.5, b"HTTP/1.1 503 Busy\r\n\r\n")]))
 
 
-def test_host_times_are_those_while_all_streams_decode() -> None:
+def test_gaps_are_those_while_all_streams_decode() -> None:
     first = seen(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     late = seen(0.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0)
-    profile = Profile("", LinearTimes(0.25), HostTimes(), 0.0, simulate.WORKER, 0.0)
-    found = simulate._host_times([first, late], 2, 40, profile)
+    found = simulate._gaps([first, late], 2, 40)
     # The third token of the first stream is the first one that comes behind the other stream's begin.
-    assert found == [(2, False, 0.75)] * 6
+    assert [gap_s for _, gap_s in found] == [1.0] * 6
+    assert found[0][0] == StepWork(2, 2 * 43)
+
+
+def test_whole_system_adds_latency_time_of_prompts_and_of_the_host() -> None:
+    device = LinearTimes(0.002, token_s=1e-4, free_tokens=2)
+    profile = Profile("", device, HostTimes(1e-4, 1e-5, 3e-4), 0.0, simulate.WORKER, 0.0)
+    gaps = [(StepWork(batch, 0), 0.0024 + 1.1e-4 * max(0, batch - 2)) for batch in (1, 2, 4, 8)]
+    ways = [(prompt, 0.004 + 1e-5 * prompt) for prompt in simulate.PROMPTS]
+    ways[2] = (ways[2][0], 0.5)
+    found = simulate.calibrated(profile, [simulate.Calibration(gaps, ways)] * 2)
+    assert (found.latency_s, found.device.token_s) == pytest.approx((0.004, 1.1e-4), rel=0.05)
+    assert found.host.seconds(4) == pytest.approx(4e-4, rel=0.05)
+    assert found.host.prompt_s == 3e-4
 
 
 def test_what_clients_saw_is_summed_up() -> None:
