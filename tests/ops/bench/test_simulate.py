@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from itertools import chain, repeat
+import time
+from collections.abc import Iterator
+from itertools import chain, groupby, repeat
 from pathlib import Path
 
 import pytest
 
-from ops.bench import simulate
+from ops.bench import executed, simulate
 from ops.bench.executed import ExecutedEngine, Execution, take_turns
 from ops.load_generator.answer import Reading
 from ops.load_generator.connection import Answer
@@ -73,6 +75,26 @@ def test_engine_takes_its_own_processor_time_alone() -> None:
     assert sum(each.num_decodes for each in work) == 5 + 2 + 1
     spent_s = sum(step.device_s + step.host_s for step in found.steps[:-2])
     assert max(found.times[1][-1], found.times[0][-1]) == pytest.approx(spent_s, rel=0.05)
+
+
+def test_engines_take_turns_of_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executed, "TURN_S", 0.05)
+    order = []
+
+    def steps(name: str, count: int) -> Iterator[None]:
+        for _ in range(count):
+            order.append(name)
+            end = time.thread_time() + 0.004
+            while time.thread_time() < end:
+                pass
+            yield
+
+    take_turns(steps("scored", 30), steps("endless", 1000))
+    turns = [(name, len(list(each))) for name, each in groupby(order)]
+    assert [name for name, _ in turns[:4]] == ["endless", "scored", "endless", "scored"]
+    # A step that finds the caches full of the other engine's data is one of many.
+    assert all(count >= 8 for _, count in turns[:-1])
+    assert order.count("scored") == 30
 
 
 @pytest.mark.slow
