@@ -59,8 +59,8 @@ def _fit_device(steps: Sequence[MeasuredStep]) -> tuple[LinearTimes, float]:
         table = np.array([[*row[:2], max(0.0, row[2] - free_tokens), *row[3:]] for row in rows])
         parts = _parts(table, seconds)
         fits.append((float(np.abs(table @ parts / seconds - 1).sum()), free_tokens, parts.tolist()))
-    _, free_tokens, (*parts, cold_s) = min(fits)
-    return LinearTimes(*parts, free_tokens=free_tokens), cold_s
+    _, free_tokens, (fixed_s, sequence_s, token_s, context_s, pair_s, cold_s) = min(fits)
+    return LinearTimes(fixed_s, sequence_s, token_s, context_s, pair_s, free_tokens), cold_s
 
 
 def _row(work: StepWork) -> list[float]:
