@@ -16,7 +16,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -59,6 +59,11 @@ def fitted_loads(draw: random.Random) -> list[list[Arrival]]:
     loads.append([Arrival(0.0, draw.randint(20, 500), draw.randint(20, 80)) for _ in range(40)])
     draw.shuffle(loads)
     return loads
+
+
+def saturation_of(profile: Profile) -> float:
+    """Return how many requests of 150 tokens and 60 to generate are served each second at most."""
+    return predicted(profile, [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
 
 
 def scored_loads(saturation: float, num_requests: int, seed: int) -> dict[str, list[Arrival]]:
@@ -140,17 +145,15 @@ def _error(said: float, real: float) -> float:
     return said / real - 1 if real else math.inf
 
 
-def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[Arrival]]]:
-    """Fit and score the CPU engine; return the profile with its errors, and the loads."""
+def score_engine(options: argparse.Namespace) -> Profile:
+    """Fit and score the CPU engine; return the profile with its errors."""
     draw = random.Random(options.seed)
     fitting, scoring = (ExecutedEngine(MODEL, WORKER, seed=place) for place in (0, 1))
     warm = [Execution(load) for load in fitted_loads(draw)]
     for execution in warm:
         for _ in itertools.chain(fitting.serve(execution), scoring.serve(Execution(execution.arrivals))):
             pass
-    # Requests a second that are served at most, of 150 tokens and 60 to generate.
-    saturation = predicted(fitted(_steps(warm), ""), [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
-    loads = scored_loads(saturation, options.requests, options.seed)
+    loads = scored_loads(saturation_of(fitted(_steps(warm), "")), options.requests, options.seed)
     executions: list[Execution] = []
     turns: dict[str, list[tuple[Figures, Sequence[MeasuredStep]]]] = {name: [] for name in loads}
     endless = _fitting(fitting, draw, executions)
@@ -166,7 +169,7 @@ def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[A
         around = [(seen, replace(profile, spread=spread_of(steps, profile.times))) for seen, steps in turns[name]]
         scores.add("engine", name, [(seen, predicted(each, load)) for seen, each in around])
     print(scores.bands())
-    return replace(profile, errors=scores.errors), loads
+    return replace(profile, errors=scores.errors)
 
 
 def _steps(executions: Sequence[Execution]) -> list[MeasuredStep]:
@@ -260,14 +263,16 @@ def calibrated(profile: Profile, calibrations: Sequence[Calibration]) -> Profile
     return replace(profile, measured_on="headrace up, the demo model", device=device, host=host, latency_s=latency_s)
 
 
-def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[Arrival]], rounds: int) -> Profile:
+def score_served(system: System, profile: Profile, options: argparse.Namespace) -> Profile:
     """Score a profile of the engine on the whole system; return it with the host's times there, and its errors.
 
-    The system is calibrated before and after each load.
+    The system is calibrated before and after each load; request rates are shares of its own saturation rate.
     """
     calibrations = [Calibration.measure(system, profile)]
+    saturation = saturation_of(calibrated(profile, calibrations))
+    loads = scored_loads(saturation, options.requests, options.seed)
     turns: dict[str, list[tuple[Figures, Profile]]] = {name: [] for name in loads}
-    for name, load in [*loads.items()] * rounds:
+    for name, load in [*loads.items()] * options.rounds:
         seen = measured([(each.sent_at, [at for at, _ in each.texts]) for each in system.serve(load)])
         calibrations.append(Calibration.measure(system, profile))
         turns[name].append((seen, calibrated(profile, calibrations[-2:])))
@@ -300,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=positive, default=3, help="in which each load is served once")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
     options = parser.parse_args(arguments)
-    profile, loads = score_engine(options)
+    profile = score_engine(options)
     if options.served:
         settings = {"MAX_NUM_SEQS": WORKER.max_num_seqs, "NUM_BLOCKS": WORKER.num_blocks, "CACHE_TTL_S": 0}
         settings |= {"MAX_NUM_BATCHED_TOKENS": WORKER.max_num_batched_tokens, "MAX_MODEL_LEN": WORKER.max_model_len}
@@ -308,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with headrace_up([], own_settings(**settings)) as ready:
             system = System(address_of(ready, DEMO_MODEL_NAME))
             system.serve([Arrival(0.0, 100, 30)] * 4)
-            profile = score_served(system, profile, loads, options.rounds)
+            profile = score_served(system, profile, options)
     if options.profile is not None:
         write_profile(profile, options.profile)
 
