@@ -1,11 +1,13 @@
 """The CPU engine on a clock of its own processor time, whatever else the machine computes.
 
 Waiting for another process costs nothing on this clock, and idle time is skipped. A slower memory or cache does cost
-time; so loads that are compared take turns, one step each (`take_turns`), and are slowed alike.
+time; so loads that are compared take turns of `TURN_S` each (`take_turns`), and are slowed alike. A turn has many
+steps, since its first ones find the caches full of the other engine's data, and are slower.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,7 @@ from ops.simulation.workload import Arrival
 from shared.messages import Delta, Frame
 from shared.sampling import Sampling
 
+TURN_S = 0.25
 Times = list[float]
 
 
@@ -72,11 +75,13 @@ class _MeasuringRunner:
         self._runner = runner
         self._clock = clock
         self.last: tuple[StepWork, float] | None = None
+        self._coldness = 0.0
 
     def submit(self, plan: StepPlan) -> PendingStep:
         begun = self._clock.time()
         result = self._runner.submit(plan).result()
-        self.last = step_work(plan), self._clock.time() - begun
+        work = step_work(plan, self._coldness)
+        self.last, self._coldness = (work, self._clock.time() - begun), work.coldness_after
         return CompletedStep(result)
 
 
@@ -165,6 +170,11 @@ class ExecutedEngine:
 
 
 def take_turns(scored: Iterator[None], endless: Iterator[None]) -> None:
-    """Advance two engines by a step each in turn, until the first has ended."""
-    for _ in zip(scored, endless, strict=False):
-        pass
+    """Advance two engines in turns of `TURN_S` of processor time, until the first has ended; begin with the other."""
+    for engine in itertools.cycle((endless, scored)):
+        end = time.thread_time() + TURN_S
+        while time.thread_time() < end:
+            try:
+                next(engine)
+            except StopIteration:
+                return

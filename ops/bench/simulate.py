@@ -16,10 +16,11 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from ops.bench.executed import ExecutedEngine, Execution, take_turns
 from ops.bench.options import bench_parser, positive, writable
@@ -47,7 +48,8 @@ _SETTLED = 2
 _TIMEOUT_S, _AHEAD_S = 300.0, 0.05
 _MEASURES = ("tokens_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
 _GOALS = dict(zip((*_MEASURES, "saturation"), (0.05, 0.15, 0.25, 0.15, 0.25, 0.10), strict=True))
-_COLUMNS = ("system", "load", "measure", "measured", "predicted", "error")
+_COLUMNS = ("system", "load", "measure", "measured", "predicted", "error", "of rounds")
+Figures = dict[str, float]
 
 
 def fitted_loads(draw: random.Random) -> list[list[Arrival]]:
@@ -57,6 +59,11 @@ def fitted_loads(draw: random.Random) -> list[list[Arrival]]:
     loads.append([Arrival(0.0, draw.randint(20, 500), draw.randint(20, 80)) for _ in range(40)])
     draw.shuffle(loads)
     return loads
+
+
+def saturation_of(profile: Profile) -> float:
+    """Return how many requests of 150 tokens and 60 to generate are served each second at most."""
+    return predicted(profile, [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
 
 
 def scored_loads(saturation: float, num_requests: int, seed: int) -> dict[str, list[Arrival]]:
@@ -80,7 +87,7 @@ def fitted(steps: Sequence[MeasuredStep], measured_on: str) -> Profile:
     """Fit a profile to measured steps."""
     times = fit(steps)
     assert isinstance(times.device, LinearTimes)
-    return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.spread)
+    return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.cold_s, times.spread)
 
 
 def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:
@@ -108,17 +115,23 @@ class Scores:
         self._table = ResultTable("simulate", _COLUMNS)
         self.errors: dict[str, float] = {}
 
-    def add(self, system: str, load: str, rounds: Sequence[Mapping[str, float]], said: Mapping[str, float]) -> None:
-        """Score the predictions of a load by the medians of its rounds."""
+    def add(self, system: str, load: str, rounds: Sequence[tuple[Figures, Figures]]) -> None:
+        """Score the predictions of a load: median of what its rounds measured against that of what they predicted.
+
+        The errors of single rounds, from the least to the greatest, show how certain the error is.
+        """
         # Of a load that the system cannot serve, times to first token and between tokens are those of the queue alone.
         for measure in _MEASURES if load != AT_ONCE else _MEASURES[:1]:
-            real = statistics.median(each[measure] for each in rounds)
-            error = said[measure] / real - 1 if real else math.inf
+            reals, saids = [real[measure] for real, _ in rounds], [said[measure] for _, said in rounds]
+            real, said = statistics.median(reals), statistics.median(saids)
+            error = _error(said, real)
+            each = [_error(said, real) for real, said in zip(reals, saids, strict=True)]
             key, unit = ("saturation" if load == AT_ONCE else measure), (1.0 if measure == _MEASURES[0] else 1e3)
             self.errors[key] = max(self.errors.get(key, 0.0), round(abs(error), 4))
             row = dict(zip(_COLUMNS, (system, load, key), strict=False))
-            row |= {"measured": f"{unit * real:.2f}", "predicted": f"{unit * said[measure]:.2f}"}
-            self._table.add(row | {"error": f"{error:+.1%}"})
+            row |= {"measured": f"{unit * real:.2f}", "predicted": f"{unit * said:.2f}"}
+            row |= {"error": f"{error:+.1%}", "of rounds": f"{min(each):+.1%} to {max(each):+.1%}"}
+            self._table.add(row)
 
     def bands(self) -> str:
         """Return the largest error of each measure beside its goal."""
@@ -128,19 +141,21 @@ class Scores:
         )
 
 
-def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[Arrival]]]:
-    """Fit and score the CPU engine; return the profile with its errors, and the loads."""
+def _error(said: float, real: float) -> float:
+    return said / real - 1 if real else math.inf
+
+
+def score_engine(options: argparse.Namespace) -> Profile:
+    """Fit and score the CPU engine; return the profile with its errors."""
     draw = random.Random(options.seed)
     fitting, scoring = (ExecutedEngine(MODEL, WORKER, seed=place) for place in (0, 1))
     warm = [Execution(load) for load in fitted_loads(draw)]
     for execution in warm:
         for _ in itertools.chain(fitting.serve(execution), scoring.serve(Execution(execution.arrivals))):
             pass
-    # Requests a second that are served at most, of 150 tokens and 60 to generate.
-    saturation = predicted(fitted(_steps(warm), ""), [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
-    loads = scored_loads(saturation, options.requests, options.seed)
+    loads = scored_loads(saturation_of(fitted(_steps(warm), "")), options.requests, options.seed)
     executions: list[Execution] = []
-    turns: dict[str, list[tuple[dict[str, float], Sequence[MeasuredStep]]]] = {name: [] for name in loads}
+    turns: dict[str, list[tuple[Figures, Sequence[MeasuredStep]]]] = {name: [] for name in loads}
     endless = _fitting(fitting, draw, executions)
     for name, load in [*loads.items()] * options.rounds:
         num_before, found = len(_steps(executions)), Execution(load)
@@ -151,10 +166,10 @@ def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[A
     scores = Scores()
     for name, load in loads.items():
         # The fitted steps that took turns with a load say how fast the machine was meanwhile.
-        around = spread_of([step for _, steps in turns[name] for step in steps], profile.times)
-        scores.add("engine", name, [seen for seen, _ in turns[name]], predicted(replace(profile, spread=around), load))
+        around = [(seen, replace(profile, spread=spread_of(steps, profile.times))) for seen, steps in turns[name]]
+        scores.add("engine", name, [(seen, predicted(each, load)) for seen, each in around])
     print(scores.bands())
-    return replace(profile, errors=scores.errors), loads
+    return replace(profile, errors=scores.errors)
 
 
 def _steps(executions: Sequence[Execution]) -> list[MeasuredStep]:
@@ -204,37 +219,72 @@ def answered(answer: Answer) -> Reading:
     return reading
 
 
-def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[Arrival]], rounds: int) -> Profile:
-    """Score a profile of the engine on the whole system; return it with the host's times there, and its errors.
+class Calibration(NamedTuple):
+    """Loads of the whole system that say what it adds to the engine's times.
 
-    The times of devices stay those that were fitted to the engine.
+    Attributes:
+        gaps: Seconds between two tokens, and the step between them.
+        ways: Tokens of a lone prompt, and by how much its time to first token exceeds its steps.
     """
-    hosts: list[tuple[int, float]] = []
-    ways: list[float] = []
-    seen: list[dict[str, dict[str, float]]] = []
-    size = WORKER.max_num_batched_tokens
-    for _ in range(rounds):
+
+    gaps: list[tuple[StepWork, float]]
+    ways: list[tuple[int, float]]
+
+    @classmethod
+    def measure(cls, system: System, profile: Profile) -> Calibration:
+        """Serve batches that all decode, and prompts alone."""
+        gaps: list[tuple[StepWork, float]] = []
+        ways = []
         for batch, prompt, output in BATCHES:
-            hosts += _host_times(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt, profile)
+            gaps += _gaps(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt)
+        size = WORKER.max_num_batched_tokens
         for prompt in PROMPTS:
             (answer,) = system.serve([Arrival(0.0, prompt, 2)])
             chunks = ((start, min(size, prompt - start)) for start in range(0, prompt, size))
-            ways.append(answer.ttft_s - sum(profile.times.seconds(StepWork(0, 0, [chunk]))[1] for chunk in chunks))
-        answers = {name: system.serve(load) for name, load in loads.items()}
-        seen.append(
-            {name: measured([(each.sent_at, [at for at, _ in each.texts]) for each in answers[name]]) for name in loads}
-        )
-    host, latency_s = fit_host(hosts), max(0.0, statistics.median(ways))
-    profile = replace(profile, measured_on="headrace up, the demo model", host=host, latency_s=latency_s)
+            steps_s = sum(profile.times.seconds(StepWork(0, 0, [chunk]))[1] for chunk in chunks)
+            ways.append((prompt, answer.ttft_s - steps_s))
+        return cls(gaps, ways)
+
+
+def calibrated(profile: Profile, calibrations: Sequence[Calibration]) -> Profile:
+    """Return an engine's profile with the host's times and the latency of the whole system.
+
+    What lone prompts take longer with each of their tokens is the device's: beside other processes it is slower.
+    """
+    ways = [way for calibration in calibrations for way in calibration.ways]
+    pairs = itertools.combinations(ways, 2)
+    slope = statistics.median((late - soon) / (long - short) for (short, soon), (long, late) in pairs if long != short)
+    token_s = max(0.0, slope)
+    latency_s = max(0.0, statistics.median(way - token_s * prompt for prompt, way in ways))
+    device = replace(profile.device, token_s=profile.device.token_s + token_s)
+    gaps = [gap for calibration in calibrations for gap in calibration.gaps]
+    host = fit_host([(work.num_decodes, False, max(0.0, gap_s - device.seconds(*work[:3]))) for work, gap_s in gaps])
+    host = replace(host, prompt_s=profile.host.prompt_s)
+    return replace(profile, measured_on="headrace up, the demo model", device=device, host=host, latency_s=latency_s)
+
+
+def score_served(system: System, profile: Profile, options: argparse.Namespace) -> Profile:
+    """Score a profile of the engine on the whole system; return it with the host's times there, and its errors.
+
+    The system is calibrated before and after each load; request rates are shares of its own saturation rate.
+    """
+    calibrations = [Calibration.measure(system, profile)]
+    saturation = saturation_of(calibrated(profile, calibrations))
+    loads = scored_loads(saturation, options.requests, options.seed)
+    turns: dict[str, list[tuple[Figures, Profile]]] = {name: [] for name in loads}
+    for name, load in [*loads.items()] * options.rounds:
+        seen = measured([(each.sent_at, [at for at, _ in each.texts]) for each in system.serve(load)])
+        calibrations.append(Calibration.measure(system, profile))
+        turns[name].append((seen, calibrated(profile, calibrations[-2:])))
     scores = Scores()
     for name, load in loads.items():
-        scores.add("served", name, [each[name] for each in seen], predicted(profile, load))
+        scores.add("served", name, [(seen, predicted(each, load)) for seen, each in turns[name]])
     print(scores.bands())
-    return replace(profile, errors=scores.errors)
+    return replace(calibrated(profile, calibrations), errors=scores.errors)
 
 
-def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Profile) -> list[tuple[int, float]]:
-    """Return by how much gaps exceed the device's steps, while all streams of a batch decode."""
+def _gaps(answers: Sequence[Reading], batch: int, prompt: int) -> list[tuple[StepWork, float]]:
+    """Return the gaps between tokens while all streams of a batch decode."""
     begin = max(seen.texts[0][0] for seen in answers)
     end = min(seen.texts[-1][0] for seen in answers)
     found = []
@@ -242,8 +292,7 @@ def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Pr
         for place in range(_SETTLED, len(seen.texts)):
             earlier, later = seen.texts[place - 1][0], seen.texts[place][0]
             if begin <= earlier < later <= end:
-                device_s = profile.device.seconds(batch, batch * (prompt + place), ())
-                found.append((batch, max(0.0, later - earlier - device_s)))
+                found.append((StepWork(batch, batch * (prompt + place)), later - earlier))
     return found
 
 
@@ -253,10 +302,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--profile", type=writable, help="file to write the fitted profile, for `headrace simulate`")
     parser.add_argument("--served", action="store_true", help="score the whole system too")
     parser.add_argument("--requests", type=positive, default=200, help="of each load that is scored")
-    parser.add_argument("--rounds", type=positive, default=1, help="in which each load is served once")
+    parser.add_argument("--rounds", type=positive, default=3, help="in which each load is served once")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
     options = parser.parse_args(arguments)
-    profile, loads = score_engine(options)
+    profile = score_engine(options)
     if options.served:
         settings = {"MAX_NUM_SEQS": WORKER.max_num_seqs, "NUM_BLOCKS": WORKER.num_blocks, "CACHE_TTL_S": 0}
         settings |= {"MAX_NUM_BATCHED_TOKENS": WORKER.max_num_batched_tokens, "MAX_MODEL_LEN": WORKER.max_model_len}
@@ -264,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with headrace_up([], own_settings(**settings)) as ready:
             system = System(address_of(ready, DEMO_MODEL_NAME))
             system.serve([Arrival(0.0, 100, 30)] * 4)
-            profile = score_served(system, profile, loads, options.rounds)
+            profile = score_served(system, profile, options)
     if options.profile is not None:
         write_profile(profile, options.profile)
 

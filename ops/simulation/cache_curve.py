@@ -23,7 +23,7 @@ PLOT = Path(__file__).parents[1] / "docs" / "assets" / "kv-hints.svg"
 BLOCK_SIZE = 64
 WORKERS = 4
 CONFIG = SchedulerConfig(BLOCK_SIZE, num_blocks=128, max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=8192)
-TIMES = StepTimes(LinearTimes(0.008, 2e-4, 5e-5, 1e-8, 1e-10))
+TIMES = StepTimes(LinearTimes(0.008, 1.5e-4, 5e-5, 1e-8, 1e-10))
 FILES = (0, 256, 512, 1024, 2048, 4096)
 BYTES_A_TOKEN = 131_072
 """Of a model of 8 billion parameters with grouped queries, in 16 bits."""

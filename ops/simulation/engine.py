@@ -109,11 +109,13 @@ class TimedRunner:
         self._clock = clock
         self._factors = factors
         self._first = first
+        self._coldness = 0.0
         self.device_s = 0.0
 
     def submit(self, plan: StepPlan) -> TimedStep:
         """Begin a step now."""
-        work = step_work(plan)
+        work = step_work(plan, self._coldness)
+        self._coldness = work.coldness_after
         sampled = [_TOKEN] * work.num_decodes
         if plan.samples:
             sampled += [_TOKEN if samples else _NOTHING for samples in plan.samples]

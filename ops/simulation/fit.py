@@ -18,6 +18,7 @@ from ops.simulation.step_time import HostTimes, LinearTimes, Spread, StepTimes, 
 _NUM_QUANTILES = 101
 _ITERATIONS = 20
 _SMALL = 0.01
+_MOST_FREE_TOKENS = 16
 
 
 class MeasuredStep(NamedTuple):
@@ -30,9 +31,9 @@ class MeasuredStep(NamedTuple):
 
 def fit(steps: Sequence[MeasuredStep]) -> StepTimes:
     """Fit the device's and the host's parts, and the spread of steps."""
-    rows = [_row(step.work) for step in steps]
-    device = LinearTimes(*_parts(rows, [step.device_s for step in steps]))
-    times = StepTimes(device, fit_host([(step.work.num_sequences, step.host_s) for step in steps]))
+    device, cold_s = _fit_device(steps)
+    host = fit_host([(step.work.num_sequences, bool(step.work.chunks), step.host_s) for step in steps])
+    times = StepTimes(device, host, cold_s=cold_s)
     return replace(times, spread=spread_of(steps, times))
 
 
@@ -43,20 +44,34 @@ def spread_of(steps: Sequence[MeasuredStep], times: StepTimes) -> Spread:
     return Spread(_quantiles(decodes, times), _quantiles(prompts, times))
 
 
-def fit_host(measured: Sequence[tuple[int, float]]) -> HostTimes:
-    """Fit the host's time between steps, from numbers of sequences and seconds."""
-    return HostTimes(*_parts([[1.0, float(count)] for count, _ in measured], [seconds for _, seconds in measured]))
+def fit_host(measured: Sequence[tuple[int, bool, float]]) -> HostTimes:
+    """Fit the host's time between steps: from sequences, whether there were prompt chunks, and seconds."""
+    rows = np.array([[1.0, count, has_prompts] for count, has_prompts, _ in measured])
+    return HostTimes(*_parts(rows, np.array([seconds for *_, seconds in measured])).tolist())
+
+
+def _fit_device(steps: Sequence[MeasuredStep]) -> tuple[LinearTimes, float]:
+    """Return the device's parts, and what cold caches cost: with the free tokens by which errors are least."""
+    seconds = np.array([step.device_s for step in steps])
+    rows = [_row(step.work) for step in steps]
+    fits = []
+    for free_tokens in range(_MOST_FREE_TOKENS + 1):
+        table = np.array([[*row[:2], max(0.0, row[2] - free_tokens), *row[3:]] for row in rows])
+        parts = _parts(table, seconds)
+        fits.append((float(np.abs(table @ parts / seconds - 1).sum()), free_tokens, parts.tolist()))
+    _, free_tokens, (fixed_s, sequence_s, token_s, context_s, pair_s, cold_s) = min(fits)
+    return LinearTimes(fixed_s, sequence_s, token_s, context_s, pair_s, free_tokens), cold_s
 
 
 def _row(work: StepWork) -> list[float]:
-    beyond = sum(length - 1 for _, length in work.chunks)
+    num_tokens = work.num_decodes + sum(length for _, length in work.chunks)
     pairs = sum(length * start + length * (length + 1) / 2 for start, length in work.chunks)
-    return [1.0, float(work.num_sequences), float(beyond), float(work.num_context), pairs]
+    return [1.0, float(work.num_sequences), float(num_tokens), float(work.num_context), pairs, work.coldness]
 
 
-def _parts(rows: list[list[float]], seconds: list[float]) -> list[float]:
+def _parts(table: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Return the coefficients with the least sum of relative errors of the seconds; 0 for a column that no row uses."""
-    table, measured = np.array(rows), np.maximum(np.array(seconds), 1e-9)
+    measured = np.maximum(seconds, 1e-9)
     weights = 1 / measured
     parts = np.zeros(table.shape[1])
     for _ in range(_ITERATIONS):
@@ -64,7 +79,7 @@ def _parts(rows: list[list[float]], seconds: list[float]) -> list[float]:
         predicted = np.maximum(table @ parts, 1e-9)
         # Reweighted least squares: a square over its own root is the absolute value.
         weights = 1 / predicted / np.sqrt(np.maximum(np.abs(measured / predicted - 1), _SMALL))
-    return [float(part) for part in parts]
+    return parts
 
 
 def _least_squares(table: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -42,8 +42,9 @@ class Profile:
         measured_on: The system and its machine, in words.
         device: Device times of steps.
         host: Host times between steps.
-        spread: Spread of measured over predicted step times.
         latency_s: Time of a request besides queue and steps.
+        cold_s: What a step takes longer with cold caches.
+        spread: Spread of measured over predicted step times.
         errors: Relative errors of predictions on loads that the fit did not use, by measure.
     """
 
@@ -52,13 +53,14 @@ class Profile:
     host: HostTimes
     latency_s: float
     worker: WorkerLimits
+    cold_s: float
     spread: Spread = field(default_factory=Spread)
     errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def times(self) -> StepTimes:
         """The times of steps."""
-        return StepTimes(self.device, self.host, self.spread)
+        return StepTimes(self.device, self.host, self.spread, self.cold_s)
 
 
 def read_profile(path: Path) -> Profile:
@@ -74,8 +76,9 @@ def read_profile(path: Path) -> Profile:
     except (msgspec.MsgspecError, ValueError) as error:
         raise ProfileError(f"{path} is not a profile: {error}") from None
     numbers = [*msgspec.to_builtins(profile.device).values(), *msgspec.to_builtins(profile.host).values()]
+    numbers += [profile.latency_s, profile.cold_s]
     quantiles = (profile.spread.decodes, profile.spread.prompts)
-    if min(*numbers, *chain(*quantiles), profile.latency_s) < 0 or any(len(each) == 1 for each in quantiles):
+    if min(*numbers, *chain(*quantiles)) < 0 or any(len(each) == 1 for each in quantiles):
         raise ProfileError(f"{path} is not a profile: times are not negative, and a spread has two numbers at least")
     return profile
 

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 from gpu_worker.core.plan import StepPlan
 
 _NUM_FACTORS = 1 << 16
+_COOLING_TOKENS = 128
+_LEAST_COLDNESS = 0.01
 Chunk = tuple[int, int]
 """A part of a prompt in a step: tokens computed before it, and its own."""
 
@@ -21,25 +23,36 @@ class StepWork(NamedTuple):
         num_decodes: Sequences that compute one token each.
         num_context: Sum of the tokens that they attend to.
         chunks: Prompt chunks.
+        coldness: Share of the caches that prompt chunks of earlier steps have taken from weights and keys, from 0 to 1.
     """
 
     num_decodes: int
     num_context: int
     chunks: Sequence[Chunk] = ()
+    coldness: float = 0.0
 
     @property
     def num_sequences(self) -> int:
         """Sequences of the step."""
         return self.num_decodes + len(self.chunks)
 
+    @property
+    def coldness_after(self) -> float:
+        """Coldness of the next step: a prompt of 128 tokens takes all of the caches, and each step wins half back.
 
-def step_work(plan: StepPlan) -> StepWork:
-    """Return what a plan computes."""
+        Both numbers are those by which measured steps of the CPU engine were fitted best.
+        """
+        left = self.coldness / 2 if self.coldness > _LEAST_COLDNESS else 0.0
+        return max(left, min(1.0, sum(length for _, length in self.chunks) / _COOLING_TOKENS)) if self.chunks else left
+
+
+def step_work(plan: StepPlan, coldness: float = 0.0) -> StepWork:
+    """Return what a plan computes; `coldness` is that after the step before."""
     num_decodes, starts = plan.num_decodes, plan.starts
     if not plan.lengths:
-        return StepWork(num_decodes, sum(starts) + num_decodes)
+        return StepWork(num_decodes, sum(starts) + num_decodes, (), coldness)
     chunks = list(zip(starts[num_decodes:], plan.lengths, strict=True))
-    return StepWork(num_decodes, sum(starts[:num_decodes]) + num_decodes, chunks)
+    return StepWork(num_decodes, sum(starts[:num_decodes]) + num_decodes, chunks, coldness)
 
 
 class DeviceTimes(Protocol):
@@ -57,9 +70,10 @@ class LinearTimes:
     Attributes:
         fixed_s: Of each step.
         sequence_s: Of each sequence in it.
-        token_s: Of each token of a prompt, beyond the sequence's part.
+        token_s: Of each token, of decodes and prompts, beyond `free_tokens`.
         context_s: Of each token that a decode attends to.
         pair_s: Of each pair of a prompt's token and one that it attends to.
+        free_tokens: As many tokens are computed in the time that it takes to read the weights.
     """
 
     fixed_s: float
@@ -67,14 +81,16 @@ class LinearTimes:
     token_s: float = 0.0
     context_s: float = 0.0
     pair_s: float = 0.0
+    free_tokens: int = 0
 
     def seconds(self, num_decodes: int, num_context: int, chunks: Iterable[Chunk]) -> float:
         """Return the time of a step."""
+        num_tokens = num_decodes
         seconds = self.fixed_s + self.sequence_s * num_decodes + self.context_s * num_context
         for start, length in chunks:
-            pairs = length * start + length * (length + 1) / 2
-            seconds += self.sequence_s + self.token_s * (length - 1) + self.pair_s * pairs
-        return seconds
+            num_tokens += length
+            seconds += self.sequence_s + self.pair_s * (length * start + length * (length + 1) / 2)
+        return seconds + self.token_s * max(0, num_tokens - self.free_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +100,16 @@ class HostTimes:
     Attributes:
         step_s: Fixed overhead between two steps.
         sequence_s: For each sequence of a step.
+        prompt_s: Of a step with prompt chunks, besides: digests of blocks, and the first text of an answer.
     """
 
     step_s: float = 0.0
     sequence_s: float = 0.0
+    prompt_s: float = 0.0
 
-    def seconds(self, num_sequences: float) -> float:
+    def seconds(self, num_sequences: float, has_prompts: bool = False) -> float:
         """Return the host's time of a step."""
-        return self.step_s + self.sequence_s * num_sequences
+        return self.step_s + self.sequence_s * num_sequences + (self.prompt_s if has_prompts else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +145,14 @@ def _quantile(quantiles: tuple[float, ...], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Device, host, and how real steps lie around their sum."""
+    """Device, host, and how real steps lie around their sum; `cold_s` is what a step takes longer with cold caches."""
 
     device: DeviceTimes
     host: HostTimes = HostTimes()
     spread: Spread = Spread()
+    cold_s: float = 0.0
 
     def seconds(self, work: StepWork) -> tuple[float, float]:
         """Return the device's seconds of a step, and those from its beginning to the next one's."""
-        device_s = self.device.seconds(work.num_decodes, work.num_context, work.chunks)
-        return device_s, device_s + self.host.seconds(work.num_sequences)
+        device_s = self.device.seconds(work.num_decodes, work.num_context, work.chunks) + self.cold_s * work.coldness
+        return device_s, device_s + self.host.seconds(work.num_sequences, bool(work.chunks))

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from itertools import chain, repeat
+import time
+from collections.abc import Iterator
+from itertools import chain, groupby, repeat
 from pathlib import Path
 
 import pytest
 
-from ops.bench import simulate
+from ops.bench import executed, simulate
 from ops.bench.executed import ExecutedEngine, Execution, take_turns
 from ops.load_generator.answer import Reading
 from ops.load_generator.connection import Answer
@@ -23,13 +25,25 @@ def test_broken_answer_ends_the_measurement() -> None:
         simulate.answered(Answer(1.0, [(1.5, b"HTTP/1.1 503 Busy\r\n\r\n")]))
 
 
-def test_host_times_are_those_while_all_streams_decode() -> None:
+def test_gaps_are_those_while_all_streams_decode() -> None:
     first = seen(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     late = seen(0.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0)
-    profile = Profile("", LinearTimes(0.25), HostTimes(), 0.0, simulate.WORKER)
-    found = simulate._host_times([first, late], 2, 40, profile)
+    found = simulate._gaps([first, late], 2, 40)
     # The third token of the first stream is the first one that comes behind the other stream's begin.
-    assert found == [(2, 0.75)] * 6
+    assert [gap_s for _, gap_s in found] == [1.0] * 6
+    assert found[0][0] == StepWork(2, 2 * 43)
+
+
+def test_whole_system_adds_latency_time_of_prompts_and_of_the_host() -> None:
+    device = LinearTimes(0.002, token_s=1e-4, free_tokens=2)
+    profile = Profile("", device, HostTimes(1e-4, 1e-5, 3e-4), 0.0, simulate.WORKER, 0.0)
+    gaps = [(StepWork(batch, 0), 0.0024 + 1.1e-4 * max(0, batch - 2)) for batch in (1, 2, 4, 8)]
+    ways = [(prompt, 0.004 + 1e-5 * prompt) for prompt in simulate.PROMPTS]
+    ways[2] = (ways[2][0], 0.5)
+    found = simulate.calibrated(profile, [simulate.Calibration(gaps, ways)] * 2)
+    assert (found.latency_s, found.device.token_s) == pytest.approx((0.004, 1.1e-4), rel=0.05)
+    assert found.host.seconds(4) == pytest.approx(4e-4, rel=0.05)
+    assert found.host.prompt_s == 3e-4
 
 
 def test_what_clients_saw_is_summed_up() -> None:
@@ -61,6 +75,26 @@ def test_engine_takes_its_own_processor_time_alone() -> None:
     assert sum(each.num_decodes for each in work) == 5 + 2 + 1
     spent_s = sum(step.device_s + step.host_s for step in found.steps[:-2])
     assert max(found.times[1][-1], found.times[0][-1]) == pytest.approx(spent_s, rel=0.05)
+
+
+def test_engines_take_turns_of_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executed, "TURN_S", 0.05)
+    order = []
+
+    def steps(name: str, count: int) -> Iterator[None]:
+        for _ in range(count):
+            order.append(name)
+            end = time.thread_time() + 0.004
+            while time.thread_time() < end:
+                pass
+            yield
+
+    take_turns(steps("scored", 30), steps("endless", 1000))
+    turns = [(name, len(list(each))) for name, each in groupby(order)]
+    assert [name for name, _ in turns[:4]] == ["endless", "scored", "endless", "scored"]
+    # A step that finds the caches full of the other engine's data is one of many.
+    assert all(count >= 8 for _, count in turns[:-1])
+    assert order.count("scored") == 30
 
 
 @pytest.mark.slow

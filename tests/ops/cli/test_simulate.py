@@ -20,7 +20,7 @@ def profile(tmp_path: Path) -> Path:
     path = tmp_path / "profile.json"
     worker = WorkerLimits(16, 500, 8, 256, 2048)
     spread = Spread((0.9, 1.1), (0.9, 1.1))
-    write_profile(Profile("a test", LinearTimes(0.008), HostTimes(0.002), 0.004, worker, spread), path)
+    write_profile(Profile("a test", LinearTimes(0.008), HostTimes(0.002), 0.004, worker, 0.0, spread), path)
     return path
 
 

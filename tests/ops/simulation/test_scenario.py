@@ -66,6 +66,11 @@ def test_decode_attends_to_all_tokens_before_it_and_to_its_own() -> None:
     assert outcome.end_s[50] == pytest.approx(3 * STEP_S + 0.101 + 0.102)
 
 
+def test_steps_behind_a_prompt_take_longer_and_caches_warm_up_again() -> None:
+    outcome = served([Arrival(0.0, 160, 4)], times=StepTimes(LinearTimes(STEP_S), cold_s=0.008))
+    assert outcome.end_s[50] == pytest.approx(4 * STEP_S + 0.008 + 0.004 + 0.002)
+
+
 def test_steps_differ_from_their_prediction_as_the_spread_says() -> None:
     outcome = served([Arrival(0.0, 100, 200)], times=StepTimes(LinearTimes(STEP_S), spread=Spread((0.5, 1.5))))
     assert outcome.itl_s[50] == pytest.approx(STEP_S, rel=0.15)

@@ -35,7 +35,7 @@ STEP_MS, GROWTH = 6.0, 0.02
 def growing_times(growth: float) -> StepTimes:
     """Return steps to which every further token adds the share `growth`."""
     fixed_s = STEP_MS / 1000
-    return StepTimes(LinearTimes(fixed_s * (1 - growth), fixed_s * growth, fixed_s * growth))
+    return StepTimes(LinearTimes(fixed_s * (1 - growth), token_s=fixed_s * growth))
 
 
 TIMES = growing_times(GROWTH)
