@@ -137,6 +137,7 @@ def _second_token(runner: TorchModelRunner, prompt: int, way: str) -> tuple[floa
     started = time.perf_counter()
     _open(prefill.transfer, decode.transfer, begun)
     elapsed = time.perf_counter() - started + decode.engine.serve_s([begun.token_ids[:-1]], 1)
+    decode.transfer.peers.close(begun.id, 1, is_done=True)
     prefill.transfer.close()
     decode.transfer.close()
     return elapsed, rate, decode.engine.engine.stats.num_prefix_hits
