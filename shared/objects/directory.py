@@ -107,7 +107,9 @@ class DirectoryStore:
         abandoned = time.time() - _ABANDONED_S
         for name, _, modified in found:
             if name.startswith(WRITING) and modified < abandoned:
-                (self._root / folder / name).unlink(missing_ok=True)
+                # One that cannot be deleted hides no others.
+                with contextlib.suppress(OSError):
+                    (self._root / folder / name).unlink()
         return sorted(each for each in found if not each.name.startswith("."))
 
     @_in_thread

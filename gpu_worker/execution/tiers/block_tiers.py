@@ -16,7 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from gpu_worker.core.tiers import FULL, Wanted
-from gpu_worker.execution.memory.block_bytes import BlockBytes
+from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.host_tier import Batch, HostTier
 from gpu_worker.execution.tiers.transfer import Transfer
@@ -192,7 +192,6 @@ class BlockTiers:
     def load(self, salt: bytes, wanted: list[Wanted]) -> BlockLoad:
         """Begin to load contents onto the device, after the copies of the contents that they overwrite."""
         self.flush()
-        self._salts |= {item.digest: salt for item in wanted if item.group == FULL}
         if self._peers is not None:
             self._peers.expect([item[:2] for item in wanted if not self._host.knows(*item[:2])])
         load = BlockLoad(salt, wanted, [group.mark() for group in self._groups])
@@ -293,6 +292,14 @@ class BlockTiers:
             batch.copy.wait()
             self._settle(batch)
 
+    def _land(self, load: BlockLoad, number: int, wanted: Wanted, row: Bytes) -> bool:
+        """Write a content to its block, unless the load has ended; return whether it was written."""
+        group, digest, block = wanted
+        if group == FULL:
+            # Before the engine's thread can know the block, and evict it.
+            self._salts[digest] = load.salt
+        return load.write(number, partial(self._groups[group].write, block, row, load.marks[group]))
+
     def _load_all(self) -> None:
         """Do one load after another, which may wait for a disk as long as it likes; several threads do each."""
         while (load := self._loads.get()) is not None:
@@ -309,21 +316,21 @@ class BlockTiers:
             self._peers.forget(item[:2] for item in wanted)
 
     def _load_one(self, load: BlockLoad, number: int, wanted: Wanted) -> None:
-        group, digest, block = wanted
-        blocks, mark, started = self._groups[group], load.marks[group], time.monotonic()
+        group, digest, _ = wanted
+        blocks, started = self._groups[group], time.monotonic()
         if not blocks.row_bytes:
             load.write(number, lambda: None)
             return
         with self._host.pinned(group, digest) as row:
             if row is not None:
-                has_arrived, name = load.write(number, partial(blocks.write, block, row, mark)), "host"
+                has_arrived, name = self._land(load, number, wanted, row), "host"
         if row is None:
             name, row = "peer", None if self._peers is None else self._peers.read(group, digest, load.salt)
             if row is None and self._files is not None:
                 name, row = "files", self._files.read(group, digest, load.salt)
             if row is None:
                 return
-            has_arrived = load.write(number, partial(blocks.write, block, row, mark))
+            has_arrived = self._land(load, number, wanted, row)
         if has_arrived:
             seconds = (time.monotonic() - started) / self._num_threads
             with self._lock:

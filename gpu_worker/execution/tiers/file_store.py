@@ -147,7 +147,9 @@ class DirectoryStore:
                     if not entry.name.startswith("."):
                         found[f"{folder}/{entry.name}"] = StoredFile(state.st_size, state.st_mtime)
                     elif entry.name.startswith(WRITING) and state.st_mtime < abandoned:
-                        os.unlink(entry.path)
+                        # One that cannot be deleted, as on a disk that is read-only since a crash, hides no others.
+                        with contextlib.suppress(OSError):
+                            os.unlink(entry.path)
         return found
 
     def prune(self, folder: str) -> None:
