@@ -113,7 +113,7 @@ async def test_leftover_that_cannot_be_deleted_hides_no_files(tmp_path: Path, mo
     leftover.write_bytes(b"y")
     os.utime(leftover, (1.0, 1.0))
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "unlink", refuse)
