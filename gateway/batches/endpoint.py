@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -43,7 +44,7 @@ from shared.direct_client import DirectClient
 from shared.errors import ConfigError
 from shared.kept_results import KeptResults
 from shared.objects.open import store_of
-from shared.objects.store import StoreError
+from shared.objects.store import StoreAwayError, StoreError
 from shared.server_clock import ServerClock
 from shared.subjects import BATCH_ID
 from shared.task_supervisor import TaskSupervisor
@@ -52,6 +53,8 @@ _PATH = "/v1/batches"
 # Of one tenant, at once. Each takes a record of a few kilobytes every other second.
 MAX_ACTIVE = 64
 _MAX_PAGE = 100
+OPEN_S = 5.0
+"""A directory that takes longer to answer at the start is opened later."""
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_WINDOW_S = 7 * 86_400
@@ -257,6 +260,24 @@ def _not_found(batch_id: str) -> ApiError:
     return ApiError(404, f"No batch found with id '{shown}'.", param="batch_id", code="batch_not_found")
 
 
+async def open_directory(catalog: FileCatalog) -> None:
+    """Open a store at the start; `ConfigError` if its path is wrong.
+
+    Storage that does not answer must not keep a gateway from serving people. Like a bucket, the drivers open it later.
+    """
+    place = catalog.store.place
+    try:
+        async with asyncio.timeout(OPEN_S):
+            await catalog.open()
+    except (StoreAwayError, TimeoutError) as error:
+        problem = str(error) or f"{place} does not answer"
+        _log.warning("files and batches are not served until their store is back: %s", problem)
+    except StoreError as error:
+        raise ConfigError("HEADRACE_FILES", str(error)) from error
+    else:
+        _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", place)
+
+
 async def batch_routes(
     stack: contextlib.AsyncExitStack,
     services: RouteServices,
@@ -273,12 +294,7 @@ async def batch_routes(
     log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
     catalog = FileCatalog(store, services.config.files_tenant_bytes, services.metrics, clock.now)
     if store.is_local:
-        # A bucket that does not answer must not keep a gateway from serving people.
-        try:
-            await catalog.open()
-        except StoreError as error:
-            raise ConfigError("HEADRACE_FILES", str(error)) from error
-        _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
+        await open_directory(catalog)
     settled = partial(services.aliases.settled, fleet=fleet)
     own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars)
     driver_services = DriverServices(nats, log, catalog, kept, clock, *own)

@@ -14,7 +14,7 @@ import msgspec
 from gateway.errors import ApiError
 from gateway.resumable.calls import OwnerCalls
 from gateway.resumable.live import LiveStream
-from gateway.resumable.log import ERRORS, StreamLog, no_longer_kept, unavailable
+from gateway.resumable.log import ERRORS, StreamLog, no_longer_kept, stopped, unavailable
 from gateway.resumable.owner import StreamOwner
 from gateway.resumable.record import FIRST_PART, LAST_PART, MIDDLE_PART, PIECE_BYTES, decode_piece
 from gateway.resumable.writer import OUTAGE_S
@@ -128,16 +128,20 @@ class Follower:
             except PiecesGoneError:
                 # A takeover deletes the pieces of the previous owner.
                 if not await self._has_moved():
-                    stream.abort(no_longer_kept(stream.head.id, "its pieces are gone"))
+                    self._abort(no_longer_kept(stream.head.id, "its pieces are gone"))
             except ApiError as error:
-                if error.status != 503 or self._loop.time() - failing_since > OUTAGE_S:
-                    stream.abort(error)
+                if error.status != 503 or stream.is_deleted or self._loop.time() - failing_since > OUTAGE_S:
+                    self._abort(error)
             except ERRORS as error:
                 if self._loop.time() - failing_since > OUTAGE_S:
                     _log.warning("the log of streams cannot be read: %r", error)
-                    stream.abort(unavailable())
+                    self._abort(unavailable())
             if not stream.is_owned:
                 await asyncio.sleep(max(wait_s, POLL_OF_EACH_S * len(num_followed)))
+
+    def _abort(self, error: ApiError) -> None:
+        """End a stream of which nothing more can be read: what a client has deleted has no log any more."""
+        self._stream.abort(stopped() if self._stream.is_deleted else error)
 
     async def _advance(self) -> bool:
         """Read new entries, and check the owner; return whether there was something new."""

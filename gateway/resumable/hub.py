@@ -155,6 +155,9 @@ class StreamHub:
         with answering():
             reply = None if found.head.ended is not None else await self._calls.ask(found.head, "stop")
             is_stopped = reply is not None and reply.is_known
+            if stream is not None:
+                # Its pieces may be gone before it is read here how it has ended.
+                stream.is_deleted = True
             if found.head.ended is None and not is_stopped:
                 # Its owner is dead, or has just noted its end.
                 await self._log.fences.revoke(found.head.owner)

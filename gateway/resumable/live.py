@@ -53,7 +53,7 @@ class LiveStream:
         is_followed: Another process reads its pieces while it grows.
         is_ending: One of its sequences has ended, or all have failed, and its pieces lack that entry.
         has_ends: False while no entry ends a sequence.
-        is_deleted: To be deleted once it has ended.
+        is_deleted: A client has stopped it: its owner deletes it once it has ended.
         is_cut: Its log became too large: later entries are shown but not logged.
         num_read_bytes: Size of the pieces that were read from the log.
         is_read: Set once its pieces were read from the log, if they had to be.

@@ -324,6 +324,11 @@ def no_longer_kept(stream_id: str, why: str) -> ApiError:
     return ApiError(410, message, param="id", code="stream_expired")
 
 
+def stopped() -> ApiError:
+    """Return the error that ends a stream whose client deletes it."""
+    return ApiError(409, "The generation was stopped by a request to delete the stream.", code="stream_stopped")
+
+
 def not_found(stream_id: str) -> ApiError:
     """Return the error of a stream that there is not, or that belongs to another tenant."""
     return ApiError(404, f"Stream with id '{stream_id[:128]}' not found.", param="id", code="stream_not_found")

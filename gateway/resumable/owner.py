@@ -26,7 +26,7 @@ from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from gateway.resumable.live import LiveStream, LoggedSink, fail, unfinished
-from gateway.resumable.log import ERRORS, StreamLog, answering, unavailable
+from gateway.resumable.log import ERRORS, StreamLog, answering, stopped, unavailable
 from gateway.resumable.record import StreamHead, decode_requests
 from gateway.resumable.writer import LogWriter
 from shared.background_tasks import BackgroundTasks
@@ -139,8 +139,7 @@ class StreamOwner:
     def stop(self, stream: LiveStream) -> None:
         """End a stream because its client wants that, and forget it."""
         stream.is_deleted = True
-        message = "The generation was stopped by a request to delete the stream."
-        self._fail(stream, ApiError(409, message, code="stream_stopped"))
+        self._fail(stream, stopped())
 
     async def take_over(self, stream: LiveStream) -> bool:
         """Own a dead owner's stream, whose entries were read; False if another gateway was faster.

@@ -54,6 +54,7 @@ class InteractiveQueues:
         self.resumed = pull_queue("resumed", partial(self._room_for_first, "resumed"))
         self.new = pull_queue("interactive", self._room_for_new)
         self.ready = pull_queue("ready", partial(self._room_for_first, "ready"))
+        capacity.is_resting = lambda: self.new.is_resting
         self._by_name: dict[Queue, PullQueue] = {"resumed": self.resumed, "interactive": self.new, "ready": self.ready}
         self._of_subject = {request_subject(model, name, ""): queue for name, queue in self._by_name.items()}
 

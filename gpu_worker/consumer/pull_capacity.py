@@ -8,6 +8,7 @@ begin at once, because others give way (`Admission`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.core.block_budget import BlockBudget
@@ -19,13 +20,18 @@ _MEMORY = 0.1
 
 
 class PullCapacity:
-    """Owns the running estimate of blocks per request, and the reservations for requests about to be held."""
+    """Owns the running estimate of blocks per request, and the reservations for requests about to be held.
+
+    Attributes:
+        is_resting: Whether requests should go to other workers, because this one was paused a moment ago.
+    """
 
     def __init__(self, held: HeldRequests, config: SchedulerConfig) -> None:
         self._held = held
         self._config = config
         self._look_ahead = max(1, config.max_num_seqs // _LOOK_AHEAD_SHARE)
         self._mean_blocks = 1.0
+        self.is_resting: Callable[[], bool] = lambda: False
         self._num_reserved = self._num_reserved_blocks = 0
 
     @property

@@ -1,7 +1,9 @@
 """Pulls from a shared JetStream consumer so that a request in the queue is here as soon as there is room for it.
 
 While there is room, a pull for that many messages waits at the server. Pulls are short and made again: what the server
-sends for the pull of a frozen worker is held up until its freeze is noticed. The library's `fetch` costs a task per
+sends for the pull of a frozen worker is held up until its freeze is noticed. A worker that was paused may be paused
+again soon, and a stream that had moved to it would stand still twice: for a while no pull of it waits at the server, so
+that it gets only what the others have no room for. The library's `fetch` costs a task per
 message and gives up its place between calls; this speaks the protocol directly: one inbox, one callback, a count.
 """
 
@@ -28,6 +30,9 @@ PULL_EXPIRES_S = 0.2
 # The server answers an expired pull; when its answer is this late, it has forgotten the pull.
 _ANSWER_GRACE_S = 1.0
 _RETRY_WAIT_S = 0.25
+REST_S = 5.0
+"""After a pause of this process others go first for so long; pauses that come more often are one rest."""
+_REST_POLL_S = 0.05
 _MAX_OUTSTANDING = 32
 """Messages are read in order, at about a millisecond each, so what goes first waits for as many of others."""
 
@@ -63,6 +68,7 @@ class PullQueue:
     _is_lost: bool = True
     _is_draining: bool = False
     _expires_at: float = 0.0
+    _rests_until: float = 0.0
     _last_pending: int = 0
     _is_answered: bool = False
     outstanding: int = 0
@@ -87,6 +93,11 @@ class PullQueue:
     def is_started(self) -> bool:
         """Whether `start` has succeeded."""
         return self._task is not None
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether this process was paused a moment ago."""
+        return asyncio.get_running_loop().time() < self._rests_until
 
     async def start(self) -> None:
         """Begin to pull; may be called again after a `DependencyError`: the stream is missing and cannot be made."""
@@ -122,7 +133,7 @@ class PullQueue:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                async with asyncio.timeout(PULL_EXPIRES_S):
+                async with asyncio.timeout(_REST_POLL_S if self.is_resting else PULL_EXPIRES_S):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -130,6 +141,7 @@ class PullQueue:
             if self._pauses.tick():
                 # The server's answers may lie here unread.
                 self._expires_at = max(self._expires_at, loop.time())
+                self._rests_until = loop.time() + REST_S
             if self.outstanding and loop.time() > self._expires_at + _ANSWER_GRACE_S:
                 # Perhaps nothing arrives here any more, and what further pulls are sent would be lost.
                 self._is_lost = True
@@ -147,7 +159,8 @@ class PullQueue:
     async def _pull(self, count: int) -> None:
         self._expires_at = asyncio.get_running_loop().time() + PULL_EXPIRES_S
         self.outstanding += count
-        pull = {"batch": count, "expires": int(PULL_EXPIRES_S * 1e9), "group": self._consumer.group}
+        until = {"no_wait": True} if self.is_resting else {"expires": int(PULL_EXPIRES_S * 1e9)}
+        pull = {"batch": count, "group": self._consumer.group, **until}
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer.name}"
         try:
             self._nats.send(subject, json.dumps(pull).encode(), self._inbox)
@@ -199,16 +212,17 @@ class PullQueue:
             self.wake()
 
     def _end_pull(self, status: str, message: Msg) -> None:
-        """Count out a pull that ended: 408 it expired, 409 the consumer or its leader is gone, 503 no responder."""
+        """Count out a pull that ended: 404 and 408 the queue is empty, 409 the consumer is gone, 503 no responder."""
         if status == "100":
             return
         assert message.headers is not None
         unfilled = message.headers.get("Nats-Pending-Messages", "")
         self.outstanding = max(0, self.outstanding - int(unfilled)) if unfilled.isdigit() else 0
-        if status != "408":
+        if status not in ("404", "408"):
             _log.warning("pull refused", extra={"stream": self._stream, "status": status})
             self._is_lost = True
             asyncio.get_running_loop().call_later(_RETRY_WAIT_S, self.wake)
             return
         self._last_pending, self._is_answered = 0, True
-        self.wake()
+        if not self.is_resting:
+            self.wake()

@@ -74,7 +74,8 @@ class Worker:
             self.transfer = Transfer(groups, BLOCK_SIZE, host, "127.0.0.1", 60.0, lambda: maker, nixl)
             transfer = self.transfer
             _wait_until(lambda: transfer.maker)
-        self.engine = engine_with(runner, BlockTiers(groups, BLOCK_SIZE, host, self.files, self.transfer))
+        self.tiers = BlockTiers(groups, BLOCK_SIZE, host, self.files, self.transfer)
+        self.engine = engine_with(runner, self.tiers)
 
 
 def engine_with(runner: TorchModelRunner, tiers: BlockTiers | None) -> SteppedEngine:
@@ -93,12 +94,14 @@ def restored_s(runner: TorchModelRunner, prompt: int, rounds: int, directory: Pa
         cold.append(worker.engine.serve_s([text], 1))
         if worker.files is not None:
             _settle(worker.files)
+            worker.tiers.close()
             worker = Worker(runner, folder)
         else:
             worker.engine.serve_s([worker.engine.random_prompt(prompt)], 1)
         before = worker.engine.engine.stats.num_prefix_hits
         restored.append(worker.engine.serve_s([text], 1))
         hits += worker.engine.engine.stats.num_prefix_hits - before
+        worker.tiers.close()
     return _row(f"restored from {'files' if directory else 'host'}", cold, restored, share=hits / (rounds * prompt))
 
 
@@ -137,8 +140,9 @@ def _second_token(runner: TorchModelRunner, prompt: int, way: str) -> tuple[floa
     started = time.perf_counter()
     _open(prefill.transfer, decode.transfer, begun)
     elapsed = time.perf_counter() - started + decode.engine.serve_s([begun.token_ids[:-1]], 1)
-    prefill.transfer.close()
-    decode.transfer.close()
+    decode.transfer.peers.close(begun.id, 1, is_done=True)
+    prefill.tiers.close()
+    decode.tiers.close()
     return elapsed, rate, decode.engine.engine.stats.num_prefix_hits
 
 
@@ -172,7 +176,8 @@ def stream_itl_s(
     for number in range(rounds + 1):
         for has_tiers in (True, False) if number % 2 else (False, True):
             folder = Path(tempfile.mkdtemp(dir=directory))
-            engine = Worker(runner, folder).engine if has_tiers else engine_with(runner, None)
+            worker = Worker(runner, folder) if has_tiers else None
+            engine = engine_with(runner, None) if worker is None else worker.engine
             streams = [engine.add(engine.random_prompt(32), runner.max_model_len - 32) for _ in range(NUM_STREAMS)]
             engine.prefill(streams)
             before = sum(stream.num_output_tokens for stream in streams)
@@ -184,6 +189,8 @@ def stream_itl_s(
             if number:
                 seconds[has_tiers].append(elapsed / num_tokens)
             engine.abort(streams)
+            if worker is not None:
+                worker.tiers.close()
     return seconds[False], seconds[True]
 
 

@@ -57,7 +57,13 @@ class SteppedEngine:
         return sequence
 
     def step(self) -> list[SequenceEvent]:
-        """Take a step; `RuntimeError` if it failed."""
+        """Take a step, after the pause that the engine's thread would make: threads that load KV need the interpreter.
+
+        Raises:
+            RuntimeError: It failed.
+        """
+        if pause_s := self.engine.pause_s:
+            time.sleep(pause_s)
         events = self.engine.step()
         if self.engine.last_error is not None:
             raise RuntimeError(f"the engine failed: {self.engine.last_error}") from self.engine.last_error

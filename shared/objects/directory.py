@@ -19,13 +19,25 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from shared.files import WRITING, AtomicFile, temporary_beside
-from shared.objects.store import MissingObjectError, StoredObject, StoreError, StoreFullError, check_key
+from shared.objects.store import (
+    MissingObjectError,
+    StoreAwayError,
+    StoredObject,
+    StoreError,
+    StoreFullError,
+    check_key,
+)
 
 # NATS and Redis may write to the same disk: some room is left for them.
 KEPT_FREE_BYTES = 64 << 20
 _ABANDONED_S = 86_400.0
 _THREADS = 4
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+AWAY = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT, errno.EHOSTDOWN}
+    | {errno.EREMOTEIO, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ECONNRESET, errno.EHOSTUNREACH}
+)
+"""Errors of storage that does not answer; others are of a wrong path, or of rights to it."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -95,7 +107,9 @@ class DirectoryStore:
         abandoned = time.time() - _ABANDONED_S
         for name, _, modified in found:
             if name.startswith(WRITING) and modified < abandoned:
-                (self._root / folder / name).unlink(missing_ok=True)
+                # One that cannot be deleted hides no others.
+                with contextlib.suppress(OSError):
+                    (self._root / folder / name).unlink()
         return sorted(each for each in found if not each.name.startswith("."))
 
     @_in_thread
@@ -132,7 +146,7 @@ class DirectoryStore:
         except FileNotFoundError as error:
             raise MissingObjectError(f"{self.place} has no such file") from error
         except OSError as error:
-            kind = StoreFullError if error.errno in _FULL else StoreError
+            kind = StoreFullError if error.errno in _FULL else StoreAwayError if error.errno in AWAY else StoreError
             raise kind(f"{self.place} cannot be used: {error.strerror or error}") from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.objects.directory import DirectoryStore
+from shared.objects.directory import AWAY, DirectoryStore
 from shared.objects.s3 import S3Store
 from shared.objects.store import ObjectStore, StoreError, identity
 
@@ -26,7 +26,13 @@ def store_of(place: str, variable: str) -> ObjectStore:
     if place.startswith("s3://"):
         return S3Store(place, variable)
     directory = Path(place)
-    if not directory.absolute().parent.is_dir():
-        problem = f"{place!r} would be made, but there is no {directory.absolute().parent} either: make that first"
-        raise ConfigError(variable, problem)
+    parent = directory.absolute().parent
+    try:
+        has_parent = parent.is_dir()
+    except OSError as error:
+        if error.errno not in AWAY:
+            raise ConfigError(variable, f"{place!r} cannot be used: {error.strerror}") from error
+        has_parent = True
+    if not has_parent:
+        raise ConfigError(variable, f"{place!r} would be made, but there is no {parent} either: make that first")
     return DirectoryStore(directory)

@@ -21,6 +21,10 @@ class StoreError(HeadraceError):
     """The store cannot be reached, read or written; the message names it and says why."""
 
 
+class StoreAwayError(StoreError):
+    """The storage behind the store does not answer at present: a mount that is stale, a disk that fails."""
+
+
 class StoreFullError(StoreError):
     """The store has no room left."""
 

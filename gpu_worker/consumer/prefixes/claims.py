@@ -90,12 +90,14 @@ class PrefixClaims:
                     self._answer(offer, reply)
 
     def _reply(self, offer: Offer) -> Reply:
+        if self._begin is None or self._capacity.is_resting():
+            return "decline"
         if offer.adapter is not None and self._adapters is not None and self._adapters.is_resident(offer.adapter):
             return self._adapter_reply(offer)
         if not offer.links:
             return "claim" if offer.adapter is None and self._has_more_room(offer) else "decline"
         held = self._held.longest(offer.links)
-        if held is None or self._begin is None or held.num_tokens <= offer.num_held:
+        if held is None or held.num_tokens <= offer.num_held:
             return "decline"
         num_new = max(0, offer.num_tokens - held.num_tokens)
         if num_new > self._most_new():
@@ -112,7 +114,7 @@ class PrefixClaims:
 
     def _adapter_reply(self, offer: Offer) -> Reply:
         """Claim a request whose adapter is here if the wait here is no longer than loading the adapter there."""
-        if self._begin is None or self._num_new(offer) > self._most_new():
+        if self._num_new(offer) > self._most_new():
             return "decline"
         is_soon = self._backlog <= offer.backlog + offer.expires_s * self._engine.stats.expected_prefill_rate
         return "claim" if is_soon and self._capacity.can_claim(offer.num_tokens) else "later"
@@ -136,7 +138,7 @@ class PrefixClaims:
         if offer.num_tokens > self._most_new():
             return False
         is_emptier = self._engine.num_blank_blocks >= offer.num_blank + num_blocks
-        return self._begin is not None and is_idler and is_emptier and self._capacity.can_claim(offer.num_tokens)
+        return is_idler and is_emptier and self._capacity.can_claim(offer.num_tokens)
 
     def _answer(self, offer: Offer, reply: Reply) -> None:
         if reply == "claim":

@@ -25,10 +25,10 @@ HEARD_S = 2.0
 """Seconds of silence after which a worker is not asked."""
 DISTRUST_S = 5.0
 IN_VAIN_HALF_S = 10.0
-"""Half-life of the count of requests that a worker declined or did not answer: busy workers are asked again."""
+"""Half-life of the count of requests that a worker was asked for and did not take: busy workers are asked again."""
 MAX_IN_VAIN = 8.0
 UNRELIABLE_IN_VAIN = 3.0
-"""A worker that declined or did not answer this many requests lately is unreliable: it is asked for prefixes last."""
+"""A worker that took none of this many requests lately is unreliable: it is asked last, and not waited for."""
 MAX_PEERS = 1024
 MAX_ASKED = 3
 
@@ -70,6 +70,10 @@ class _Peer:
 
     def note_in_vain(self) -> None:
         self.num_in_vain = min(MAX_IN_VAIN, self.num_in_vain + 1)
+
+    @property
+    def is_reliable(self) -> bool:
+        return self.num_in_vain < UNRELIABLE_IN_VAIN
 
     def may_be_asked(self, now: float) -> bool:
         """Whether it takes requests, was heard lately, and has answered when it was asked."""
@@ -114,6 +118,11 @@ class PeerPrefixes:
             else:
                 peer.note_in_vain()
 
+    def is_reliable(self, worker: str) -> bool:
+        """Return whether a worker that will have room later is worth a wait."""
+        peer = self._peers.get(worker)
+        return peer is not None and peer.is_reliable
+
     def holders(self, places: Mapping[bytes, int], now: float) -> list[tuple[int, str]]:
         """Return the workers that announce most of a chain, the best first, each with its last link's place.
 
@@ -125,8 +134,7 @@ class PeerPrefixes:
                 continue
             common = peer.links.intersection(places) if len(peer.links) < len(places) else places.keys() & peer.links
             if common:
-                is_reliable = peer.num_in_vain < UNRELIABLE_IN_VAIN
-                found.append((is_reliable, max(map(places.__getitem__, common)), -round(peer.num_in_vain), worker))
+                found.append((peer.is_reliable, max(map(places.__getitem__, common)), -round(peer.num_in_vain), worker))
         found.sort(reverse=True)
         return [(place, worker) for _, place, _, worker in found[:MAX_ASKED]]
 

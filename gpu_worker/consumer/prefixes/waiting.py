@@ -192,7 +192,7 @@ class WaitingRequests:
         if answer.reply == "claim":
             self._grant(answer.number, waiting, worker)
             return
-        if answer.reply == "later":
+        if answer.reply == "later" and self._others.is_reliable(worker):
             waiting.later.add(worker)
         if waiting.asked:
             return

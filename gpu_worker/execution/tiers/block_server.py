@@ -19,7 +19,15 @@ from gpu_worker.execution.tiers import peer_wire, shared_memory
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.leases import Lease, Leases
 from gpu_worker.execution.tiers.nixl_transport import NixlAgent, NixlSender
-from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Name, PeerError, receive_frame, send_frame
+from gpu_worker.execution.tiers.peer_wire import (
+    ITEM,
+    Kind,
+    Name,
+    PeerClosedError,
+    PeerError,
+    receive_frame,
+    send_frame,
+)
 from shared.errors import ConfigError
 from shared.log_limit import LogLimit
 
@@ -140,7 +148,10 @@ class BlockServer:
                 sender.send(self._find(names, lease, maker))
             was_read = True
         except OSError as error:
-            self._log_limit.warning("serve", "KV is not read to the end by another worker: %s", error)
+            # A connection also ends where the request is cancelled. A reader that fails logs that itself.
+            has_closed = isinstance(error, (PeerClosedError, ConnectionError))
+            if not has_closed or (lease is not None and time.monotonic() >= lease.ends_at):
+                self._log_limit.warning("serve", "KV is not read to the end by another worker: %s", error)
         except Exception:
             _log.exception("KV could not be sent to another worker")
         finally:

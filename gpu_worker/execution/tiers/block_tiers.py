@@ -17,7 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from gpu_worker.core.tiers import FULL, Wanted
-from gpu_worker.execution.memory.block_bytes import BlockBytes
+from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.host_tier import Batch, HostTier
 from gpu_worker.execution.tiers.transfer import Transfer
@@ -208,7 +208,6 @@ class BlockTiers:
     def load(self, salt: bytes, wanted: list[Wanted]) -> BlockLoad:
         """Begin to load contents onto the device, after the copies of the contents that they overwrite."""
         self.flush()
-        self._salts |= {item.digest: salt for item in wanted if item.group == FULL}
         if self._peers is not None:
             self._peers.expect([item[:2] for item in wanted if not self._host.knows(*item[:2])])
         load = BlockLoad(salt, wanted, [group.mark() for group in self._groups])
@@ -318,6 +317,14 @@ class BlockTiers:
         now = time.monotonic()
         return any(now - since > _HANG_S for since in list(self._reading_since.values()))
 
+    def _land(self, load: BlockLoad, number: int, wanted: Wanted, row: Bytes) -> bool:
+        """Write a content to its block, unless the load has ended; return whether it was written."""
+        group, digest, block = wanted
+        if group == FULL:
+            # Before the engine's thread can know the block, and evict it.
+            self._salts[digest] = load.salt
+        return load.write(number, partial(self._groups[group].write, block, row, load.marks[group]))
+
     def _load_all(self) -> None:
         """Do one load after another; several threads do each."""
         while (load := self._loads.get()) is not None:
@@ -338,18 +345,18 @@ class BlockTiers:
 
     def _load_near(self, load: BlockLoad, number: int, wanted: Wanted) -> bool:
         """Load a content from the host's memory or another worker; False if neither has it."""
-        group, digest, block = wanted
-        blocks, mark, started = self._groups[group], load.marks[group], time.monotonic()
+        group, digest, _ = wanted
+        blocks, started = self._groups[group], time.monotonic()
         if not blocks.row_bytes:
             load.write(number, lambda: None)
             return True
         with self._host.pinned(group, digest) as row:
             if row is not None:
-                if load.write(number, partial(blocks.write, block, row, mark)):
+                if self._land(load, number, wanted, row):
                     self._observe("host", group, started, self._num_threads)
                 return True
         received = None if self._peers is None else self._peers.read(group, digest, load.salt)
-        if received is not None and load.write(number, partial(blocks.write, block, received, mark)):
+        if received is not None and self._land(load, number, wanted, received):
             self._observe("peer", group, started, self._num_threads)
         return received is not None
 
@@ -366,11 +373,11 @@ class BlockTiers:
             self._leave(load)
 
     def _load_file(self, load: BlockLoad, number: int, wanted: Wanted) -> None:
-        group, digest, block = wanted
+        group, digest, _ = wanted
         started = time.monotonic()
         if load.has_ended or self._files is None or (row := self._files.read(group, digest, load.salt)) is None:
             return
-        if load.write(number, partial(self._groups[group].write, block, row, load.marks[group])):
+        if self._land(load, number, wanted, row):
             self._observe("files", group, started, _NUM_FILE_THREADS)
 
     def _observe(self, tier: str, group: int, started: float, num_threads: int) -> None:

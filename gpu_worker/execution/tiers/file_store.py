@@ -155,7 +155,8 @@ class DirectoryStore:
         abandoned = min(self._newest, time.time()) - ABANDONED_S
         for path, modified in unfinished:
             if modified < abandoned:
-                with contextlib.suppress(FileNotFoundError):
+                # One that cannot be deleted, as on a disk that is read-only since a crash, hides no others.
+                with contextlib.suppress(OSError):
                     os.unlink(path)
         return found
 

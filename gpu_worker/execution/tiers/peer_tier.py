@@ -83,20 +83,27 @@ class PeerSession:
                 for name in dropped:
                     self._received.pop(name, None)
         except OSError:
-            self.close()
-            raise
+            if not self.is_closed:
+                self.close()
+                raise
 
     def get(self, name: Name) -> bytearray | None:
-        """Return a content with its header, unverified; None if there is none, `OSError` if the wire is broken."""
+        """Return a content with its header, unverified; None if there is none, or the session was closed meanwhile.
+
+        Raises:
+            OSError: The wire is broken, which closes the session: one call raises it.
+        """
         try:
             with self._lock:
                 while name not in self._received:
                     if self.is_closed:
-                        raise PeerError("the connection was closed")
+                        return None
                     self._receive(name)
                 received = self._received.pop(name)
             return None if received is None else self._receiver.content(name[0], received)
         except OSError:
+            if self.is_closed:
+                return None
             self.close()
             raise
 
@@ -244,7 +251,7 @@ class PeerTier:
             sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             if session.is_awaited:
-                self._distrust(session.address)
+                self._failed(session.address, SlowPeerError("the other side is too slow"))
             session.close()
         return bool(sessions)
 

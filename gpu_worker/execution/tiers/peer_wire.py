@@ -76,6 +76,10 @@ class PeerError(OSError):
     """The other side does not keep to the protocol, or is too slow."""
 
 
+class PeerClosedError(PeerError):
+    """The connection has ended: the other side closed it, or another thread of this one."""
+
+
 class SlowPeerError(PeerError, TimeoutError):
     """The other side sends something, and not in time."""
 
@@ -120,7 +124,7 @@ def receive_file(connection: socket.socket) -> tuple[Kind, int | None]:
     head, files, _, _ = socket.recv_fds(connection, _HEAD.size, 1)
     try:
         if len(head) != _HEAD.size:
-            raise PeerError("the other side has closed the connection")
+            raise PeerClosedError("the other side has closed the connection")
         return _head(head, 0)[0], files[0] if files else None
     except PeerError:
         for file in files:
@@ -150,7 +154,7 @@ def _receive(connection: socket.socket, num_bytes: int, wait_s: float) -> bytear
         connection.settimeout(left)
         count = connection.recv_into(view[:_CHUNK_BYTES])
         if count == 0:
-            raise PeerError("the other side has closed the connection")
+            raise PeerClosedError("the other side has closed the connection")
         if count >= _CHUNK_BYTES // 16:
             deadline = min(last, time.monotonic() + FRAME_S)
         view = view[count:]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from pathlib import Path
@@ -18,11 +21,17 @@ import psutil
 import pytest
 from openai.types.file_create_params import ExpiresAfter as FileExpiry
 
+from gateway.admission.stored_reads import ReadSize
+from gateway.batches import endpoint
 from gateway.config import GatewayConfig
+from gateway.errors import ApiError
+from gateway.files.catalog import FileCatalog
 from gateway.files.endpoint import MAX_DOWNLOADS
+from gateway.metrics import GatewayMetrics
 from gateway.process.settings_check import check_settings
 from ops.chaos.system import WallClock
 from shared.errors import ConfigError
+from shared.objects.open import store_of
 from tests.gateway.batches.conftest import Place
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.servers import NatsServer, free_port
@@ -338,6 +347,62 @@ async def test_gateway_serves_while_its_bucket_does_not_answer_and_has_files_onc
                 batch = {"input_file_id": listed[0]["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
                 refused = (await client.post("/v1/batches", json=batch)).json()["error"]["code"]
                 assert refused == "batch_unavailable", "only the queue is missing, which `headrace setup` makes"
+
+
+@pytest.mark.parametrize("how", [errno.ESTALE, errno.EIO, "hangs"])
+async def test_directory_that_does_not_answer_is_opened_once_it_does(
+    how: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "OPEN_S", 0.1)
+    directory, is_back = tmp_path / "mount" / "files", threading.Event()
+    directory.mkdir(parents=True)
+    stat, scandir, open_file = os.stat, os.scandir, Path.open
+
+    def check(path: object) -> None:
+        if is_back.is_set() or not str(path).startswith(str(directory.parent)):
+            return
+        if how == "hangs":
+            is_back.wait(20)
+        else:
+            raise OSError(how, os.strerror(int(how)))
+
+    def checked(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda path, *args, **kwargs: check(path) or call(path, *args, **kwargs)
+
+    for owner, name, call in ((os, "scandir", scandir), (Path, "open", open_file)):
+        monkeypatch.setattr(owner, name, checked(call))
+    if how != "hangs":
+        monkeypatch.setattr(os, "stat", checked(stat))
+    store = store_of(str(directory), "HEADRACE_FILES")
+    catalog = FileCatalog(store, 1 << 20, GatewayMetrics())
+    await endpoint.open_directory(catalog)
+    assert not catalog.identity
+    if how != "hangs":
+        with pytest.raises(ApiError) as caught:
+            await catalog.page("acme", 10, None, ReadSize(), is_ascending=True, purpose=None)
+        assert (caught.value.status, caught.value.code) == (503, "file_store_unavailable")
+    is_back.set()
+    await catalog.open()
+    assert catalog.identity
+    assert await catalog.page("acme", 10, None, ReadSize(), is_ascending=True, purpose=None) == ([], False)
+    await store.close()
+
+
+async def test_directory_that_may_not_be_used_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = store_of(str(tmp_path / "file"), "HEADRACE_FILES")
+    with pytest.raises(ConfigError, match=r"HEADRACE_FILES.*cannot be used"):
+        await endpoint.open_directory(FileCatalog(store, 1 << 20, GatewayMetrics()))
+    await store.close()
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(ConfigError, match=r"HEADRACE_FILES.*Permission denied"):
+        store_of(str(tmp_path / "files"), "HEADRACE_FILES")
 
 
 async def test_downloads_that_nobody_reads_are_bounded_by_tenant(

@@ -124,7 +124,7 @@ async def test_large_bodies_of_others_are_read_between_lines_that_are_checked(tm
             loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(of_other())))
             super().check(group)
 
-    check = Check(record, 1 << 20, make_fleet())
+    check = Check(record, 1 << 20, new_fleet())
     await check.run(catalog, file, bodies)
     assert check.num_lines == 90
     assert min(await asyncio.gather(*tasks)) < 45

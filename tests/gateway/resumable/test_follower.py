@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -154,14 +155,18 @@ async def test_a_takeover_is_marked_from_its_begin_so_that_a_client_that_leaves_
     assert (texts(stream), stream.is_held) == ("abc", False)
 
 
-async def test_pieces_that_are_dropped_end_the_stream_with_a_410() -> None:
+@pytest.mark.parametrize(("is_deleted", "told"), [(False, (410, "stream_expired")), (True, (409, "stream_stopped"))])
+async def test_pieces_that_are_dropped_end_the_stream_with_a_410_unless_a_client_has_deleted_it(
+    is_deleted: bool, told: tuple[int, str]
+) -> None:
     log, stream, following = case()
     await stream.caught_up.wait()
+    stream.is_deleted = is_deleted
     log.written.clear()
     await asyncio.wait_for(following, 30)
     failure = stream.failure
     assert isinstance(failure, ApiError)
-    assert (failure.status, failure.code) == (410, "stream_expired")
+    assert (failure.status, failure.code) == told
 
 
 async def test_a_piece_that_was_read_before_the_next_one_was_begun_is_read_again() -> None:

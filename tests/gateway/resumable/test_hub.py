@@ -101,6 +101,7 @@ async def test_stream_that_another_gateway_generates_is_stopped_and_forgotten(
     if is_followed:
         hub._streams["t", "s"] = LiveStream(head, generation, 0.0)
     await hub.stop(head)
+    assert all(stream.is_deleted for stream in hub._streams.values()), "its follower tells readers that it was stopped"
     assert bool(log.deleted) == (not is_followed if is_deleted == "unless followed" else is_deleted)
     assert log.revoked == (["w"] if is_revoked else [])
 

@@ -62,6 +62,29 @@ async def test_what_a_suspect_keeps_from_beginning_is_told_to_be_back_in_the_que
     await gateway.answer(other.id, 1).wait()
 
 
+async def test_worker_that_was_paused_takes_only_what_others_have_no_room_for(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    paused, well = await make_worker(), await make_worker(max_num_seqs=2)
+    queues = paused.worker.consumer._interactive_queues
+    for queue in (queues.resumed, queues.new):
+        monotonic, boot = queue._pauses._last
+        queue._pauses._last = (monotonic - 2.0, boot - 2.0)
+    await wait_until(lambda: queues.resumed.is_resting and queues.new.is_resting)
+    await wait_until(lambda: queues.resumed.outstanding == queues.new.outstanding == 0)
+    for _ in range(2):
+        moved = gateway.request(epoch=1, emitted=(5,), sampling=ENDLESS)
+        await gateway.js.publish(request_subject(gateway.model, "resumed", "t"), encode(moved))
+        answer = gateway.answer(moved.id, 1)
+        await answer.wait_for_tokens(1)
+        assert set(answer.workers) == {well.name}
+    # One more is pulled ahead of need.
+    answers = [await gateway.publish(gateway.request()) for _ in range(4)]
+    await wait_until(lambda: sum(answer.finished.is_set() for answer in answers) >= 3)
+    assert [set(answer.workers) for answer in answers if answer.finished.is_set()][:3] == [{paused.name}] * 3
+    assert queues.new.is_resting
+
+
 async def test_drained_worker_takes_from_neither_queue(make_worker: MakeWorker, gateway: TestGateway) -> None:
     worker = await make_worker()
     queues = worker.worker.consumer._interactive_queues

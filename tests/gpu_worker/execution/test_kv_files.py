@@ -36,8 +36,8 @@ from gpu_worker.execution.tiers.file_store import (
     StoredFile,
 )
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
-from shared.atomic_file import AtomicFile
 from shared.errors import ConfigError
+from shared.files import AtomicFile
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import BLOCK, OPENED, Models, Served, sequence
 from tests.shared.objects.small_s3 import small_s3
@@ -609,6 +609,22 @@ def test_what_a_process_was_writing_when_it_was_killed_is_never_seen(tmp_path: P
         os.utime(path, (1.0, time.time() - ABANDONED_S - 1))
     store.files("m/0/ab")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["before.kv"]
+
+
+def test_leftover_that_cannot_be_deleted_hides_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DirectoryStore(tmp_path)
+    store.write(MAKER.key(0, DIGESTS[0]), [stored(MAKER, 0, DIGESTS[0])])
+    leftover = (tmp_path / MAKER.key(0, DIGESTS[0])).with_name(".writing-left")
+    leftover.write_bytes(b"half")
+    os.utime(leftover, (1.0, 1.0))
+
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    files = open_files(tmp_path, store=store)
+    wait_for(lambda: files.has(0, DIGESTS[0]))
+    assert files.read(0, DIGESTS[0], SALT) is not None
 
 
 def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:

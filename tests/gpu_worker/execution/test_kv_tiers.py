@@ -305,3 +305,12 @@ def test_a_conversation_is_retained_in_the_host_s_memory_and_dropped_there(model
     # The room of as many blocks is needed, and those of the conversation go for it.
     served.serve(sequence("other", random_prompt(61, seed=4)))
     assert num_cached(served) == 0
+
+
+def test_of_contents_that_were_not_found_nothing_is_kept(models: Models) -> None:
+    tiers = Served(models.open("llama")).tiers
+    assert tiers is not None
+    missing = [Wanted(0, bytes([number]) * 32, number) for number in range(8)]
+    load = tiers.load(b"tenant", missing)
+    wait_for(lambda: load.num_ended == len(missing))
+    assert (load.end(), tiers._salts) == ([False] * len(missing), {})

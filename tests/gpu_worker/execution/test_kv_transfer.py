@@ -416,6 +416,54 @@ def test_a_reader_that_dies_at_any_point_frees_the_lease(pair: Pair, point: str)
     assert_rows_are_free(pair)
 
 
+NOT_READ = "KV is not read to the end"
+
+
+@pytest.mark.parametrize("who", ["reader", "reader-amid", "cancel", "server", "over", "garbage"])
+def test_ended_lease_is_logged_only_where_the_reader_failed(
+    pair: Pair, who: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, gone = pair.begin()
+    lease = pair.grant(gone)
+    with pair.connect() as reader:
+        send_frame(reader, Kind.OPEN, encode(Opening(1, lease.token, "r", 1)))
+        assert receive_frame(reader, 1 << 20, 5)[0] is Kind.CONTENTS
+        if who == "reader-amid":
+            reader.sendall(peer_wire._HEAD.pack(1 + ITEM.size, Kind.GET))
+        if who.startswith("reader"):
+            reader.close()
+        elif who == "cancel":
+            pair.giving.leases.cancel("r", 1)
+        elif who == "server":
+            pair.giving.leases.close()
+        elif who == "over":
+            lease.ends_at = time.monotonic()
+            pair.giving.leases.sweep(time.monotonic())
+        else:
+            send_frame(reader, Kind.PLACES)
+        assert_rows_are_free(pair)
+    wait_for(lambda: pair.giving.server._places._value == block_server.MAX_CONNECTIONS)
+    assert (NOT_READ in caplog.text) is (who in ("over", "garbage"))
+
+
+def test_closed_session_ends_reads_without_a_failure(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    _, gone = pair.begin()
+    assert pair.open(pair.grant(gone))
+    peers = pair.fetching.peers
+    (session,) = peers._sessions.values()
+    assert pair.decode.tiers is not None
+    with session._lock:
+        # Threads that load wait for the lock while the request is cancelled.
+        load = pair.decode.tiers.load(SALT, [Wanted(0, digest, 0) for digest in gone.block_digests])
+        closing = threading.Thread(target=peers.close, args=("r", 1))
+        closing.start()
+        wait_for(lambda: session.is_closed)
+    closing.join(10)
+    wait_for(lambda: load.num_ended == len(gone.block_digests))
+    assert load.end() == [False] * len(gone.block_digests)
+    assert (peers.num_failed, [record.message for record in caplog.records if "KV" in record.message]) == (0, [])
+
+
 class OpeningBefore(msgspec.Struct, frozen=True, array_like=True):
     """What the version before reads of an opening."""
 

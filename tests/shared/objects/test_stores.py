@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -103,6 +104,20 @@ async def test_files_are_the_owners_and_abandoned_ones_are_deleted_after_a_day(t
         os.utime(path.with_name(name), (time.time() - age_s,) * 2)
     assert [each.name for each in await store.objects("acme/files")] == ["file-1.data"]
     assert sorted(each.name for each in path.parent.iterdir()) == [".writing-new", "file-1.data"]
+
+
+async def test_leftover_that_cannot_be_deleted_hides_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DirectoryStore(tmp_path)
+    await put(store, KEY, b"x")
+    leftover = (tmp_path / KEY).with_name(".writing-old")
+    leftover.write_bytes(b"y")
+    os.utime(leftover, (1.0, 1.0))
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert [each.name for each in await store.objects("acme/files")] == ["file-1.data"]
 
 
 async def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ OFFER: dict[str, Any] = {
 )
 def test_offer_is_claimed_where_the_prefix_or_more_memory_is(changes: dict[str, Any], reply: str) -> None:
     peers = Mock(worker="own")
-    capacity = Mock(num_interactive=1, num_blocks_for=lambda num_tokens: -(-num_tokens // 16))
+    capacity = Mock(num_interactive=1, is_resting=lambda: False, num_blocks_for=lambda num_tokens: -(-num_tokens // 16))
     held = Mock(longest=lambda links: Mock(num_tokens=100, is_shared=True) if links else None)
     engine = Mock(stats=Mock(waiting_tokens=0, prefill_rate=0.0), num_blank_blocks=50)
     claims = PrefixClaims(held, engine, capacity, peers, _adapters=Mock(is_resident=lambda adapter: False))
@@ -52,7 +52,7 @@ def test_offer_is_claimed_where_the_prefix_or_more_memory_is(changes: dict[str, 
 
 
 def test_memory_that_is_blank_here_goes_to_a_request_that_has_no_room_where_it_was_pulled() -> None:
-    capacity = Mock(num_interactive=1, num_blocks_for=lambda num_tokens: -(-num_tokens // 16))
+    capacity = Mock(num_interactive=1, is_resting=lambda: False, num_blocks_for=lambda num_tokens: -(-num_tokens // 16))
     held = Mock(longest=lambda links: Mock(num_tokens=100, is_shared=True))
     peers, engine = Mock(worker="own"), Mock(stats=Mock(waiting_tokens=0), num_blank_blocks=0)
     claims = PrefixClaims(held, engine, capacity, peers)
@@ -61,6 +61,10 @@ def test_memory_that_is_blank_here_goes_to_a_request_that_has_no_room_where_it_w
     for num_blank, reply in ((3, "claim"), (4, "claim"), (7, "claim"), (8, "decline")):
         claims.receive_offer(Offer(**OFFER | {"num_blank": num_blank}))
         assert peers.send.call_args[0][1].reply == reply
+    capacity.is_resting = lambda: True
+    claims.receive_offer(Offer(**OFFER | {"num_blank": 3}))
+    assert peers.send.call_args[0][1].reply == "decline", "this worker was paused a moment ago"
+    capacity.is_resting = lambda: False
     claims.stop()
     claims.receive_offer(Offer(**OFFER))
     claims.receive_grant(Grant("other", 1, "hr.req.m.interactive", b"", "$JS.ACK.S.c.1.1.1.1.0"))
@@ -83,7 +87,7 @@ def test_granted_request_is_acknowledged_by_one_command_to_its_queue_alone(end: 
 def test_offer_of_a_worker_that_no_subject_can_name_is_dropped() -> None:
     nats = Mock(is_connected=True, max_payload=1 << 20)
     engine = Mock(stats=Mock(waiting_tokens=0), num_blank_blocks=50)
-    capacity = Mock(num_interactive=0, num_blocks_for=lambda num_tokens: 4)
+    capacity = Mock(num_interactive=0, is_resting=lambda: False, num_blocks_for=lambda num_tokens: 4)
     affinity = PrefixAffinity(PeerConnection(nats, "own", "m", Mock()), engine, capacity, 16)
     affinity._claims.start(Mock())
     affinity._receive(Mock(data=b""))
@@ -103,7 +107,7 @@ def test_room_that_is_kept_for_an_offer_is_kept_once_however_often_it_comes() ->
         kept[0] += num_requests
         kept[1] += num_blocks
 
-    capacity = Mock(num_interactive=0, num_blocks_for=lambda num_tokens: 4, reserve=reserve)
+    capacity = Mock(num_interactive=0, is_resting=lambda: False, num_blocks_for=lambda num_tokens: 4, reserve=reserve)
     engine = Mock(stats=Mock(waiting_tokens=0), num_blank_blocks=50)
     peers = Mock(worker="own", call_later=lambda delay, call: timers.append(call) or Mock())
     claims = PrefixClaims(Mock(longest=lambda links: None), engine, capacity, peers)

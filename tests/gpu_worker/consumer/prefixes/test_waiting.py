@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_worker.consumer.prefixes.chain import prefix_chain
 from gpu_worker.consumer.prefixes.messages import Answer, Offer, PeerMessage, Reply
-from gpu_worker.consumer.prefixes.peers import PeerBeat
+from gpu_worker.consumer.prefixes.peers import UNRELIABLE_IN_VAIN, PeerBeat
 from gpu_worker.consumer.prefixes.waiting import ANSWER_S
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import cache_salt
@@ -252,6 +252,23 @@ def test_worker_that_announces_falsely_delays_others_no_longer_than_the_prefix_w
         assert job.is_done
         assert job.first_s is not None
         assert job.first_s <= min(longest_s, MAX_WAIT_S) * 4 + ANSWER_S + 0.3
+
+
+def test_worker_that_always_says_later_is_not_waited_for_after_a_few_times() -> None:
+    served = LyingFleet(2, config(), TIMES, is_affine=True)
+    served.reply = "later"
+    seconds = []
+    for number in range(3 * int(UNRELIABLE_IN_VAIN)):
+        job = long_job(number)
+        chain = prefix_chain(job.request, cache_salt(job.request))
+        assert chain is not None
+        served.lie(chain.links)
+        asked_at = served.now
+        serve(served, job)
+        assert job.first_s is not None
+        seconds.append(served.now - asked_at)
+    num_delayed = sum(each > 1.5 * min(seconds) for each in seconds)
+    assert 1 <= num_delayed <= UNRELIABLE_IN_VAIN + 1, seconds
 
 
 def test_requests_of_a_worker_that_dies_or_drains_are_served_by_others() -> None:
