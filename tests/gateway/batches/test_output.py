@@ -111,8 +111,11 @@ async def test_large_results_are_read_beside_the_event_loop() -> None:
 
 async def test_line_that_the_queue_does_not_take_now_is_published_later() -> None:
     jobs: Any = Mock(publish=AsyncMock(side_effect=QueueFullError), find=AsyncMock(return_value=False))
-    driver: Any = Mock(_jobs=jobs, _maker=Mock(line_to_publish=AsyncMock()), _sent_before=0)
+    maker = Mock(line_to_publish=AsyncMock(return_value=Mock(requests=("job",))))
+    driver: Any = Mock(_jobs=jobs, _maker=maker, _sent_before=0, _most_jobs=1, _is_full=False, _partly_sent=set())
     assert not await BatchDriver._publish_line(driver, InputLine(1, 0, 9, b"{}"))
+    # Some of its jobs may be in the queue.
+    assert driver._partly_sent == {1}
     jobs.forget.assert_called_once_with(jobs.note.return_value)
 
 
