@@ -60,7 +60,7 @@ def windows(token_ids: Sequence[int], context: int, stride: int) -> Iterator[Win
 
 
 def score(runner: TorchModelRunner, token_ids: Sequence[int], context: int, stride: int) -> Iterator[Score]:
-    """Score a text, reporting after each window; `RuntimeError` if the engine failed; the cause says why."""
+    """Score a text, reporting after each window; `RuntimeError`, whose cause says why, if the engine fails."""
     engine = _engine(runner)
     nats, num_tokens = 0.0, 0
     for window in windows(token_ids, context, stride):

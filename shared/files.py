@@ -90,7 +90,10 @@ _UNLOCKED_S = 60.0
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A new folder in the system's folder for temporary files; `prefix` is for folders of this class alone."""
+    """A new folder in the system's folder for temporary files; `prefix` is for folders of this class alone.
+
+    A lock on the folder says that its process lives, or a child of it: the next process removes what is not locked.
+    """
 
     def __init__(self, prefix: str) -> None:
         """Make the folder, and remove those with this prefix whose processes were killed."""

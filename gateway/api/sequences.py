@@ -39,7 +39,7 @@ class SequenceWindow:
         self._cancel = cancel
         self._sinks = list(sinks) if len(sinks) <= size else [_CountedSink(self, sink) for sink in sinks]
         self._size = size
-        self._is_open = True
+        self._is_open, self._is_promised = True, False
 
     def begin(self) -> None:
         """Dispatch the first sequences.
@@ -60,9 +60,19 @@ class SequenceWindow:
         if not self._is_open or place == len(self._sinks):
             return
         try:
-            self.flights.append(self._submit(place, self._sinks[place]))
+            flight = self._submit(place, self._sinks[place])
         except ApiError as error:
             self._sinks[place].fail(error)
+            return
+        if self._is_promised:
+            flight.is_promised = True
+        self.flights.append(flight)
+
+    def promise(self) -> None:
+        """Let no sequence be refused any more while NATS is away: the client knows that the answer has begun."""
+        self._is_promised = True
+        for flight in self.flights:
+            flight.is_promised = True
 
     def stop(self) -> None:
         """Dispatch nothing more."""

@@ -64,7 +64,7 @@ class BatchDriver:
         self._read_to = lease.record.position
         # Jobs of the lines up to this one may have been published by another driver.
         self._sent_before = lease.record.num_sent
-        # Of one line, of those that were published so far.
+        # Of one line, of those that were published lately.
         self._most_jobs = 1
         # Lines of which some jobs are in the queue and others found no room.
         self._partly_sent = set[int]()
@@ -247,7 +247,7 @@ class BatchDriver:
         except NotReadyError as error:
             self._aside.wait(place, attempt, error.reason)
             return True
-        self._most_jobs = max(self._most_jobs, len(line.requests))
+        self._most_jobs = max(self._most_jobs // 2, len(line.requests))
         if self._is_full:
             return False
         sent = self._jobs.note(place, line, attempt)

@@ -56,7 +56,7 @@ class SentLine:
         place: Where it stands in the file.
         line: Without its prompts, once it is published.
         attempt: How often its jobs were renamed, because a job of their id had ended whose result is not kept.
-        ids: Of its jobs.
+        ids: The ids of its jobs.
     """
 
     place: InputLine
@@ -148,13 +148,14 @@ class LineJobs:
         for each in due:
             each.looked_at = now
         try:
-            await self._look_for([each for sent in due for each in sent.line.requests], until_missing=False)
+            missing = [each for sent in due for each in sent.line.requests if each.id not in sent.line.results]
+            await self._look_for(missing, until_missing=False)
         except _ERRORS:
             return
         self._num_reconnects = num_reconnects
 
     async def _look_for(self, requests: list[Request], *, until_missing: bool = True) -> bool:
-        """Look for results, at the latest until one is not there if that is all there is to know."""
+        """Look for results and return whether all are there; with `until_missing`, stop soon after one is not."""
         is_there = True
         for start in range(0, len(requests), _TASKS_AT_ONCE):
             is_there &= all(await asyncio.gather(*map(self._look, requests[start : start + _TASKS_AT_ONCE])))

@@ -240,11 +240,6 @@ class Dispatcher:
             if self._take_back(flight):
                 self.counts.ended(flight, "cancelled", None)
 
-    def promise(self, flights: Iterable[Flight]) -> None:
-        """Refuse these no more while NATS is away: their clients know that they have begun."""
-        for flight in flights:
-            flight.is_promised = True
-
     def let_go(self, flights: Iterable[Flight]) -> None:
         """Leave requests to another gateway: only the attempts that this one has made are stopped."""
         for flight in flights:

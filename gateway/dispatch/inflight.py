@@ -113,7 +113,7 @@ class Flight(_Progress):
         queue: Where this epoch's message is.
         ready: Where the KV of its prompt is, for the epoch after the one that has computed it.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
-        is_promised: Its client knows that it has begun.
+        is_promised: Its client knows that it has begun; set by the window of its answer.
         was_stored: The queue has acknowledged a message of it, of whatever epoch.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         refused_at: Loop time since which the queue has not taken it, in one publication after the other.

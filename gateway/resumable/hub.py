@@ -245,7 +245,7 @@ class StreamHub:
                 releasing = self._log.release_key(caller.tenant, claim.key.digest, claim.seq)
                 self._tasks.spawn(releasing, "release of an idempotency key")
             raise
-        self._dispatcher.promise(stream.window.flights)
+        stream.window.promise()
         stream.lease = lease
         self._streams[head.tenant, head.id] = stream
         self._owner.opened(stream, seq)

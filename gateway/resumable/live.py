@@ -79,8 +79,8 @@ class LiveStream:
         self.is_deleted = self.is_cut = self.is_held = self.is_followed = self.is_ending = self.is_noted = False
         self.has_ends = True
         self.usage = UsageTotals(generation.n)
-        # Prompt and generated tokens of entries that were dropped.
-        self._dropped = (0, 0)
+        # Of entries that were dropped: prompt tokens by sequence, and the number of generated ones.
+        self._dropped: tuple[dict[int, int], int] = ({}, 0)
         self._views: list[Answer] = []
         self._num_joining = 0
         self._num_unfinished = generation.num_sequences
@@ -126,14 +126,19 @@ class LiveStream:
 
     def delivered(self) -> tuple[int, int]:
         """Return prompt and generated tokens so far, each prompt counted once."""
-        num_prompt, num_generated = self._dropped
-        prompts: dict[int, int] = {}
+        prompts, num_generated = self._counted()
+        return sum(prompts.values()), num_generated
+
+    def _counted(self) -> tuple[dict[int, int], int]:
+        dropped, num_generated = self._dropped
+        # Each attempt tells the size of its prompt.
+        prompts = dict(dropped)
         for index, delta, _ in self.entries[: self.num_shown]:
             if delta is not None:
                 num_generated += len(delta.token_ids)
                 if delta.prompt_tokens is not None and index % self.generation.n == 0:
                     prompts[index] = delta.prompt_tokens
-        return num_prompt + sum(prompts.values()), num_generated
+        return prompts, num_generated
 
     def show(self, up_to: int) -> None:
         """Show the entries before number `up_to`, which the log has."""
@@ -143,9 +148,9 @@ class LiveStream:
         for answer in self._views:
             _tell(answer, new)
         for index, delta, failure in new if self.has_ends else ():
-            if delta is None:
-                self.failure = None if failure is None else failure.error()
-            elif delta.finish is not None:
+            if failure is not None:
+                self.failure = failure.error()
+            elif delta is not None and delta.finish is not None:
                 self._num_unfinished -= 1
                 self.usage.add(index, delta.finish.usage)
         if self.failure is not None or self.is_complete:
@@ -154,7 +159,7 @@ class LiveStream:
     def show_unkept(self) -> None:
         """Send all entries to the reader and drop them: they are never sent again."""
         self.show(len(self.entries))
-        self._dropped = self.delivered()
+        self._dropped = self._counted()
         self.entries, self.num_shown = [], 0
 
     def end(self) -> None:

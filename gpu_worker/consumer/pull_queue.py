@@ -3,8 +3,8 @@
 While there is room, a pull for that many messages waits at the server. Pulls are short and made again: what the server
 sends for the pull of a frozen worker is held up until its freeze is noticed. A worker that was paused may be paused
 again soon, and a stream that had moved to it would stand still twice: for a while no pull of it waits at the server, so
-that it gets only what the others have no room for. The library's `fetch` costs a task per
-message and gives up its place between calls; this speaks the protocol directly: one inbox, one callback, a count.
+that it gets only what the others have no room for. The library's `fetch` costs a task per message and gives up its
+place between calls; this speaks the protocol directly: one inbox, one callback, a count.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class PullQueue:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        # This queue may have been made long before it was started.
+        self._pauses.tick()
         while True:
             try:
                 async with asyncio.timeout(_REST_POLL_S if self.is_resting else PULL_EXPIRES_S):
@@ -145,8 +147,12 @@ class PullQueue:
             if self.outstanding and loop.time() > self._expires_at + _ANSWER_GRACE_S:
                 # Perhaps nothing arrives here any more, and what further pulls are sent would be lost.
                 self._is_lost = True
-            if self._is_lost and not await self._restore():
-                continue
+            if self._is_lost:
+                is_restored = await self._restore()
+                # The time in which NATS does not answer is no pause.
+                self._pauses.tick()
+                if not is_restored:
+                    continue
             missing = self._missing()
             if missing:
                 await self._pull(missing)

@@ -90,4 +90,4 @@ def _drafts(config: ModelConfig) -> str:
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])
-    file.write_text(support_page(file.read_text()))
+    file.write_text(support_page(file.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,6 +1,9 @@
 """FP8 checkpoints (`quant_method` "fp8"): float8_e4m3fn weights with a scale a tensor, row or block of 128 by 128.
 
-Source: the layout of vLLM and, with blocks, of DeepSeek-V3 (arXiv 2412.19437, section 3.3).
+Those of NVIDIA's Model Optimizer ("modelopt") have a scale for each matrix and one for its inputs.
+
+Source: the layout of vLLM and, with blocks, of DeepSeek-V3 (arXiv 2412.19437, section 3.3); for "modelopt", the files
+that the tool writes and vLLM's documentation of them.
 """
 
 from __future__ import annotations

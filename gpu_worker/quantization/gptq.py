@@ -1,7 +1,8 @@
 """GPTQ checkpoints: integers of 4 or 8 bits in 32-bit words along the input, one scale and zero point a group.
 
 Source: Frantar et al., arXiv 2210.17323; the layout is AutoGPTQ's. Its first version stores a zero point minus one, its
-second ("gptq_v2") the zero point itself.
+second ("gptq_v2") the zero point itself. AutoRound ("auto-round"; Cheng et al., arXiv 2309.05516) writes the layout of
+GPTQ or of AWQ, which `packing_format` names.
 """
 
 from __future__ import annotations

@@ -68,9 +68,6 @@ _IDLE = EngineStats(
     decode_rate=0, num_failed_steps=0, is_fatal=False,
 )  # fmt: skip
 
-_log = logging.getLogger(__name__)
-
-
 # The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
 SWITCH_INTERVAL_S = 0.0005
 

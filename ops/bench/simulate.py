@@ -240,8 +240,11 @@ class Calibration(NamedTuple):
         size = WORKER.max_num_batched_tokens
         for prompt in PROMPTS:
             (answer,) = system.serve([Arrival(0.0, prompt, 2)])
-            chunks = ((start, min(size, prompt - start)) for start in range(0, prompt, size))
-            steps_s = sum(profile.times.seconds(StepWork(0, 0, [chunk]))[1] for chunk in chunks)
+            steps_s = coldness = 0.0
+            for start in range(0, prompt, size):
+                work = StepWork(0, 0, [(start, min(size, prompt - start))], coldness)
+                steps_s += profile.times.seconds(work)[1]
+                coldness = work.coldness_after
             ways.append((prompt, answer.ttft_s - steps_s))
         return cls(gaps, ways)
 

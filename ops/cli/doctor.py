@@ -53,8 +53,7 @@ def run(config: DoctorConfig) -> int:
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
     from ops.doctor.finding import problem, unseen
     from ops.doctor.machine import machine_findings
-    from ops.doctor.preflight import gateway_findings, redis_finding
-    from ops.doctor.settings import file_findings, key_findings, setting_findings
+    from ops.doctor.settings import file_findings, gateway_findings, key_findings, redis_finding, setting_findings
 
     def nowhere(topic: str, variable: str) -> Finding:
         text = f"no `headrace up` runs on {config.state_dir}, and {variable} is not given"

@@ -123,7 +123,7 @@ def calibration_windows(tokenizer: ModelTokenizer, file: Path, num_samples: int,
 
 
 def read_text(file: Path, variable: str) -> str:
-    """Read a text file; `ConfigError` if it cannot be read, or is not UTF-8; names `variable`."""
+    """Read a text file; `ConfigError`, which names `variable`, if it cannot be read or is not UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:

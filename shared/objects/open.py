@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from shared.errors import ConfigError
@@ -28,7 +29,10 @@ def store_of(place: str, variable: str) -> ObjectStore:
     directory = Path(place)
     parent = directory.absolute().parent
     try:
-        has_parent = parent.is_dir()
+        # `is_dir` tells no errors from Python 3.14 on.
+        has_parent = stat.S_ISDIR(parent.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        has_parent = False
     except OSError as error:
         if error.errno not in AWAY:
             raise ConfigError(variable, f"{place!r} cannot be used: {error.strerror}") from error

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Values
 from contextlib import contextmanager
-from functools import partial
 from queue import SimpleQueue
 
 from gpu_worker.core.tiers import FULL, Wanted
@@ -266,7 +265,7 @@ class BlockTiers:
             tier.spend(digests)
 
     def suspend(self) -> None:
-        """Read no files for a while if a read hangs; else fetch nothing more that was leased, if anything was."""
+        """Suspend what a load probably waits for: files if a read hangs, else other workers, else files."""
         if self._files is not None and not self._files.is_suspended and self._is_disk_hanging():
             self._files.suspend()
             return
@@ -320,10 +319,14 @@ class BlockTiers:
     def _land(self, load: BlockLoad, number: int, wanted: Wanted, row: Bytes) -> bool:
         """Write a content to its block, unless the load has ended; return whether it was written."""
         group, digest, block = wanted
-        if group == FULL:
-            # Before the engine's thread can know the block, and evict it.
-            self._salts[digest] = load.salt
-        return load.write(number, partial(self._groups[group].write, block, row, load.marks[group]))
+
+        def write() -> None:
+            self._groups[group].write(block, row, load.marks[group])
+            if group == FULL:
+                # Before the engine's thread can know the block, and evict it.
+                self._salts[digest] = load.salt
+
+        return load.write(number, write)
 
     def _load_all(self) -> None:
         """Do one load after another; several threads do each."""

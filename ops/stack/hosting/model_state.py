@@ -1,4 +1,8 @@
-"""What a host knows and reports of a model: its state, and when it will serve."""
+"""What a host knows and reports of a model: its state, how many requests wait for it, and when it will serve.
+
+Work queues keep a message until its request is claimed, so the queue alone shows the demand: no gateway has to report
+it, and jobs that other clients publish wake a model too.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -126,6 +127,22 @@ def test_what_a_text_is_scored_against_goes_with_it() -> None:
 
 END = Delta("r", 0, 0, finish=Finish("stop"))
 REFUSAL = ApiError(503, "full")
+
+
+def test_sequences_that_begin_later_are_promised_too() -> None:
+    flights: list[Any] = []
+
+    def submit(index: int, sink: Sink) -> Flight:
+        flights.append(SimpleNamespace(sink=sink, is_promised=False))
+        return cast("Flight", flights[-1])
+
+    window = SequenceWindow(submit, lambda ended: None, [ListSink() for _ in range(3)], 1)
+    window.begin()
+    flights[0].sink.deliver(END)
+    assert [each.is_promised for each in flights] == [False, False]
+    window.promise()
+    flights[1].sink.deliver(END)
+    assert [each.is_promised for each in flights] == [True, True, True]
 
 
 class Queue:

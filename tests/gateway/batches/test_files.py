@@ -397,12 +397,17 @@ async def test_directory_that_may_not_be_used_is_told_at_the_start(
         await endpoint.open_directory(FileCatalog(store, 1 << 20, GatewayMetrics()))
     await store.close()
 
-    def refuse(path: Path) -> bool:
+    for missing in (tmp_path / "none" / "files", tmp_path / "file" / "files", tmp_path / "file" / "none" / "files"):
+        with pytest.raises(ConfigError, match=rf"there is no {missing.parent} either"):
+            store_of(str(missing), "HEADRACE_FILES")
+
+    def refuse(path: Path) -> os.stat_result:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(ConfigError, match=r"HEADRACE_FILES.*Permission denied"):
-        store_of(str(tmp_path / "files"), "HEADRACE_FILES")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", refuse)
+        with pytest.raises(ConfigError, match=r"HEADRACE_FILES.*Permission denied"):
+            store_of(str(tmp_path / "files"), "HEADRACE_FILES")
 
 
 async def test_downloads_that_nobody_reads_are_bounded_by_tenant(

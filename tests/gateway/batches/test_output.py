@@ -98,6 +98,19 @@ def test_results_of_one_line_are_taken_in_a_time_that_grows_with_their_number() 
     assert times[1] < 24 * times[0]
 
 
+async def test_results_that_are_there_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.line_jobs._LOOK_AFTER_S", 0.0)
+    kept: Any = Mock(result=AsyncMock(return_value=None))
+    jobs = LineJobs(cast("Any", Mock(stats={"reconnects": 0})), kept, "t", "batch_1")
+    requests = [Request(id=f"batch_1-1-{index}", model="m", tenant="t") for index in range(3)]
+    jobs.note(InputLine(1, 0, 9, b""), BatchLine("a", GENERATION, requests))
+    result = BatchResult(id=requests[1].id, model="m", tenant="t", text="", finish="stop")
+    jobs._heard.append(msgspec.json.encode(result))
+    assert jobs.take() == ([], [])
+    await jobs.look()
+    assert [call.args[1] for call in kept.result.call_args_list] == [requests[0].id, requests[2].id]
+
+
 async def test_large_results_are_read_beside_the_event_loop() -> None:
     bodies: Any = Mock(read_kept=AsyncMock(return_value=WrittenLine(b"{}", is_answer=True, reasoning_tokens=0)))
     driver: Any = Mock(_services=Mock(bodies=bodies), tenant="t")
@@ -109,14 +122,17 @@ async def test_large_results_are_read_beside_the_event_loop() -> None:
     assert [size > LARGE_BYTES for size in sizes] == [False, True]
 
 
-async def test_line_that_the_queue_does_not_take_now_is_published_later() -> None:
-    jobs: Any = Mock(publish=AsyncMock(side_effect=QueueFullError), find=AsyncMock(return_value=False))
-    maker = Mock(line_to_publish=AsyncMock(return_value=Mock(requests=("job",))))
-    driver: Any = Mock(_jobs=jobs, _maker=maker, _sent_before=0, _most_jobs=1, _is_full=False, _partly_sent=set())
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_line_that_finds_no_room_now_is_published_later_and_may_have_jobs_if_the_queue_was_asked(
+    is_full: bool,
+) -> None:
+    jobs: Any = Mock(publish=AsyncMock(side_effect=QueueFullError))
+    maker: Any = Mock(line_to_publish=AsyncMock(return_value=Mock(requests=[Mock()] * 3)))
+    driver: Any = Mock(_jobs=jobs, _maker=maker, _sent_before=0, _most_jobs=1, _is_full=is_full, _partly_sent=set())
     assert not await BatchDriver._publish_line(driver, InputLine(1, 0, 9, b"{}"))
-    # Some of its jobs may be in the queue.
-    assert driver._partly_sent == {1}
-    jobs.forget.assert_called_once_with(jobs.note.return_value)
+    assert (driver._partly_sent, driver._most_jobs) == (set() if is_full else {1}, 3)
+    assert [call.args for call in jobs.forget.call_args_list] == ([] if is_full else [(jobs.note.return_value,)])
+    assert jobs.publish.await_count == (not is_full)
 
 
 async def test_line_whose_result_is_no_longer_kept_when_its_batch_ends_has_its_custom_id() -> None:

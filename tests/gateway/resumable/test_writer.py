@@ -164,6 +164,16 @@ async def test_a_stream_that_becomes_too_large_in_a_round_of_others_shows_later_
     await case.writer.close()
 
 
+async def test_prompt_of_a_moved_stream_counts_once_although_its_entries_are_dropped() -> None:
+    case = Case()
+    case.stream.is_cut = True
+    for epoch, position in ((0, 0), (1, 2)):
+        case.sink.deliver(Delta("r", epoch, position, prompt_tokens=7))
+        case.sink.deliver(Delta("r", epoch, position, (1, 2), "ab"))
+    assert (case.stream.entries, case.stream.delivered()) == ([], (7, 4))
+    await case.writer.close()
+
+
 async def test_a_fence_that_another_has_written_shows_nothing_more() -> None:
     case = Case()
     case.say("ab")

@@ -15,6 +15,7 @@ from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
 from shared.consumers import PullConsumer
 from shared.errors import DependencyError
+from shared.pause_detector import PauseDetector
 from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import wait_until
 
@@ -179,6 +180,44 @@ async def test_pull_that_could_not_be_sent_is_tried_again(wire: Wire) -> None:
     assert wire.queue.outstanding == 0
     wire.failure = None
     await wait_until(lambda: wire.pulls == [8, 16])
+
+
+class Clock:
+    """A clock that the test moves, and the pauses that a queue detects by it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses = PauseDetector(pull_queue.PULL_EXPIRES_S, 0.5, self.read, self.read, self.read)
+
+    def read(self) -> float:
+        return self.now
+
+
+async def test_time_before_the_start_is_no_pause() -> None:
+    wire, clock = Wire(), Clock()
+    wire.queue._pauses = clock.pauses
+    clock.now += 60.0
+    await wire.queue.start()
+    await wire.settle()
+    assert (wire.pulls, wire.queue.is_resting) == ([8], False)
+    await wire.tasks.close()
+
+
+async def test_time_in_which_nats_does_not_answer_is_no_pause(wire: Wire) -> None:
+    clock = Clock()
+
+    async def ensure_slowly() -> PullConsumer:
+        clock.now += 5.0
+        return await wire.ensure()
+
+    wire.queue._pauses, wire.queue._ensure_consumer = clock.pauses, ensure_slowly
+    wire.queue.forget()
+    await wait_until(lambda: wire.num_ensured == 2)
+    for paused_s, is_resting in ((0.0, False), (5.0, True)):
+        clock.now += paused_s
+        wire.queue.wake()
+        await wire.settle()
+        assert wire.queue.is_resting is is_resting
 
 
 async def test_message_of_somebody_else_in_the_inbox_is_nothing(wire: Wire) -> None:

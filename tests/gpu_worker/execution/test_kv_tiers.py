@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -314,3 +315,16 @@ def test_of_contents_that_were_not_found_nothing_is_kept(models: Models) -> None
     load = tiers.load(b"tenant", missing)
     wait_for(lambda: load.num_ended == len(missing))
     assert (load.end(), tiers._salts) == ([False] * len(missing), {})
+
+
+def test_of_a_content_that_comes_after_its_load_has_ended_nothing_is_kept(models: Models) -> None:
+    tiers = Served(models.open("llama")).tiers
+    assert tiers is not None
+    wanted = Wanted(0, bytes(32), 0)
+    load = BlockLoad(b"tenant", [wanted], [group.mark() for group in tiers._groups])
+    row = np.zeros(tiers._groups[0].row_bytes, np.uint8)
+    assert tiers._land(load, 0, wanted, row)
+    assert tiers._salts.pop(wanted.digest) == b"tenant"
+    load.end()
+    assert not tiers._land(load, 0, wanted, row)
+    assert tiers._salts == {}

@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from itertools import chain, groupby, repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,13 @@ def test_gaps_are_those_while_all_streams_decode() -> None:
     # The third token of the first stream is the first one that comes behind the other stream's begin.
     assert [gap_s for _, gap_s in found] == [1.0] * 6
     assert found[0][0] == StepWork(2, 2 * 43)
+
+
+def test_chunks_behind_the_first_of_a_prompt_find_cold_caches() -> None:
+    system: Any = SimpleNamespace(serve=lambda arrivals: [seen(0.0, 2.0, 3.0) for _ in arrivals])
+    profile = Profile("", LinearTimes(0.01), HostTimes(), 0.0, simulate.WORKER, 0.5)
+    ways = dict(simulate.Calibration.measure(system, profile).ways)
+    assert [ways[prompt] for prompt in (480, 900, 1500)] == pytest.approx([1.99, 1.48, 0.97])
 
 
 def test_whole_system_adds_latency_time_of_prompts_and_of_the_host() -> None:

@@ -21,13 +21,13 @@ LOAD_S = 0.2
 def test_engine_pauses_while_a_prefix_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path)
     runner = make_runner(tmp_path, num_blocks=NUM_BLOCKS, max_num_seqs=4, max_model_len=80)
-    load_one: Callable[[BlockTiers, BlockLoad, int, Wanted], None] = BlockTiers._load_one
+    load_near: Callable[[BlockTiers, BlockLoad, int, Wanted], bool] = BlockTiers._load_near
 
-    def load_slowly(tiers: BlockTiers, load: BlockLoad, number: int, wanted: Wanted) -> None:
+    def load_slowly(tiers: BlockTiers, load: BlockLoad, number: int, wanted: Wanted) -> bool:
         time.sleep(LOAD_S if number == 0 else 0.0)
-        load_one(tiers, load, number, wanted)
+        return load_near(tiers, load, number, wanted)
 
-    monkeypatch.setattr(BlockTiers, "_load_one", load_slowly)
+    monkeypatch.setattr(BlockTiers, "_load_near", load_slowly)
     with OPENED:
         served = Served(runner)
         engine = SteppedEngine(served.engine, runner)

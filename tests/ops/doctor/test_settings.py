@@ -7,6 +7,8 @@ import errno
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,8 +17,14 @@ from types import SimpleNamespace
 import pytest
 
 from ops.doctor.finding import Level, page
-from ops.doctor.preflight import gateway_findings, redis_finding
-from ops.doctor.settings import file_findings, place_of, setting_findings, shown_value
+from ops.doctor.settings import (
+    file_findings,
+    gateway_findings,
+    place_of,
+    redis_finding,
+    setting_findings,
+    shown_value,
+)
 from shared.files import AtomicFile
 from tests.servers import RedisServer
 
@@ -140,3 +148,9 @@ async def test_redis_that_is_not_there_is_told(url: str | None, level: Level, te
     finding = await redis_finding(url)
     assert finding.level is level
     assert finding.text.startswith(text)
+
+
+def test_doctor_needs_no_package_of_a_worker() -> None:
+    names = ["numpy", "safetensors", "tokenizers", "torch"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({names})); from ops.doctor import machine, nats, settings"
+    subprocess.run([sys.executable, "-c", code], check=True)
