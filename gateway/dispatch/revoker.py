@@ -47,11 +47,14 @@ class Revoker:
         if self._sending is None:
             self._sending = self._tasks.spawn(self.send_cancels())
 
-    def cancel_again(self, request_id: str) -> None:
-        """Repeat the cancellation of a request that has ended here; a request unknown here is left alone."""
+    def cancel_again(self, request_id: str, epoch: int) -> None:
+        """Repeat the cancellation of a request that has ended here; a request unknown here is left alone.
+
+        Attempts after `epoch` go on: another gateway may have taken the request over.
+        """
         model = self._model_of.get(request_id)
         if model is not None:
-            self.cancel(model, request_id, None)
+            self.cancel(model, request_id, epoch)
 
     def delete(self, stream_seq: int) -> None:
         """Delete a message from the interactive stream."""

@@ -24,7 +24,7 @@ async def test_requests_that_may_be_cancelled_again_are_bounded(monkeypatch: pyt
     await revoker.close()
     sent.clear()
     for name in "abc":
-        revoker.cancel_again(name)
+        revoker.cancel_again(name, 0)
     await revoker.close()
     assert [msgspec.msgpack.decode(payload, type=Cancel).ids for payload in sent] == [("b", "c")]
 
@@ -82,14 +82,14 @@ async def test_many_cancellations_are_several_messages(monkeypatch: pytest.Monke
     assert [ids for _, ids, _, _ in sent.cancels] == [("a", "b"), ("c", "d"), ("e",)]
 
 
-async def test_request_that_has_ended_is_cancelled_again_whatever_its_attempt() -> None:
+async def test_request_that_has_ended_is_cancelled_again_but_not_where_another_gateway_goes_on_with_it() -> None:
     sent = Sent()
     sent.revoker.cancel("m", "a", 1, keep="w")
     await sent.revoker.close()
-    sent.revoker.cancel_again("a")
-    sent.revoker.cancel_again("unknown")
+    sent.revoker.cancel_again("a", 1)
+    sent.revoker.cancel_again("unknown", 1)
     await sent.revoker.close()
-    assert sent.cancels[1:] == [("hr.cancel.m", ("a",), None, None)]
+    assert sent.cancels[1:] == [("hr.cancel.m", ("a",), 1, None)]
 
 
 async def test_what_cannot_be_sent_keeps_nothing_else_back(caplog: pytest.LogCaptureFixture) -> None:
