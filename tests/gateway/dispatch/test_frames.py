@@ -38,7 +38,7 @@ class Received:
     """A receiver with its table of flights, and what it asks of revoker and dispatcher."""
 
     def __init__(self) -> None:
-        self.cancels: list[tuple[str, int | None]] = []
+        self.cancels: list[tuple[str, int]] = []
         self.kept: list[str | None] = []
         self.losses: list[str] = []
         self.handed_over: list[Flight] = []
@@ -68,7 +68,7 @@ class Received:
         self.flights.claim(flight, "w")
         return flight
 
-    def cancel(self, model: str, request_id: str, epoch: int | None, keep: str | None = None) -> None:
+    def cancel(self, model: str, request_id: str, epoch: int, keep: str | None = None) -> None:
         self.cancels.append((request_id, epoch))
         self.kept.append(keep)
 
