@@ -311,7 +311,7 @@ class Dispatcher:
     def _take_back(self, flight: Flight) -> bool:
         if not self.flights.remove(flight):
             return False
-        self._revoker.cancel(flight.request.model, flight.id, None)
+        self._revoker.cancel(flight.request.model, flight.id, flight.last_epoch)
         if flight.worker is None and flight.stream_seq is not None:
             self._revoker.delete(flight.stream_seq)
         return True

@@ -230,7 +230,7 @@ class FrameReceiver:
             self._revoker.cancel(flight.request.model, delta.id, delta.epoch)
         elif not is_first:
             # Not for the first one: a worker may send one more while the cancellation is on its way.
-            self._revoker.cancel_again(delta.id)
+            self._revoker.cancel_again(delta.id, delta.epoch)
 
     def _may_cancel_again(self, attempt: tuple[str, int], now: float) -> bool:
         last = self._strays.get(attempt)

@@ -24,6 +24,8 @@ from shared.receipt import Receipt
 from shared.subjects import Queue
 from shared.timeline import MAX_SEQUENCES, Attempt
 
+EPOCHS_OF_ONE = 1 << 20
+"""More attempts than one gateway can make. Another one that takes a request over begins at a multiple of it."""
 _KEY_BYTES = 6
 _KEY_CHARACTERS = 8
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
@@ -174,6 +176,11 @@ class Flight(_Progress):
     def is_new(self) -> bool:
         """Whether nothing has shown that the queue has ever had it: where that has no place for it, it is refused."""
         return not (self.was_stored or self.has_begun or self.is_promised)
+
+    @property
+    def last_epoch(self) -> int:
+        """The last attempt that this gateway may make: later ones are of a gateway that has taken the request over."""
+        return self.epoch | (EPOCHS_OF_ONE - 1)
 
     @property
     def num_produced(self) -> int:

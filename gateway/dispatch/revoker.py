@@ -32,14 +32,17 @@ class Revoker:
         self._nats = nats
         self._js = js
         # By model, epoch, and the worker that is left alone.
-        self._cancels: dict[tuple[str, int | None, str | None], list[str]] = {}
+        self._cancels: dict[tuple[str, int, str | None], list[str]] = {}
         self._deletions = asyncio.Semaphore(MAX_DELETIONS)
         self._tasks = BackgroundTasks()
         self._sending: asyncio.Task[None] | None = None
         self._model_of: dict[str, str] = {}
 
-    def cancel(self, model: str, request_id: str, epoch: int | None, keep: str | None = None) -> None:
-        """Tell the workers of a model, all but `keep`, to stop a request: attempts up to `epoch`, or all."""
+    def cancel(self, model: str, request_id: str, epoch: int, keep: str | None = None) -> None:
+        """Tell the workers of a model, all but `keep`, to stop a request: attempts up to `epoch`.
+
+        Later ones may be of a gateway that has taken the request over; workers remember for minutes what was stopped.
+        """
         if len(self._model_of) >= MAX_REMEMBERED:
             del self._model_of[next(iter(self._model_of))]
         self._model_of[request_id] = model
@@ -47,11 +50,11 @@ class Revoker:
         if self._sending is None:
             self._sending = self._tasks.spawn(self.send_cancels())
 
-    def cancel_again(self, request_id: str) -> None:
-        """Repeat the cancellation of a request that has ended here; a request unknown here is left alone."""
+    def cancel_again(self, request_id: str, epoch: int) -> None:
+        """Stop attempts up to `epoch` of a request that has ended here; one that is unknown here is left alone."""
         model = self._model_of.get(request_id)
         if model is not None:
-            self.cancel(model, request_id, None)
+            self.cancel(model, request_id, epoch)
 
     def delete(self, stream_seq: int) -> None:
         """Delete a message from the interactive stream."""

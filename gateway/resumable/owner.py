@@ -21,7 +21,7 @@ from msgspec import Struct
 from gateway.api.sequences import SequenceWindow
 from gateway.api.usage import count_answer
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.inflight import Flight
+from gateway.dispatch.inflight import EPOCHS_OF_ONE, Flight
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
@@ -36,8 +36,6 @@ from shared.messages import Request
 
 # Running streams of a tenant that one process owns.
 MAX_OWNED = 1024
-# Epochs of one owner: more than it can move a request.
-_EPOCHS = 1 << 20
 # After a takeover, when the pieces of the owner before are dropped, in seconds.
 _PURGE_S = (5.0, 15.0)
 
@@ -206,7 +204,7 @@ class StreamOwner:
     def _resume(self, stream: LiveStream, requests: list[Request]) -> None:
         deltas, form = stream.deltas(), stream.head.form
         places, sinks = unfinished(deltas), self.sinks(stream)
-        epoch = stream.head.term * _EPOCHS
+        epoch = stream.head.term * EPOCHS_OF_ONE
 
         def submit(place: int, sink: Sink) -> Flight:
             index = places[place]

@@ -38,7 +38,7 @@ class Received:
     """A receiver with its table of flights, and what it asks of revoker and dispatcher."""
 
     def __init__(self) -> None:
-        self.cancels: list[tuple[str, int | None]] = []
+        self.cancels: list[tuple[str, int]] = []
         self.kept: list[str | None] = []
         self.losses: list[str] = []
         self.handed_over: list[Flight] = []
@@ -68,12 +68,12 @@ class Received:
         self.flights.claim(flight, "w")
         return flight
 
-    def cancel(self, model: str, request_id: str, epoch: int | None, keep: str | None = None) -> None:
+    def cancel(self, model: str, request_id: str, epoch: int, keep: str | None = None) -> None:
         self.cancels.append((request_id, epoch))
         self.kept.append(keep)
 
-    def cancel_again(self, request_id: str) -> None:
-        self.cancels.append((request_id, None))
+    def cancel_again(self, request_id: str, epoch: int) -> None:
+        self.cancels.append((request_id, epoch))
 
     def lose(self, flight: Flight, reason: MoveReason, why: str) -> None:
         self.losses.append(reason)
@@ -315,13 +315,13 @@ async def test_handover_delivers_its_tokens_without_the_end(received: Received) 
     assert received.handed_over == [flight]
 
 
-async def test_stray_of_an_unknown_request_is_cancelled_the_second_time(
+async def test_stray_of_an_unknown_request_is_cancelled_the_second_time_and_no_later_attempt(
     received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.dispatch.frames.STRAY_CANCEL_INTERVAL_S", 0.0)
     for _ in range(2):
-        received.accept(Frame("w", 1, [Delta("gone", 0, 0, (1,), "x")]))
-    assert received.cancels == [("gone", None)]
+        received.accept(Frame("w", 1, [Delta("gone", 3, 0, (1,), "x")]))
+    assert received.cancels == [("gone", 3)]
 
 
 async def test_gaps_between_tokens_are_told_once_a_frame_for_streams_that_got_their_last_token_together(

@@ -52,7 +52,7 @@ class Wire:
     def forget(self, flight: Flight) -> None:
         flight.ack = None
 
-    def cancel(self, model: str, request_id: str, epoch: int | None) -> None:
+    def cancel(self, model: str, request_id: str, epoch: int) -> None:
         self.cancelled.append((request_id, epoch))
 
     def delete(self, stream_seq: int) -> None:
