@@ -40,6 +40,7 @@ OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.EIO)
 """Failed reads in a row that disable the tier: fewer may be a bad sector, or a file of another user."""
 _MAX_FAILED_READS = 8
 _OTHER_TOKENS = 16
+_OWN_SHARE = 0.5  # Of all bytes: files that cannot be deleted never take these from the others.
 
 
 class BlockFiles:
@@ -237,6 +238,12 @@ class BlockFiles:
     def _num_bytes(self) -> int:
         return self._index.num_bytes + sum(list(self._undeleted.values()))
 
+    @property
+    def _room(self) -> int:
+        """Bytes of the files that can be deleted. Deleting them all would not make up for a huge one that cannot."""
+        undeleted = self._num_bytes - self._index.num_bytes
+        return max(self._max_bytes - undeleted, int(self._max_bytes * _OWN_SHARE))
+
     def _look(self) -> None:
         names = set()
         for name, stamp in self._store.folders():
@@ -300,6 +307,9 @@ class BlockFiles:
             try:
                 self._write(kept)
                 self._make_room()
+            except IsADirectoryError as error:
+                # At the place of this content alone.
+                self._failed("written", error)
             except Exception as error:
                 self._failed("written", error)
                 self._paused_until = time.monotonic() + WRITE_PAUSE_S
@@ -326,7 +336,7 @@ class BlockFiles:
 
     def _make_room(self) -> None:
         """Delete the cheapest files; where one cannot be deleted, nothing is written for a while."""
-        while self._num_bytes > self._max_bytes and (cheapest := self._index.pop_cheapest()) is not None:
+        while self._index.num_bytes > self._room and (cheapest := self._index.pop_cheapest()) is not None:
             key, num_bytes = cheapest
             if not self._delete(key, num_bytes):
                 self._paused_until = time.monotonic() + WRITE_PAUSE_S

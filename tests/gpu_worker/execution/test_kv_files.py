@@ -449,6 +449,43 @@ def test_a_file_that_cannot_be_deleted_counts_until_it_can(tmp_path: Path, monke
     assert not (tmp_path / MAKER.key(0, DIGESTS[0])).exists()
 
 
+def test_a_huge_file_that_cannot_be_deleted_leaves_half_of_the_room_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.execution.tiers.block_files.WRITE_PAUSE_S", 0.05)
+    monkeypatch.setattr(BrokenStore, "refresh_s", 0.02)
+    store, size = BrokenStore(tmp_path), ROW_BYTES + HEADER_BYTES
+    files = open_files(tmp_path, max_bytes=10 * size, store=store)
+    for digest in DIGESTS[:4]:
+        files.add(Kept(0, digest, SALT))
+    files.drain(10.0)
+    store.undeletable = foreign = replace(MAKER, weights=b"x" * 32).key(0, DIGESTS[49])
+    DirectoryStore.write(store, foreign, [b""])
+    os.truncate(tmp_path / foreign, 1 << 40)
+    wait_for(lambda: foreign in files._undeleted)
+    looked = threading.Event()
+    files._to_do.put(looked.set)
+    assert looked.wait(30)
+    assert all(files.has(0, digest) for digest in DIGESTS[:4])
+    wait_for(lambda: time.monotonic() > files._paused_until)
+    for digest in DIGESTS[4:12]:
+        files.add(Kept(0, digest, SALT))
+    files.drain(10.0)
+    wait_for(lambda: files.num_evicted == 7)
+    assert sum(files.read(0, digest, SALT) is not None for digest in DIGESTS) == 5
+
+
+def test_a_folder_in_the_place_of_a_file_costs_that_content_alone(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    (tmp_path / MAKER.key(0, DIGESTS[0])).mkdir(parents=True)
+    files.add(Kept(0, DIGESTS[0], SALT))
+    files.drain(10.0)
+    files.add(Kept(0, DIGESTS[1], SALT))
+    files.drain(10.0)
+    assert files.num_failed == 1
+    assert files.read(0, DIGESTS[1], SALT) is not None
+
+
 def test_a_file_is_deleted_although_its_directory_cannot_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
