@@ -241,9 +241,9 @@ def ask_for_huge_pages() -> None:
 
 
 def flush_subnormals() -> None:
-    """Let this thread, and those that it and they start from now on, compute with zeros for subnormal numbers.
+    """Compute with zeros in place of subnormal numbers on CPUs: in this thread, and in those started from it later.
 
-    Adapters are those of strangers: products of numbers near 1e-39, or of two near 1e-20, take 15 times as long as any
+    Adapters come from strangers: products of numbers near 1e-39, or of two near 1e-20, take 15 times as long as others
     in float32, while all sequences of the step wait. Call it before the thread computes: pools that it has started stay
     as they are.
     """

@@ -183,13 +183,12 @@ def _load_model(
     constraints: SharedConstraints,
     images: SharedImages,
 ) -> tuple[TorchModelRunner, GroupRunner | None, SchedulerConfig]:
-    from gpu_worker.execution.build import build_runner, flush_subnormals
+    from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.warm_up import warm_up_proposer
     from kernels.cpu_library import compile_cpu_library
 
     runner_config, sizes = _runner_config(config, directory)
     if runner_config.device == "cpu":
-        flush_subnormals()
         with start_up.stage(Stage.COMPILE) as progress:
             compile_cpu_library(progress)
     # A draft model's own runner needs no such room: it is built from `runner_config`.

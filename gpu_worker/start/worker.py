@@ -127,6 +127,11 @@ def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) 
     health_socket = bind_health_port(config.health_host, config.health_port)
     start_up = StartUp(ProgressBar(sys.stderr))
     model = _served_model(config, identity.model)
+    if config.simulate is None:
+        # Not with the imports above: a simulated worker has no torch.
+        from gpu_worker.execution.build import flush_subnormals
+
+        flush_subnormals()
     setup = build_engine(config, model.directory, model.tokenizer, start_up)
     _log.info(start_up.summary())
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -68,8 +68,7 @@ def main() -> int:
     if start is None:
         return 0
     configure_logging(start.log_level, start.log_format, role="worker", rank=str(start.rank))
-    if start.runner.device == "cpu":
-        flush_subnormals()
+    flush_subnormals()
     board = Board(start.board_fd, start.runner.num_ranks)
     ranks = group_ranks(start.rank, board, start.runner, is_shared=start.is_shared, interface=start.interface)
     threading.Thread(target=_tick, args=(board, ranks, os.getppid()), daemon=True).start()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
 import torch
 
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS
-from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start import engine_setup
@@ -113,25 +110,6 @@ def test_sizes_of_a_simulated_engine_are_the_workers(settings: dict[str, Any], s
     directory = read_model_directory(DEMO_MODEL)
     scheduler = build_engine(config, directory, ModelTokenizer(directory)).scheduler
     assert {name: getattr(scheduler, name) for name in sizes} == sizes
-
-
-def test_the_engine_computes_with_zeros_for_subnormal_numbers() -> None:
-    # An adapter of such numbers would make each step take 15 times as long for all.
-    numbers, found = torch.full((1 << 20,), 1e-39), Queue[int]()
-
-    def compute() -> None:
-        # In a thread of its own, since it computes so from then on.
-        directory = read_model_directory(DEMO_MODEL)
-        config = WorkerConfig(model=DEMO_MODEL, device="cpu", num_threads=2, num_blocks=64, max_model_len=64)
-        engine = EngineThread(build_engine(config, directory, ModelTokenizer(directory)).engine)
-        engine.start(lambda _: None)
-        engine.call(lambda: found.put(int((numbers * 1.5).count_nonzero())))
-        engine.stop()
-
-    thread = threading.Thread(target=compute)
-    thread.start()
-    thread.join()
-    assert found.get_nowait() == 0
 
 
 BALANCED = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True, "device": "cpu"}

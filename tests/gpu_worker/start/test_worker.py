@@ -10,11 +10,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
 from unittest.mock import MagicMock
 
 import msgspec
 import pytest
+import torch
 from nats.aio.msg import Msg
 
 from gpu_worker.start import worker
@@ -260,3 +263,28 @@ def test_worker_that_nats_cannot_serve_reads_no_model(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="refused for m"):
         worker._serve(WorkerConfig(model=DEMO_MODEL), Identity("w", "m", "r"), MagicMock())
     read.assert_not_called()
+
+
+def test_worker_computes_with_zeros_for_subnormal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An adapter of such numbers would make each step take 15 times as long for all.
+    found = Queue[int]()
+
+    def build(*_: object) -> None:
+        numbers = torch.full((1 << 20,), 1e-39)
+        engine = Thread(target=lambda: found.put(int((numbers * 1.5).count_nonzero())))
+        engine.start()
+        engine.join()
+        raise ConfigError("HEADRACE_MODEL", "is not loaded by this test")
+
+    def serve() -> None:
+        with pytest.raises(ConfigError, match="not loaded by this test"):
+            worker._serve(WorkerConfig(model=DEMO_MODEL), Identity("w", "m", "r"), MagicMock())
+
+    monkeypatch.setattr(worker, "check_nats", lambda *_: None)
+    monkeypatch.setattr(worker, "_served_model", MagicMock())
+    monkeypatch.setattr(worker, "build_engine", build)
+    # In a thread, which computes so from then on.
+    thread = Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert found.get_nowait() == 0
