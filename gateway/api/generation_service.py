@@ -189,6 +189,7 @@ class GenerationService:
         generation = with_adapter(generation, self._dispatcher.fleet, visit.principal.tenant)
         generation = with_watermark(generation, visit.principal.watermark)
         load = self._dispatcher.fleet.reported_load(generation.served_model)
+        generation = await visit.endpoint.fitted(generation, load, visit.principal, self._services)
         tokens_used: int | None = 0
         tokens, output = reserved_tokens(generation)
         lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)
