@@ -191,8 +191,7 @@ class GenerationService:
         load = self._dispatcher.fleet.reported_load(generation.served_model)
         generation = await visit.endpoint.fitted(generation, load, visit.principal, self._services)
         tokens_used: int | None = 0
-        tokens, output = reserved_tokens(generation)
-        lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)
+        lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, *reserved_tokens(generation))
         is_lent = False
         try:
             visit.head.limits = lease.headers
