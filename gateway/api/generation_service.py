@@ -190,7 +190,8 @@ class GenerationService:
         load = self._dispatcher.fleet.reported_load(generation.served_model)
         generation = await visit.endpoint.fitted(generation, load, visit.principal, self._services)
         tokens_used: int | None = 0
-        lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, *reserved_tokens(generation))
+        tokens, output = reserved_tokens(generation)
+        lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)
         is_lent = False
         try:
             visit.head.limits = lease.headers
