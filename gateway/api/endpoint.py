@@ -26,6 +26,7 @@ from gateway.api.answer import Answer, Asked, ResponseHead, StreamParts
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LargeBodies
+from gateway.api.routes import RouteServices
 from gateway.api.schemas.names import STRICT, BodyRules
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.streamed import StreamedAnswer
@@ -78,6 +79,12 @@ class Endpoint(ABC):
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Return the generation that a body requests; `rules` as in `BodyReader.read`."""
         return await self._bodies.read(principal.tenant, len(body), partial(self.parse, body, rules))
+
+    async def fitted(
+        self, generation: Generation, load: FleetLoad | None, principal: Principal, services: RouteServices
+    ) -> Generation:
+        """Return the generation as it fits into its model's context, before it is admitted; most stay as they are."""
+        return generation
 
     @abstractmethod
     def whole_answer(self, asked: Asked) -> Answer:

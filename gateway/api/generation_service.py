@@ -187,8 +187,8 @@ class GenerationService:
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
         generation = with_adapter(generation, self._dispatcher.fleet, visit.principal.tenant)
-        generation = with_watermark(generation, visit.principal.watermark)
         load = self._dispatcher.fleet.reported_load(generation.served_model)
+        generation = await visit.endpoint.fitted(generation, load, visit.principal, self._services)
         tokens_used: int | None = 0
         tokens, output = reserved_tokens(generation)
         lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)
@@ -197,7 +197,7 @@ class GenerationService:
             visit.head.limits = lease.headers
             if load is None:
                 raise no_such_model(generation.name, generation.model)
-            generation = await self._read(generation, load, visit.principal.tenant)
+            generation = await self._read(generation, load, visit.principal)
             visit.head.first_event = 0 if generation.is_resumable else None
             asked = Asked(visit.exchange, generation, visit.head, visit.principal, load.fingerprint)
             answer = self._new_answer(visit.endpoint, asked)
@@ -225,11 +225,12 @@ class GenerationService:
             if not is_lent:
                 lease.release(tokens_used)
 
-    async def _read(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
+    async def _read(self, generation: Generation, load: FleetLoad, principal: Principal) -> Generation:
+        generation = with_watermark(generation, principal.watermark)
         if generation.has_images:
             for prompt in generation.prompts:
                 check_sees(prompt.images, load.model, load)
-            generation = await self._services.images.stored(generation, tenant)
+            generation = await self._services.images.stored(generation, principal.tenant)
         return await self._reading.read(generation, load)
 
     async def _repeat(self, visit: _Visit, kept: LoggedGeneration) -> int:

@@ -46,6 +46,9 @@ def _parse_response(body: bytes) -> ResponseGeneration:
     if parsed.background:
         message = "A line of a batch is computed in the background anyway. Leave 'background' out."
         raise ApiError(400, message, param="background", code="unsupported_parameter")
+    if parsed.truncation == "auto":
+        message = "A line of a batch is not shortened. Leave 'truncation' out, and the conversation's oldest turns too."
+        raise ApiError(400, message, param="truncation", code="unsupported_parameter")
     items = own_items(parsed)
     for index, item in enumerate(items):
         if item.type in ("item_reference", "compaction", "compaction_trigger"):

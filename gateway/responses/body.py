@@ -171,6 +171,9 @@ class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
+Truncation = Literal["auto", "disabled"]
+
+
 class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
     """How a stream is sent: always in the same way, so there is nothing to choose."""
 
@@ -217,6 +220,10 @@ class ResponseBody(CacheFields, kw_only=True, forbid_unknown_fields=True):
     ] = None
     parallel_tool_calls: Annotated[bool | None, described("Allow several calls in one response.", False)] = None
     text: Annotated[TextBody | None, described("The format of the text.", {"format": {"type": "json_object"}})] = None
+    truncation: Annotated[
+        Truncation | None,
+        described("`auto` drops the oldest turns of a conversation that is too long for the model.", "auto"),
+    ] = None
     reasoning: Annotated[
         ReasoningBody | None, described("Reasoning effort, and where reasoning is returned.", {"effort": "low"})
     ] = None

@@ -55,9 +55,13 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
 
 
 class ResponseGeneration(Generation, frozen=True, kw_only=True):
-    """What to generate, and the response that it becomes."""
+    """What to generate, and the response that it becomes.
+
+    `may_truncate`: where the conversation is too long for the model, its oldest turns are dropped.
+    """
 
     draft: ResponseDraft
+    may_truncate: bool = False
 
     @property
     def waits_long(self) -> bool:

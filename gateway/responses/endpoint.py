@@ -18,6 +18,8 @@ from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.names import STRICT, BodyRules
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.generation import Generation
 from gateway.responses.answers import StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, submit_job
 from gateway.responses.body import ItemBody, ResponseBody
@@ -28,6 +30,7 @@ from gateway.responses.log import PieceBudget
 from gateway.responses.reasoning_seal import opened
 from gateway.responses.request import identified_item, own_items, parse_body, to_generation
 from gateway.responses.store import History, ResponseStore
+from gateway.responses.truncation import truncated
 from shared.bounds import MAX_JOB_PRIORITY
 from shared.tokenizer_calls import TokenizeCall
 
@@ -87,6 +90,15 @@ class ResponsesEndpoint(Endpoint):
             raise invalid_value("priority", message)
         return generation
 
+    async def fitted(
+        self, generation: Generation, load: FleetLoad | None, principal: Principal, services: RouteServices
+    ) -> Generation:
+        """Drop the oldest turns of a conversation that is too long, where that is asked for and a worker can count."""
+        assert isinstance(generation, ResponseGeneration)
+        if not generation.may_truncate or load is None or not load.num_workers:
+            return generation
+        return await truncated(generation, load, principal, services)
+
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one JSON body."""
         if _draft(asked).is_background:
@@ -129,7 +141,8 @@ def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> 
 
     async def count(request: Request, principal: Principal) -> Response:
         generation = await endpoint.generation(await request.body(), principal, services.body_rules(principal))
-        (prompt,) = generation.prompts
+        load = services.fleet.load(services.model_or_only_one(principal, generation.model))
+        (prompt,) = (await endpoint.fitted(generation, load, principal, services)).prompts
         call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
         reply = await services.ask_tokenizer(principal, generation.model, call, prompt.images)
         return json_response(InputTokenCount("response.input_tokens", len(reply.token_ids)))

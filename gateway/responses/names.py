@@ -89,7 +89,6 @@ _ROWS = (
         (False,),
         Responses.STREAM_OPTIONS,
     ),
-    _refused("truncation", "Shorten the conversation before it is too long.", "auto", ("disabled",)),
     _refused("conversation", "Use 'previous_response_id'.", "conv_1"),
     _refused(
         "context_management",

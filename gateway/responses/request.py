@@ -111,6 +111,7 @@ def to_generation(
         tools=tools.use,
         may_reason=may_reason(variables),
         draft=_draft(body, items, ancestors, names, is_compaction),
+        may_truncate=body.truncation == "auto",
     )
 
 
@@ -184,7 +185,7 @@ def _parameters(body: ResponseBody) -> dict[str, Any]:
         "tools": repeated_tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         # A response has a text here.
         "user": body.user if isinstance(body.user, str) else None,
     }

@@ -243,6 +243,22 @@ def test_response_counts_its_input_and_goes_on(system: System) -> None:
     assert last.response.output_text == first.output_text
 
 
+def test_long_conversation_is_shortened_to_the_context(system: System) -> None:
+    client, model = system.client(), system.model
+    context = client.models.retrieve(model).to_dict()["max_model_len"]
+    assert isinstance(context, int)
+    turn = {"role": "user", "content": "def add(a, b): " * (context // 60)}
+    asked: Any = {"model": model, "input": [turn] * 30, "truncation": "auto"}
+    counted = client.responses.input_tokens.count(**asked)
+    response = client.responses.create(**asked, max_output_tokens=1, temperature=0)
+    assert response.truncation == "auto"
+    assert context // 2 < response.usage.input_tokens == counted.input_tokens < context
+    for refused in ({"truncation": "disabled"}, {"input": "def add(a, b): " * context}):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            client.responses.create(**asked | refused)
+        assert refusal.value.code == "context_length_exceeded"
+
+
 def test_background_response_is_computed_without_its_client(system: System) -> None:
     client = system.client()
     response = client.responses.create(model=system.model, input="x = ", background=True, max_output_tokens=8)

@@ -197,7 +197,7 @@ async def test_item_that_is_referred_to_twice_is_refused(thinking: WireWorker, c
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.[0].id"),
         ({"input": [{"role": "user", "content": "x"}, {"type": "item_reference"}]}, "input.[1].id"),
         ({"conversation": "conv_1"}, "conversation"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"no_such_name": 1}, "no_such_name"),
     ],
 )

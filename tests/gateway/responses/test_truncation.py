@@ -1,0 +1,248 @@
+"""`truncation: "auto"` through OpenAI's own client, with a worker that counts each word as a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from nats.aio.msg import Msg
+from openai.types.responses import Response
+
+from gateway.responses.truncation import beginning_at, max_prompt_tokens, turn_starts
+from shared.conversation import ChatMessage, ChatOptions
+from shared.messages import Finish, Request, Usage, encode
+from shared.subjects import tokenizer_subject
+from shared.tokenizer_calls import TokenizeCall, TokenizerReply
+from tests.gateway.parsed_bodies import messages_of, response
+from tests.gateway.responses.batch_worker import batch_worker
+from tests.gateway.wire_worker import WireWorker
+
+CONTEXT = 8192
+OUTPUT = 4
+LIMIT = CONTEXT - OUTPUT
+PNG = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def num_words(messages: tuple[ChatMessage, ...], chat: ChatOptions | None) -> int:
+    calls = [call.arguments for message in messages for call in message.tool_calls]
+    texts = [*(message.content for message in messages), *calls, "" if chat is None else chat.tools or ""]
+    return sum(len(text.split()) for text in texts)
+
+
+@dataclass
+class Words:
+    """A tokenizer of words, and the calls that it has answered."""
+
+    worker: WireWorker
+    calls: list[TokenizeCall] = field(default_factory=list)
+
+    async def answer(self, message: Msg) -> None:
+        call = msgspec.msgpack.decode(message.data, type=TokenizeCall)
+        assert call.messages is not None
+        self.calls.append(call)
+        reply = TokenizerReply(token_ids=(1,) * num_words(call.messages, call.chat), max_model_len=CONTEXT)
+        await message.respond(encode(reply))
+
+    async def read(self) -> tuple[Request, list[str]]:
+        """Answer the next request, as a worker whose tokens are words; return it, and how each message begins."""
+        request = await self.worker.begin(1)
+        messages = request.messages or ()
+        num = num_words(messages, request.chat)
+        finish = Finish("failed", None, "too long", "messages", "context_length_exceeded") if num >= CONTEXT else None
+        await self.worker.end(request, 1, finish or Finish("stop", Usage(num, 1)))
+        return request, [(message.content or message.tool_calls[0].name)[:8].strip() for message in messages]
+
+
+@pytest.fixture
+async def words(worker: WireWorker) -> Words:
+    words = Words(worker)
+    await worker.nats.subscribe(tokenizer_subject(worker.model), cb=words.answer)
+    await worker.nats.flush()
+    return words
+
+
+def said(role: str, name: str, num: int = 1) -> dict[str, Any]:
+    """Return a message with this many words, the first of which is its name."""
+    return {"role": role, "content": " ".join([name, *["w"] * (num - 1)])}
+
+
+def turn(name: str, num: int) -> list[dict[str, Any]]:
+    return [said("user", f"u{name}", num - 1), said("assistant", f"a{name}")]
+
+
+def called(call_id: str, num: int) -> list[dict[str, Any]]:
+    arguments = json.dumps({"x": " ".join(["w"] * (num - 1))})
+    return [
+        {"type": "function_call", "call_id": call_id, "name": f"f{call_id}", "arguments": arguments},
+        {"type": "function_call_output", "call_id": call_id, "output": f"o{call_id}"},
+    ]
+
+
+def ask(client: openai.AsyncOpenAI, words: Words, items: Any, **fields: Any) -> asyncio.Task[Any]:
+    asked = {"model": words.worker.model, "input": items, "max_output_tokens": OUTPUT, "truncation": "auto"}
+    return asyncio.create_task(client.responses.create(**asked | fields))
+
+
+async def test_oldest_turns_are_dropped_and_what_is_read_is_counted(words: Words, client: openai.AsyncOpenAI) -> None:
+    items = [said("developer", "rule"), *turn("1", 4000), *turn("2", 4000), said("system", "more"), *turn("3", 3000)]
+    asking = ask(client, words, [*items, said("user", "last", 10)], instructions="Answer.")
+    _, read = await words.read()
+    answer = await asking
+    assert read == ["Answer.", "rule", "u2 w w w", "a2", "more", "u3 w w w", "a3", "last w w"]
+    assert (answer.truncation, answer.usage.input_tokens) == ("auto", 1 + 1 + 4000 + 1 + 3000 + 10)
+    # All that was said is kept, and read as far as it fits.
+    listed = await client.responses.input_items.with_raw_response.list(answer.id, order="asc")
+    kept = json.loads(listed.text())["data"]
+    assert len(kept) == len(items) + 1
+
+
+@pytest.mark.parametrize(("num_last", "num_dropped"), [(LIMIT - 4002, 0), (LIMIT - 4001, 1)])
+async def test_conversation_that_fits_exactly_is_whole(
+    words: Words, client: openai.AsyncOpenAI, num_last: int, num_dropped: int
+) -> None:
+    items = [*turn("1", 2), *turn("2", 4000), said("user", "last", num_last)]
+    asking = ask(client, words, items)
+    request, read = await words.read()
+    assert len(read) == len(items) - 2 * num_dropped
+    assert num_words(request.messages or (), None) == LIMIT + (-1 if num_dropped else 0)
+    assert (await asking).usage.input_tokens <= LIMIT
+
+
+async def test_tools_take_their_part_of_the_context(words: Words, client: openai.AsyncOpenAI) -> None:
+    text = " ".join(["w"] * 3000)
+    tool = {"type": "function", "name": "f", "description": text, "parameters": {"type": "object"}, "strict": False}
+    asking = ask(client, words, [*turn("1", 3000), *turn("2", 3000), said("user", "last")], tools=[tool])
+    _, read = await words.read()
+    assert read == ["u2 w w w", "a2", "last"]
+    await asking
+
+
+async def test_short_conversation_is_not_counted(words: Words, client: openai.AsyncOpenAI) -> None:
+    asking = ask(client, words, [*turn("1", 100), said("user", "last")])
+    assert len((await words.read())[1]) == 3
+    await asking
+    assert words.calls == []
+
+
+async def test_few_calls_count_many_turns(words: Words, client: openai.AsyncOpenAI) -> None:
+    items = [item for number in range(100) for item in turn(str(number), 200)]
+    asking = ask(client, words, [*items, said("user", "last")])
+    _, read = await words.read()
+    assert read[0].split()[0] == f"u{100 - (LIMIT - 1) // 200}"
+    await asking
+    assert len(words.calls) <= 8
+
+
+async def test_conversation_of_stored_responses_is_shortened_each_time(
+    words: Words, client: openai.AsyncOpenAI
+) -> None:
+    previous: str | None = None
+    for number in range(5):
+        asking = ask(client, words, said("user", f"u{number}", 3000)["content"], previous_response_id=previous)
+        _, read = await words.read()
+        previous = (await asking).id
+        users = [text.split()[0] for text in read if text.startswith("u")]
+        assert users == [f"u{each}" for each in range(max(0, number - 1), number + 1)]
+    # What was dropped is still there for a request that does not ask for it to be dropped.
+    asking = ask(client, words, "more", previous_response_id=previous, truncation="disabled")
+    assert len((await words.read())[1]) == 11
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await asking
+    assert refusal.value.code == "context_length_exceeded"
+
+
+async def test_call_and_result_are_dropped_or_kept_together(words: Words, client: openai.AsyncOpenAI) -> None:
+    divided, result = called("2", 2000)
+    items = [
+        said("user", "u1"), *called("1", 4000),
+        said("user", "u2"), divided, said("user", "u3", 2000), result,
+        said("user", "u4", 2000), *called("4", 2100),
+    ]  # fmt: skip
+    asking = ask(client, words, items)
+    request, read = await words.read()
+    assert [text.split()[0] for text in read] == ["u2", "f2", "u3", "o2", "u4", "f4", "o4"]
+    await asking
+    calls = {call.id for message in request.messages or () for call in message.tool_calls}
+    assert calls == {message.tool_call_id for message in request.messages or () if message.tool_call_id}
+    # One word more, and the call goes with its result, not the message before it alone.
+    asking = ask(client, words, [*items[:-2], *called("4", 2200)])
+    request, read = await words.read()
+    assert [text.split()[0] for text in read] == ["u4", "f4", "o4"]
+    await asking
+
+
+async def test_streamed_response_is_shortened(words: Words, client: openai.AsyncOpenAI) -> None:
+    asking = ask(client, words, [*turn("1", 6000), *turn("2", 6000), said("user", "last")], stream=True)
+    _, read = await words.read()
+    events = [event async for event in await asking]
+    assert read == ["u2 w w w", "a2", "last"]
+    assert (events[0].response.truncation, events[-1].response.usage.input_tokens) == ("auto", 6001)
+
+
+async def test_background_response_is_shortened(words: Words, client: openai.AsyncOpenAI, nats_url: str) -> None:
+    async with batch_worker(nats_url, words.worker.model) as batch:
+        items = [*turn("1", 6000), *turn("2", 6000), said("user", "last")]
+        queued = await ask(client, words, items, background=True)
+        job = await batch.take()
+        assert [message.content[:4].strip() for message in job.messages or ()] == ["u2 w", "a2", "last"]
+        await batch.end(job, "text")
+    answer = await client.responses.retrieve(queued.id)
+    assert isinstance(answer, Response)
+    assert (answer.truncation, answer.status, answer.output_text) == ("auto", "completed", "text")
+
+
+async def test_last_turn_that_is_too_long_is_refused_as_without_truncation(
+    words: Words, client: openai.AsyncOpenAI
+) -> None:
+    items = [*turn("1", 100), said("user", "last", CONTEXT)]
+    refusals = []
+    for truncation in ("auto", "disabled"):
+        asking = ask(client, words, items, truncation=truncation)
+        _, read = await words.read()
+        assert len(read) == (1 if truncation == "auto" else 3)
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await asking
+        refusals.append((refusal.value.status_code, refusal.value.code))
+    assert refusals == [(400, "context_length_exceeded")] * 2
+
+
+async def test_count_of_input_tokens_is_of_what_would_be_read(words: Words, client: openai.AsyncOpenAI) -> None:
+    items: Any = [*turn("1", 6000), *turn("2", 6000), said("user", "last")]
+    for truncation, num in (("auto", 6001), ("disabled", 12001)):
+        asked: Any = {"model": words.worker.model, "input": items, "truncation": truncation}
+        counted = await client.responses.input_tokens.count(**asked)
+        assert counted.input_tokens == num
+
+
+def test_long_answer_keeps_half_of_the_context_for_the_conversation() -> None:
+    assert [max_prompt_tokens(CONTEXT, each) for each in (None, 1, 100, CONTEXT)] == [8191, 8191, 8092, 4096]
+
+
+def test_images_of_dropped_turns_are_dropped() -> None:
+    def shows(text: str) -> dict[str, Any]:
+        return {
+            "role": "user",
+            "content": [{"type": "input_text", "text": text}, {"type": "input_image", "image_url": PNG}],
+        }
+
+    generation = response([{**shows("rule"), "role": "system"}, shows("one"), shows("two")])
+    (prompt,) = generation.prompts
+    starts = turn_starts(messages_of(generation))
+    assert starts == [1, 2]
+    shorter = beginning_at(prompt, 2)
+    assert [image.where for image in shorter.images] == [prompt.images[0].where, prompt.images[2].where]
+    assert [message.images[0].index for message in shorter.messages or ()] == [0, 1]
+    assert shorter.estimated_tokens < prompt.estimated_tokens
+
+
+def test_conversation_without_a_user_is_one_turn() -> None:
+    assert turn_starts(messages_of(response([said("assistant", "a"), said("assistant", "b")]))) == [0]
+    assert turn_starts(messages_of(response([said("system", "a")]))) == [1]
