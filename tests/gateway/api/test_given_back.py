@@ -100,6 +100,9 @@ class Requests:
         prompts = (Prompt(1, text="x"),)
         return Generation("completion", body.decode(), prompts, 1, Sampling(), deterministic=True, stream=True)
 
+    async def fitted(self, generation: Generation, *of: object) -> Generation:
+        return generation
+
     def streamed_answer(self, asked: object, parts: object) -> Answered:
         if (failure := self.failures.get("answer")) is not None:
             raise failure
