@@ -92,7 +92,7 @@ _UNLOCKED_S = 60.0
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
     """A new folder in the system's folder for temporary files; `prefix` is for folders of this class alone.
 
-    A lock on the folder says that its process lives, or a child of it: the next process removes what is not locked.
+    A lock on the folder says that its process lives, or a child of it: the next process removes folders without a lock.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -41,7 +41,7 @@ class Revoker:
     def cancel(self, model: str, request_id: str, epoch: int, keep: str | None = None) -> None:
         """Tell the workers of a model, all but `keep`, to stop a request: attempts up to `epoch`.
 
-        Later ones may be of a gateway that has taken the request over; workers remember for minutes what was stopped.
+        Later ones may be of a gateway that has taken the request over; workers remember stopped attempts for minutes.
         """
         if len(self._model_of) >= MAX_REMEMBERED:
             del self._model_of[next(iter(self._model_of))]
