@@ -100,7 +100,7 @@ async def test_oldest_turns_are_dropped_and_what_is_read_is_counted(words: Words
     assert (answer.truncation, answer.usage.input_tokens) == ("auto", 1 + 1 + 4000 + 1 + 3000 + 10)
     # All that was said is kept, and read as far as it fits.
     listed = await client.responses.input_items.with_raw_response.list(answer.id, order="asc")
-    kept = json.loads(listed.text())["data"]
+    kept = json.loads(listed.text)["data"]
     assert len(kept) == len(items) + 1
 
 

@@ -160,6 +160,7 @@ class ValuelessModel:
     device = torch.device("meta")
     dtype = torch.float32
     adapters = None
+    expanding = None
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         sizes = [len(context.block_tables), len(context.query_starts) - 1, len(context.context_lens)]
