@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
@@ -127,18 +128,21 @@ def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) 
     health_socket = bind_health_port(config.health_host, config.health_port)
     start_up = StartUp(ProgressBar(sys.stderr))
     model = _served_model(config, identity.model)
-    if config.simulate is None:
-        # Not with the imports above: a simulated worker has no torch.
-        from gpu_worker.execution.build import flush_subnormals
+    with contextlib.nullcontext() if config.simulate is not None else _subnormals_flushed():
+        setup = build_engine(config, model.directory, model.tokenizer, start_up)
+        _log.info(start_up.summary())
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.collect()
+        gc.freeze()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(config, identity, model, setup, health_socket, observer))
 
-        flush_subnormals()
-    setup = build_engine(config, model.directory, model.tokenizer, start_up)
-    _log.info(start_up.summary())
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.collect()
-    gc.freeze()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, identity, model, setup, health_socket, observer))
+
+def _subnormals_flushed() -> AbstractContextManager[None]:
+    # Not with the imports above: a simulated worker has no torch.
+    from gpu_worker.execution.build import subnormals_flushed
+
+    return subnormals_flushed()
 
 
 def _served_model(config: WorkerConfig, name: str) -> ServedModel:

@@ -25,7 +25,7 @@ import torch
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import PendingStep
-from gpu_worker.execution.build import build_replacement, build_runner, flush_subnormals
+from gpu_worker.execution.build import build_replacement, build_runner, subnormals_flushed
 from gpu_worker.execution.ranks import messages
 from gpu_worker.execution.ranks.beside import BesideSteps
 from gpu_worker.execution.ranks.board import Board
@@ -68,13 +68,13 @@ def main() -> int:
     if start is None:
         return 0
     configure_logging(start.log_level, start.log_format, role="worker", rank=str(start.rank))
-    flush_subnormals()
     board = Board(start.board_fd, start.runner.num_ranks)
     ranks = group_ranks(start.rank, board, start.runner, is_shared=start.is_shared, interface=start.interface)
     threading.Thread(target=_tick, args=(board, ranks, os.getppid()), daemon=True).start()
     try:
         _tell(answers, messages.Hello(identity(start.runner)))
-        return _Member(start.runner, ranks, board, answers).serve(told)
+        with subnormals_flushed():
+            return _Member(start.runner, ranks, board, answers).serve(told)
     except Exception as error:
         if not isinstance(error, HeadraceError):
             _log.exception("rank %d failed", start.rank)
