@@ -120,7 +120,7 @@ async def test_store_in_a_place_that_does_not_exist_is_refused_and_not_made(tmp_
     directory.mkdir()
     (directory / "adapter_config.json").write_text("{}")
     (directory / "adapter_model.safetensors").write_bytes(b"weights")
-    with pytest.raises(ConfigError, match="there is no .* either"):
+    with pytest.raises(ConfigError, match=r"there is no .* either"):
         await _put(str(tmp_path / "none" / "store"), directory)
     assert not (tmp_path / "none").exists()
 
