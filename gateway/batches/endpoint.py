@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
+from gateway.admission.stored_reads import ReadSize
 from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import check_query, invalid_value, whole_number
@@ -200,12 +201,13 @@ class BatchRoutes:
         kind = next(kind for kind in KINDS if kind == found[2])
         return None if record is None or record.status in ENDED else growing_file(self.catalog, record, kind)
 
-    async def _user_of(self, tenant: str, file_id: str) -> str | None:
+    async def _user_of(self, tenant: str, file_id: str, size: ReadSize) -> str | None:
         found = OUTPUT_ID.fullmatch(file_id)
         if found is not None:
             own = await _answered(self.log.get(tenant, f"batch_{found[1]}"))
             return None if own is None or own.status in ENDED else own.id
         for _, batch_id in await _answered(self.log.list_active(tenant)):
+            size.num_records += 1
             stored = await _answered(self.log.active(tenant, batch_id))
             if stored is not None and stored.record.input_file_id == file_id:
                 return batch_id

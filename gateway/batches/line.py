@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from gateway.admission.caller import Caller
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.model_fit import check_watermark, with_watermark
 from gateway.api.output_reading import StructuredOutputAdmission, with_reading
 from gateway.api.schemas.parsing import parse_chat, parse_completion
@@ -177,9 +177,9 @@ async def with_model_reading(
         return generation
     # Eight tools take 2 ms, and many lines are published at once: in a thread, streams go on meanwhile.
     has_grammar = generation.tools is not None or generation.sampling.grammar is not None
-    num_bytes = LARGE_BYTES + 1 if has_grammar else 0
+    make = partial(with_reading, generation, load.chat_format)
     with _about_the_body():
-        return await bodies.read_kept(tenant, num_bytes, partial(with_reading, generation, load.chat_format))
+        return await bodies.in_thread(tenant, make) if has_grammar else make()
 
 
 async def with_checked_grammar(generation: Generation, grammars: StructuredOutputAdmission, tenant: str) -> Generation:

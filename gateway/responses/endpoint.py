@@ -14,7 +14,7 @@ from gateway.admission.auth import Principal
 from gateway.api.answer import Answer, Asked, StreamParts
 from gateway.api.endpoint import Endpoint, GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.names import STRICT, BodyRules
@@ -60,10 +60,16 @@ class ResponsesEndpoint(Endpoint):
             return await self._continued(request, principal, len(body), PieceBudget())
         async with self._store.reading(principal) as budget:
             # A conversation may be much larger than the request that continues it.
-            return await self._continued(request, principal, max(len(body), LARGE_BYTES + 1), budget)
+            return await self._continued(request, principal, len(body), budget, is_slow=True)
 
     async def _continued(
-        self, request: ResponseBody, principal: Principal, num_bytes: int, budget: PieceBudget
+        self,
+        request: ResponseBody,
+        principal: Principal,
+        num_bytes: int,
+        budget: PieceBudget,
+        *,
+        is_slow: bool = False,
     ) -> ResponseGeneration:
         history: list[ItemBody] = []
         ancestors: tuple[str, ...] = ()
@@ -75,7 +81,7 @@ class ResponsesEndpoint(Endpoint):
         history = opened(history, "previous_response_id", "compaction", *sealed)
         items = opened(items, "input", "compaction", *sealed)
         read = partial(self._generation, request, history, items, ancestors)
-        return await self._bodies.read(principal.tenant, num_bytes, read)
+        return await self._bodies.read(principal.tenant, num_bytes, read, is_slow=is_slow)
 
     def _request(self, body: bytes, rules: BodyRules) -> ResponseBody:
         return parse_body(body, rules)

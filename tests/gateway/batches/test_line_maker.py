@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
 from gateway.batches.input_lines import InputLine
 from gateway.batches.line import BatchLine
 from gateway.batches.line_maker import LineMaker, NotReadyError
@@ -86,20 +85,14 @@ async def test_grammars_of_a_batch_are_checked_one_at_a_time_and_lines_do_not_wa
 
 
 @pytest.mark.parametrize(
-    ("body", "are_large"),
-    [({}, [False, False]), ({"user": "u" * 500, "stop": ["s" * 999] * 4}, [True, False]), ({"n": 128}, [False, True])],
+    ("body", "num_beside"), [({}, 0), ({"user": "u" * 500, "stop": ["s" * 999] * 4}, 1), ({"n": 128}, 1)]
 )
 async def test_lines_that_take_long_are_made_beside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], are_large: list[bool]
+    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], num_beside: int
 ) -> None:
-    bodies, sizes = LargeBodies(), list[int]()
-    read_kept = bodies.read_kept
-
-    async def measured(tenant: str, num_bytes: int, read: Callable[[], Any]) -> Any:
-        sizes.append(num_bytes)
-        return await read_kept(tenant, num_bytes, read)
-
-    monkeypatch.setattr(bodies, "read_kept", measured)
+    bodies = LargeBodies()
+    in_thread = AsyncMock(side_effect=bodies.in_thread)
+    monkeypatch.setattr(bodies, "in_thread", in_thread)
     services: Any = Mock(bodies=bodies, settled=lambda generation, tenant: generation, max_line_bytes=1 << 20)
     services.fleet.find_adapter.return_value = None
     services.clock.now.return_value = 1.0
@@ -107,4 +100,4 @@ async def test_lines_that_take_long_are_made_beside_the_event_loop(
     data = json.dumps(chat_line(**{"temperature": 1, **body})).encode()
     line = await maker.line_to_read(InputLine(1, 0, len(data), data), "batch-1")
     assert len(line.requests) == body.get("n", 1)
-    assert [size > LARGE_BYTES for size in sizes] == are_large
+    assert in_thread.await_count == num_beside

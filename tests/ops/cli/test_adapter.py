@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from ops.cli.adapter import _put
 from shared.adapter_store import read_content
+from shared.errors import ConfigError
 from tests.ops.cli.command import headrace_here
 
 DIGEST = "3fa" + "0" * 61
@@ -111,6 +113,16 @@ def test_what_is_refused_is_one_line(operator: Operator, tmp_path: Path) -> None
     status, _, told = _adapter(operator, "add", "a", str(tmp_path), HEADRACE_ADAPTERS=str(tmp_path / "store"))
     assert (status != 0, told.count("\n"), "adapter_config.json is missing" in told) == (True, 1, True)
     assert len(operator.orders) == 1
+
+
+async def test_store_in_a_place_that_does_not_exist_is_refused_and_not_made(tmp_path: Path) -> None:
+    directory = tmp_path / "adapter"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text("{}")
+    (directory / "adapter_model.safetensors").write_bytes(b"weights")
+    with pytest.raises(ConfigError, match=r"there is no .* either"):
+        await _put(str(tmp_path / "none" / "store"), directory)
+    assert not (tmp_path / "none").exists()
 
 
 def test_removed_name_is_told(operator: Operator) -> None:
