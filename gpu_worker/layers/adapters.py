@@ -163,12 +163,13 @@ class AdapterTargets:
 class EmbeddingAdapters:
     """Changes embeddings: an adapter's first matrix has a column for each token, which is looked up."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, device: torch.device) -> None:
         self._adapters: list[LowRank | None] = [None] * num_slots
+        self._device = device
 
     def pack(self, adapter: LowRank) -> LowRank:
-        """Return the adapter as it is."""
-        return adapter
+        """Return the adapter on the device that computes."""
+        return adapter.to(self._device)
 
     def place(self, slot: int, packed: Any) -> None:
         """Put an adapter's part into a slot, or clear it."""
@@ -182,6 +183,6 @@ class EmbeddingAdapters:
                 continue
             own = torch.from_numpy(np.flatnonzero(rows.slots == slot)).to(result.device)
             added = result[own].float()
-            for part in adapter.to(result.device).parts:
-                added += part.down.float().T[x[own]] * part.scale @ part.up.float().T
+            for part in adapter.parts:
+                added += part.down[:, x[own]].float().T * part.scale @ part.up.float().T
             result[own] = added.to(result.dtype)
