@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gpu_worker.models.json_file import JsonFile
 from shared.adapter_calls import MAX_ADAPTERS, is_digest
-from shared.adapter_store import CONFIG_NAME
+from shared.adapter_files import CONFIG_NAME
 from shared.errors import ConfigError, HeadraceError
 
 Value = TypeVar("Value", int, float)

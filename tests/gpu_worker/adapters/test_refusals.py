@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.adapters import config
 from gpu_worker.adapters.config import AdapterConfig, AdapterError, parse_modules, read_config
-from gpu_worker.adapters.reader import read_packed
+from gpu_worker.adapters.reader import check_adapter, read_packed
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.models.errors import CheckpointError
 from shared.adapter_calls import MAX_ADAPTERS
-from shared.adapter_store import content_digest
+from shared.adapter_files import content_digest
 from shared.errors import ConfigError
 from tests.gpu_worker.adapters.peft_files import write_adapter
 
@@ -163,6 +163,19 @@ def test_adapter_is_refused(
     # Clients read it, and the directory is the worker's own.
     assert str(tmp_path) not in str(raised.value)
     assert len(str(raised.value)) < 1000
+    if problem != "not finite":
+        # Nothing but numbers is needed for that.
+        with pytest.raises(AdapterError, match=f"^{re.escape(str(raised.value))}$"):
+            check_adapter(tmp_path / "adapter", targets)
+
+
+def test_adapter_is_checked_without_its_numbers(targets: AdapterTargets, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", {_MODULE: (8, 12)})
+    weights = adapter / "adapter_model.safetensors"
+    size, length = weights.stat().st_size, struct.unpack("<Q", weights.read_bytes()[:8])[0]
+    os.truncate(weights, 8 + length)
+    os.truncate(weights, size)
+    check_adapter(adapter, targets)
 
 
 def test_patterns_are_not_compared_with_very_many_modules(
