@@ -18,6 +18,8 @@ _ROOT = "base_model.model."
 _TENSOR = re.compile(r"(.+?)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?")
 # PEFT saves a copy of the model's own embedding or head beside an adapter of it.
 _COPY = re.compile(r"(.+?)\.base_layer\.(weight|bias)")
+# PEFT saves these whole where the vocabulary was resized.
+_WORDS = re.compile(r".+\.(?:embed_tokens|lm_head|wte|embed_out)(?:\.modules_to_save)?\.(?:weight|bias)")
 # Some of the expressions here take the square of a name's length.
 _MAX_NAME = 512
 # A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
@@ -48,7 +50,11 @@ def modules_of(file: TensorFile, renamed: tuple[tuple[str, str], ...], targets: 
             raise AdapterError(f"{WEIGHTS_NAME} has {tensor[:120]!r}: DoRA is not served")
         match = _TENSOR.fullmatch(tensor)
         if match is None:
-            raise AdapterError(f"{WEIGHTS_NAME} has {tensor[:120]!r}, which is neither lora_A nor lora_B of a module")
+            problem = "which is neither lora_A nor lora_B of a module"
+            if _WORDS.fullmatch(tensor):
+                problem += ": tokens that were added to the tokenizer, and embeddings that were trained whole, are not "
+                problem += "served; if there are none, save it with save_embedding_layers=False"
+            raise AdapterError(f"{WEIGHTS_NAME} has {tensor[:120]!r}, {problem}")
         module, side = match[1], match[2]
         if found.setdefault(module, {}).setdefault(side, tensor) != tensor:
             raise AdapterError(f"{WEIGHTS_NAME} has lora_{side} of {module[:120]!r} twice")

@@ -30,6 +30,8 @@ _B = f"base_model.model.{_MODULE}.lora_B.weight"
 _A_BYTES, _B_BYTES = 4 * 4 * 12, 4 * 8 * 4
 _HEAD, _WORDS = (f"base_model.model.{name}.base_layer.weight" for name in ("lm_head", "model.embed_tokens"))
 
+_RESIZED = "base_model.model.model.embed_tokens.weight"
+
 
 @pytest.fixture
 def targets() -> AdapterTargets:
@@ -147,6 +149,10 @@ _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
         (_tensors(lambda tensors: tensors.clear()), "has no matrices"),
         (_tensors(lambda tensors: tensors.update({_HEAD: torch.ones(6, 12)})), "that of this model has [5, 12]"),
         (_tensors(lambda tensors: tensors.update({_WORDS: torch.ones(5, 12)})), "neither lora_A nor lora_B"),
+        (
+            _tensors(lambda tensors: tensors.update({_RESIZED: torch.ones(6, 12)})),
+            "tokens that were added to the tokenizer",
+        ),
         (lambda directory: (directory / "adapter_model.safetensors").unlink(), "is missing"),
         (lambda directory: (directory / "adapter_config.json").write_text("["), "not valid JSON"),
     ],
@@ -285,3 +291,8 @@ def test_more_modules_than_can_be_named_are_refused() -> None:
     assert len(parse_modules(",".join(modules[:-1]))) == MAX_ADAPTERS
     with pytest.raises(ConfigError, match=f"has {MAX_ADAPTERS + 1} adapters; at most {MAX_ADAPTERS} are served"):
         parse_modules(",".join(modules))
+
+
+def test_configuration_of_later_releases_is_read(tmp_path: Path) -> None:
+    fields = {"target_modules": "all-linear", "exclude_modules": r"(?:.*\.)?layers\.[0-3]\..*", "peft_version": "9.9"}
+    assert _read(tmp_path, **fields, some_later_field={"a": [1]}).rank_of("q_proj") == 1
