@@ -32,6 +32,8 @@ _PLAIN = {
     "layer_replication": (None, "layers that are there several times"),
     "alora_invocation_tokens": (None, "an adapter that begins at a token"),
     "arrow_config": (None, "a mixture of adapters"),
+    "use_bdlora": (None, "BD-LoRA, whose matrices are the blocks of a diagonal"),
+    "monteclora_config": (None, "MonteCLoRA, whose matrices are drawn"),
     "modules_to_save": (None, "whole modules that replace the model's"),
     "trainable_token_indices": (None, "tokens that were trained whole"),
     "megatron_config": (None, "layers of Megatron"),

@@ -129,6 +129,7 @@ _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
         (_set(peft_type="LOHA"), "only LORA is served"),
         (_set(use_dora=True), "DoRA"),
         (_set(bias="all"), "biases"),
+        (_set(use_bdlora={"nblocks": 2, "match_strict": True}), "BD-LoRA"),
         (_set(modules_to_save=["lm_head"]), "whole modules"),
         (_set(init_lora_weights="pissa_niter_4"), "save it converted"),
         (_set(r=257), "from 1 to 256"),
