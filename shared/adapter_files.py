@@ -1,4 +1,4 @@
-"""The two files of an adapter (LoRA) as PEFT saves them: digest, size, and what is checked before they are read.
+"""The two files of an adapter (LoRA) as PEFT saves them: digest, size, and checks before they are read.
 
 Files are those of strangers. The configuration and the header of the weights are bounded, and checked before the rest
 is looked at. Workers judge what an adapter computes.
@@ -59,7 +59,7 @@ class Hash(Protocol):
 
 
 def hash_start(digest: Hash, name: str, num_bytes: int) -> None:
-    """Add what stands before a file's bytes in the digest of an adapter."""
+    """Add a file's name and size to the digest of an adapter, before its bytes."""
     digest.update(f"{name}\0{num_bytes}\0".encode())
 
 

@@ -68,7 +68,7 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
 
 
 def check_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[str, str], ...] = ()) -> None:
-    """Raise `AdapterError` if the configuration, or what the header says, is why an adapter is not served.
+    """Raise `AdapterError` for an adapter that its configuration or its header already rules out.
 
     No number is read: there may be zeros in their place.
     """
@@ -85,7 +85,7 @@ def _opened(directory: Path, targets: AdapterTargets) -> closing[TensorFile]:
 def _plan(
     file: TensorFile, config: AdapterConfig, targets: AdapterTargets, renamed: tuple[tuple[str, str], ...]
 ) -> list[_Pair | _Stack]:
-    """Return what is to be read; every tensor has the shape and type that it has to have."""
+    """Return the matrices to read, after a check of every tensor's shape and type."""
     modules = modules_of(file, renamed, targets)
     config.check_patterns(len(modules))
     if not modules:
@@ -303,7 +303,7 @@ def read_packed(
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """Raise what is wrong with files as `AdapterError`."""
+    """Raise errors of files as `AdapterError`."""
     try:
         yield
     except OSError as error:

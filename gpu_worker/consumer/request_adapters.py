@@ -58,7 +58,7 @@ class _Refusal:
     is_final: bool
 
     def error(self) -> BadRequestError:
-        """Return what its requests end with."""
+        """Return the error of its requests."""
         return BadRequestError(self.reason, "model", "adapter_refused")
 
 
