@@ -238,7 +238,8 @@ def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner
                 targets.place(slot, adapter.packed, adapter.max_rank)
 
         renamed = runner.model_config.block.names.renamed
-        read, check = (partial(each, targets=targets, renamed=renamed) for each in (read_packed, check_adapter))
+        read = partial(read_packed, targets=targets, renamed=renamed)
+        check = partial(check_adapter, targets=targets, renamed=renamed)
         if group is None:
             return Adapting(targets.num_slots, read, place, check=check)
 
