@@ -15,7 +15,8 @@ import msgspec
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import Endpoint, OperatorAccess, ServerRefusedError, find_operator
 from ops.text_table import aligned, printable_cell
-from shared.adapter_store import AdapterContent, AdapterStore
+from shared.adapter_files import AdapterContent
+from shared.adapter_store import AdapterStore
 from shared.config import setting
 from shared.errors import HeadraceError
 from shared.objects.open import check_store, store_of

@@ -14,8 +14,8 @@ from gateway.batches.input_lines import InputLine
 from gateway.batches.line import BatchLine
 from gateway.batches.line_maker import LineMaker, NotReadyError
 from gateway.generation import Generation, Prompt
+from shared.adapter_files import AdapterContent
 from shared.adapter_names import NamedAdapter
-from shared.adapter_store import AdapterContent
 from shared.errors import BadRequestError
 from shared.sampling import Sampling
 from tests.gateway.batches.test_line import chat_line
