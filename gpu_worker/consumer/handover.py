@@ -103,7 +103,7 @@ class KvHandover:
             return
         num_blocks = -(-sequence.num_prompt_tokens // max(1, self._transfer.block_tokens))
         # Without room the decode workers are behind: going on here is faster than computing the prompt again there.
-        if self._transfer.leases.has_room(num_blocks * self._transfer.block_bytes):
+        if self._transfer.leases.has_room(num_blocks * self._transfer.block_bytes, sequence.tenant):
             self._engine.hand_over(sequence.id, partial(self._left_engine, held))
 
     def _left_engine(self, held: HeldRequest, sequence: Sequence) -> None:
@@ -111,7 +111,7 @@ class KvHandover:
         lease = None
         if sequence.num_prompt_tokens >= _LEAST_TOKENS:
             leases, epoch = self._transfer.leases, held.request.epoch + 1
-            lease = leases.grant(held.request.id, epoch, sequence.salt, sequence.block_digests)
+            lease = leases.grant(held.request.id, epoch, sequence.salt, sequence.block_digests, sequence.tenant)
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._left, held, sequence, "" if lease is None else lease.token)
 

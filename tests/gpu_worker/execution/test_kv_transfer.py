@@ -25,7 +25,7 @@ from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire, share
 from gpu_worker.execution.tiers.block_server import BlockServer, split_address
 from gpu_worker.execution.tiers.block_tiers import BlockLoad
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
-from gpu_worker.execution.tiers.leases import GIVE_WAY_S, Lease, Leases
+from gpu_worker.execution.tiers.leases import Lease
 from gpu_worker.execution.tiers.nixl_transport import NixlAgent, NixlSender
 from gpu_worker.execution.tiers.peer_tier import PeerTier
 from gpu_worker.execution.tiers.peer_wire import (
@@ -238,7 +238,7 @@ def test_fetching_that_has_measured_slower_than_computing_is_not_begun(
 def test_rows_are_free_again_however_a_lease_ends(pair: Pair, how: str) -> None:
     _, gone = pair.begin()
     lease = pair.grant(gone)
-    assert pair.giving.leases.num_bytes == lease.num_bytes > 0
+    assert pair.giving.leases.num_bytes == pair.giving.leases.host.num_bytes_of(lease.rows) > 0
     if how == "time":
         pair.giving.leases.sweep(lease.ends_at + 0.001)
     elif how == "cancel":
@@ -269,48 +269,14 @@ def test_leased_rows_are_not_reused_and_leases_are_bounded(make_pair: Callable[.
     _, gone = pair.begin()
     leases = pair.giving.leases
     lease = pair.grant(gone)
-    assert 2 * lease.num_bytes > leases.max_bytes
-    assert leases.grant("other", 1, SALT, gone.block_digests) is None, "more than half would be leased"
+    size = leases.num_bytes
+    assert 2 * size > leases.max_bytes
+    assert leases.grant("other choice", 1, SALT, gone.block_digests) is not None, "of the same rows"
+    assert leases.num_bytes == size
+    assert not leases.has_room(size), "more than half would be leased"
     pair.prefill.fill()
     assert leases.host.num_evicted > 0, "the host's memory is full"
     assert all(leases.host.has(*name) for name in lease.rows)
-
-
-def test_leases_that_nobody_reads_give_way_to_new_ones(pair: Pair) -> None:
-    _, gone = pair.begin()
-    now = 0.0
-    leases = Leases(pair.giving.leases.host, 60.0, clock=lambda: now)
-    most = leases.max_bytes // pair.grant(gone).num_bytes
-
-    def grant(name: str) -> Lease | None:
-        return leases.grant(name, 1, gone.salt, gone.block_digests)
-
-    lost = [grant(f"lost {number}") for number in range(most)]
-    size = leases.num_bytes // most
-    now = GIVE_WAY_S
-    assert not leases.has_room(size)
-    assert grant("early") is None
-    now += 1
-    assert leases.has_room(size)
-    first = grant("first")
-    assert first is not None
-    assert lost[0] is not None
-    assert lost[0].has_ended
-    assert len(leases) == most
-    # Who decodes may only be behind: until one is opened, no other gives way so soon.
-    now += 1
-    assert not leases.has_room(size)
-    reader, other = socket.socketpair()
-    with reader, other:
-        assert leases.open(first.token, "first", 1, reader) is first
-        # It was the latest, so the others were passed over.
-        now += GIVE_WAY_S / 2
-        later = [grant(f"later {number}") for number in range(most - 1)]
-        assert all(later)
-        assert grant("one more") is None, "one is read, and the others are new"
-        assert not first.has_ended
-        leases.close()
-    assert leases.num_bytes == 0
 
 
 Act = Callable[[socket.socket], None]
