@@ -3,7 +3,7 @@
 Leases hold rows, which are not reused meanwhile, up to half of them. A lease ends when it was read, when the connection
 that reads it ends, when its request is cancelled, or when its time is over. Where a new lease needs room, unread ones
 of a tenant above its share give way to a tenant below. Requests are taken in the order in which they were handed over:
-unread ones also give way once later ones were opened.
+unread ones end once later ones were opened.
 Any thread may call it.
 """
 
@@ -26,6 +26,7 @@ _SHARE = 0.5
 GIVE_WAY_S = 10.0
 """No lease gives way before to one of its tenant. While none is opened, as few as a new one needs give way once in so
 long a time."""
+_POLL_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -199,15 +200,24 @@ class Leases:
                 self.end(lease)
 
     def sweep(self, now: float) -> None:
-        """End the leases whose time is over. `now` is monotonic seconds."""
+        """End the leases whose time is over, or that were passed over. `now` is monotonic seconds."""
         for lease in list(self._by_token.values()):
-            if now > lease.ends_at:
+            is_passed = lease.granted_at < self._latest_opened and now > lease.granted_at + GIVE_WAY_S
+            if now > lease.ends_at or (is_passed and lease.reader is None):
                 self.end(lease)
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """Wait until no lease is left, or a time is over."""
+        """Wait until no lease is left, none is read and none was granted or opened for `GIVE_WAY_S`, or the timeout."""
+        deadline = time.monotonic() + timeout_s
         with self._ended:
-            self._ended.wait_for(lambda: not self._by_token, timeout_s)
+            while self._is_awaited() and (left_s := deadline - time.monotonic()) > 0:
+                self._ended.wait(min(left_s, _POLL_S))
+
+    def _is_awaited(self) -> bool:
+        leases = self._by_token.values()
+        moved_at = max([self._moved_at, *(lease.granted_at for lease in leases)])
+        is_moving = any(lease.reader for lease in leases) or self.clock() <= moved_at + GIVE_WAY_S
+        return bool(leases) and is_moving
 
     def close(self) -> None:
         """End all leases."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 
 import pytest
 
@@ -75,6 +76,48 @@ def test_leases_that_nobody_reads_give_way_to_new_ones(granted: Granted) -> None
         assert not first.has_ended
         leases.close()
     assert leases.num_bytes == 0
+
+
+def test_lease_that_was_passed_over_ends(granted: Granted) -> None:
+    passed, opened, later = (granted.grant(name) for name in ("passed", "opened", "later"))
+    assert passed is not None
+    assert opened is not None
+    assert later is not None
+    opened.granted_at = 1.0
+    later.granted_at = 2.0
+    reader, other = socket.socketpair()
+    with reader, other:
+        assert granted.leases.open(opened.token, "opened", 1, reader) is opened
+        granted.leases.sweep(GIVE_WAY_S)
+        assert not passed.has_ended
+        granted.leases.sweep(GIVE_WAY_S + 3.0)
+        assert (passed.has_ended, opened.has_ended, later.has_ended) == (True, False, False)
+        granted.leases.close()
+
+
+def test_worker_that_drains_waits_for_leases_while_some_are_opened(granted: Granted) -> None:
+    lease = granted.grant("unopened")
+    assert lease is not None
+    granted.now = GIVE_WAY_S
+    waiting = threading.Thread(target=granted.leases.wait_for_end, args=(60.0,))
+    waiting.start()
+    waiting.join(1.0)
+    assert waiting.is_alive(), "it may be opened yet"
+    granted.now += 1.0
+    waiting.join(30.0)
+    assert not waiting.is_alive()
+    reader, other = socket.socketpair()
+    with reader, other:
+        assert granted.leases.open(lease.token, "unopened", 1, reader) is lease
+        granted.now += 2 * GIVE_WAY_S
+        granted.leases.wait_for_end(0.0)
+        waiting = threading.Thread(target=granted.leases.wait_for_end, args=(60.0,))
+        waiting.start()
+        waiting.join(1.0)
+        assert waiting.is_alive(), "it is read"
+        granted.leases.end(lease, was_read=True)
+        waiting.join(30.0)
+        assert not waiting.is_alive()
 
 
 def test_choices_of_one_prompt_count_their_rows_once(granted: Granted) -> None:
