@@ -246,8 +246,7 @@ class InteractiveLane:
     def give_back_waiting(self) -> None:
         """Give back requests that have not started to run."""
         for held in self._held:
-            sequence = held.sequence
-            if held.request.lane == "interactive" and (sequence is None or sequence.status is SequenceStatus.WAITING):
+            if held.request.lane == "interactive" and held.is_waiting:
                 self.give_back(held)
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:

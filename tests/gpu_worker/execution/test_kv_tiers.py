@@ -11,7 +11,8 @@ import torch
 
 from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.execution.tiers.block_tiers import BlockLoad, BlockTiers
+from gpu_worker.execution.tiers.block_load import BlockLoad
+from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.host_tier import HostTier
 from shared.cache_hints import CacheHints
 from shared.errors import ConfigError
