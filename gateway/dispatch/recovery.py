@@ -129,8 +129,8 @@ class Recovery:
         """Publish the next attempt of each flight; the old one is cancelled and its message deleted."""
         ready = []
         for flight in flights:
-            if flight.num_produced:
-                flight.num_moves = 0
+            if reason != "prefilled":
+                flight.note_kept()
             if reason not in BLAMELESS:
                 flight.num_moves += 1
             if flight.num_moves > self._limits.max_moves:

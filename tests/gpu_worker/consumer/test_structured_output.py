@@ -249,4 +249,5 @@ async def test_worker_says_whether_the_prompt_has_opened_the_reasoning_and_follo
     options = ChatOptions(continue_final_message=True)
     answer = await gateway.ask(text=None, messages=messages, chat=options, sampling=sampling_of(grammar))
     assert answer.text == text
-    assert answer.deltas[0].in_reasoning is (text != "yes")
+    claim = next(delta for delta in answer.deltas if delta.prompt_tokens is not None)
+    assert claim.in_reasoning is (text != "yes")
