@@ -106,7 +106,7 @@ class InteractiveLane:
             return False
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return False
-        if not self._may_begin(request) or self._intake.is_crowded(request):
+        if not self._may_begin(request) or self._intake.leaves_to_others(request):
             self.outbox.answer(message, REDELIVER_SOON)
             return True
         chain = None if self._affinity is None else self._affinity.chain(request)
