@@ -10,9 +10,10 @@ import contextlib
 import logging
 import re
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from nats.js.errors import NoStreamResponseError, NotFoundError
 from starlette.requests import Request
@@ -75,6 +76,7 @@ class BatchRoutes:
     drivers: BatchDrivers
     nats: DirectClient
     clock: ServerClock
+    _creating: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def routes(self) -> list[KeyRoute]:
         """Return the routes."""
@@ -94,8 +96,7 @@ class BatchRoutes:
         lease = await self.services.limiter.admit(principal, 1, 0)
         try:
             record = await self._record(body, principal)
-            await _answered(self._check_queue(principal.tenant))
-            revision = await _answered(self.log.put(record, 0))
+            revision = await _answered(self._put(record))
             await _answered(self.log.bound(principal.tenant))
         finally:
             lease.release()
@@ -139,6 +140,12 @@ class BatchRoutes:
             weight=principal.weight,
             store=self.catalog.identity,
         )
+
+    async def _put(self, record: BatchRecord) -> int:
+        # One after another, so that each counts those before it. Other gateways may put one at the same time.
+        async with self._creating.setdefault(record.tenant, asyncio.Lock()):
+            await self._check_queue(record.tenant)
+            return await self.log.put(record, 0)
 
     async def _check_queue(self, tenant: str) -> None:
         try:

@@ -127,8 +127,10 @@ class Flight(_Progress):
         heard_at: Loop time at which its holder last said that it waits there.
         reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
         start: Tokens that had been emitted when this epoch began.
-        num_moves: Moves since the last progress, without those for which no worker was at fault.
-        num_unclaimed: Stored publications in a row that were not claimed, and
+        num_moves: Moves since the last progress, without those for which no worker was at fault. The token with which a
+            prefill worker hands it over is no progress here: it shows nothing of the workers that decode.
+        num_unclaimed: Stored publications that were not claimed, since a worker has claimed one for more than a
+            handover, and
         num_disturbed: those of them that may have gone to a worker that had just died.
         losses: Deaths of workers that held it, since an attempt has shown that it is harmless.
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
@@ -241,6 +243,13 @@ class Flight(_Progress):
             evicted=None if self.evicted is None else self.evicted.told(),
         )
 
+    def note_kept(self) -> None:
+        """Note that the attempt ends otherwise than by a handover: reset the counts that it has proved wrong."""
+        if self.worker is not None:
+            self.num_unclaimed = self.num_disturbed = 0
+        if self.num_produced:
+            self.num_moves = 0
+
     def note_evicted(self, delta: Delta) -> None:
         """Log the evictions that a delta reports; an impossible report drops the log."""
         assert delta.evicted is not None, "the delta reports none"
@@ -327,7 +336,6 @@ class FlightTable:
         """Record the worker that holds a flight."""
         flight.worker, model = worker, flight.request.model
         flight.has_begun = True
-        flight.num_unclaimed = flight.num_disturbed = 0
         unshown = self._unshown.setdefault(model, {}).setdefault(worker, _Count())
         flight.counted_in = _moved(flight, flight.counted_in, unshown)
         flight.awaited_in = _moved(flight, flight.awaited_in, self._awaited.setdefault(model, _Count()))
