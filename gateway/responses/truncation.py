@@ -32,8 +32,8 @@ _TO_THE_MODEL = frozenset({"system", "developer"})
 # each message, in front of all of them, and where it indents or escapes the JSON of tools.
 _MAX_TOKENS_PER_ESTIMATED = 6
 _MAX_TEMPLATE_TOKENS = 1024
-# How the tokenizer refuses a text of more tokens or bytes than it takes: more than the context in any case.
-_TOO_LONG = (400, 413)
+# How a text of more tokens, characters or bytes is refused than are counted: it is longer than the context in any case.
+_TOO_LONG = ("context_length_exceeded", "request_too_large")
 
 Fits = Callable[[Prompt], Awaitable[bool]]
 
@@ -44,7 +44,8 @@ async def truncated(
     """Return the generation with as much of its conversation as fits, counted by a worker of the model.
 
     Raises:
-        ApiError: The key's limits are reached, an image is bad, or no worker answers.
+        ApiError: The key's limits are reached, the worker refuses the conversation for another reason than its length,
+            an image is bad, or no worker answers.
     """
     (prompt,) = generation.prompts
     assert prompt.messages is not None
@@ -67,7 +68,7 @@ async def truncated(
             try:
                 reply = await services.tokenizer.call(load.model, principal.tenant, call)
             except ApiError as error:
-                if error.status in _TOO_LONG:
+                if error.code in _TOO_LONG:
                     return False
                 raise
             return len(reply.token_ids) <= limit

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -39,17 +41,22 @@ def num_words(messages: tuple[ChatMessage, ...], chat: ChatOptions | None) -> in
 
 @dataclass
 class Words:
-    """A tokenizer of words, and the calls that it has answered."""
+    """A tokenizer of words, and the calls that it has answered.
+
+    Attributes:
+        refusal: Returns why a call is refused; None for one that is answered.
+    """
 
     worker: WireWorker
     calls: list[TokenizeCall] = field(default_factory=list)
+    refusal: Callable[[TokenizeCall], TokenizerReply | None] = field(default=lambda call: None)
 
     async def answer(self, message: Msg) -> None:
         call = msgspec.msgpack.decode(message.data, type=TokenizeCall)
         assert call.messages is not None
         self.calls.append(call)
         reply = TokenizerReply(token_ids=(1,) * num_words(call.messages, call.chat), max_model_len=CONTEXT)
-        await message.respond(encode(reply))
+        await message.respond(encode(self.refusal(call) or reply))
 
     async def read(self) -> tuple[Request, list[str]]:
         """Answer the next request, as a worker whose tokens are words; return it, and how each message begins."""
@@ -120,6 +127,39 @@ async def test_tools_take_their_part_of_the_context(words: Words, client: openai
     text = " ".join(["w"] * 3000)
     tool = {"type": "function", "name": "f", "description": text, "parameters": {"type": "object"}, "strict": False}
     asking = ask(client, words, [*turn("1", 3000), *turn("2", 3000), said("user", "last")], tools=[tool])
+    _, read = await words.read()
+    assert read == ["u2 w w w", "a2", "last"]
+    await asking
+
+
+def refuses_two_users_in_a_row(call: TokenizeCall) -> TokenizerReply | None:
+    roles = [message.role for message in call.messages or ()]
+    if ("user", "user") not in pairwise(roles):
+        return None
+    return TokenizerReply(error="Roles must alternate.", code="invalid_value", param="messages")
+
+
+async def test_conversation_that_is_refused_for_another_reason_than_its_length_is_not_shortened(
+    words: Words, client: openai.AsyncOpenAI
+) -> None:
+    words.refusal = refuses_two_users_in_a_row
+    items = [said("user", "u0", 1200), said("user", "u1", 1200), said("assistant", "a1"), said("user", "last")]
+    with pytest.raises(openai.BadRequestError, match="Roles must alternate") as refusal:
+        await ask(client, words, items)
+    assert refusal.value.code == "invalid_value"
+    # A worker of an earlier version gives no code.
+    words.refusal = lambda call: TokenizerReply(error="It cannot be read.")
+    with pytest.raises(openai.BadRequestError, match="It cannot be read"):
+        await ask(client, words, items)
+
+
+async def test_text_that_is_too_long_to_be_counted_is_shortened(words: Words, client: openai.AsyncOpenAI) -> None:
+    def refusal(call: TokenizeCall) -> TokenizerReply | None:
+        is_long = num_words(call.messages or (), None) > CONTEXT
+        return TokenizerReply(error="It is too long.", code="context_length_exceeded") if is_long else None
+
+    words.refusal = refusal
+    asking = ask(client, words, [*turn("1", 6000), *turn("2", 6000), said("user", "last")])
     _, read = await words.read()
     assert read == ["u2 w w w", "a2", "last"]
     await asking

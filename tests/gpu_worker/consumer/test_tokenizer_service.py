@@ -47,7 +47,9 @@ async def test_long_text_is_tokenized_next_to_short_ones(worker: RunningWorker, 
 async def test_bad_call_is_answered_with_an_error(worker: RunningWorker, gateway: TestGateway) -> None:
     assert "4096" in ((await _call(gateway, DetokenizeCall(token_ids=(4096,)))).error or "")
     assert (await _call(gateway, TokenizeCall())).error
-    assert (await _call(gateway, TokenizeCall(text="x", messages=()))).error
+    reply = await _call(gateway, TokenizeCall(text="x", messages=()))
+    assert reply.error
+    assert (reply.code, reply.param) == ("invalid_value", "prompt")
 
 
 async def test_empty_text_has_no_tokens(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -59,7 +61,15 @@ async def test_text_too_long_is_refused_by_its_length(worker: RunningWorker, gat
     reply = await _call(gateway, TokenizeCall(text="x" * (limit + 1)))
     assert reply.error is not None
     assert f"at most {limit}" in reply.error
-    assert reply.retry_after_s is None
+    assert (reply.code, reply.retry_after_s) == ("context_length_exceeded", None)
+
+
+async def test_conversation_of_too_many_tokens_is_refused_for_its_length(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
+    message = ChatMessage(role="user", content="\u0994 " * (MIN_CALL_CHARACTERS // 3))
+    reply = await _call(gateway, TokenizeCall(messages=(message,)))
+    assert (reply.code, reply.param) == ("context_length_exceeded", "messages")
 
 
 async def test_full_lane_is_answered_at_once_and_says_when_to_return(
