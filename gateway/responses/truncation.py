@@ -32,6 +32,8 @@ _TO_THE_MODEL = frozenset({"system", "developer"})
 # each message, in front of all of them, and where it indents or escapes the JSON of tools.
 _MAX_TOKENS_PER_ESTIMATED = 6
 _MAX_TEMPLATE_TOKENS = 1024
+# The most that is kept free for an answer whose length the client does not limit, reasoning included.
+_USUAL_OUTPUT_TOKENS = 16384
 # How a text of more tokens, characters or bytes is refused than are counted: it is longer than the context in any case.
 _TOO_LONG = ("context_length_exceeded", "request_too_large")
 
@@ -79,11 +81,14 @@ async def truncated(
 
 
 def max_prompt_tokens(max_model_len: int, max_output_tokens: int | None) -> int:
-    """Return how long a prompt may be that leaves room for its answer, for which half of the context is kept at most.
+    """Return how long a prompt may be that leaves room for its answer.
 
-    Many clients allow longer answers than they expect: without a bound, nothing would be left of their conversations.
+    Most clients name no `max_output_tokens`, and their answer would end where the conversation left no room. Others
+    allow longer answers than they expect: of these at most half of the context is kept free.
     """
-    return max_model_len - min(max_output_tokens or 1, max_model_len // 2)
+    if max_output_tokens is None:
+        return max_model_len - min(max_model_len // 4, _USUAL_OUTPUT_TOKENS)
+    return max_model_len - min(max_output_tokens, max_model_len // 2)
 
 
 def turn_starts(messages: Sequence[ChatMessage]) -> list[int]:

@@ -263,7 +263,16 @@ async def test_count_of_input_tokens_is_of_what_would_be_read(words: Words, clie
 
 
 def test_long_answer_keeps_half_of_the_context_for_the_conversation() -> None:
-    assert [max_prompt_tokens(CONTEXT, each) for each in (None, 1, 100, CONTEXT)] == [8191, 8191, 8092, 4096]
+    assert [max_prompt_tokens(CONTEXT, each) for each in (1, 100, CONTEXT)] == [8191, 8092, 4096]
+
+
+async def test_answer_of_any_length_has_a_quarter_of_the_context(words: Words, client: openai.AsyncOpenAI) -> None:
+    assert [max_prompt_tokens(length, None) for length in (CONTEXT, 1 << 20)] == [6144, (1 << 20) - 16384]
+    asking = ask(client, words, [*turn("1", 3000), *turn("2", 3000), said("user", "last", 145)], max_output_tokens=None)
+    request, read = await words.read()
+    assert read == ["u2 w w w", "a2", "last w w"]
+    assert request.sampling.max_tokens is None
+    await asking
 
 
 def test_images_of_dropped_turns_are_dropped() -> None:
