@@ -57,7 +57,7 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
 class ResponseGeneration(Generation, frozen=True, kw_only=True):
     """What to generate, and the response that it becomes.
 
-    `may_truncate`: where the conversation is too long for the model, its oldest turns are dropped.
+    `may_truncate`: where the conversation is too long for the model, its oldest parts are dropped.
     """
 
     draft: ResponseDraft
@@ -65,8 +65,8 @@ class ResponseGeneration(Generation, frozen=True, kw_only=True):
 
     @property
     def waits_long(self) -> bool:
-        """Whether it is computed in the background."""
-        return self.draft.is_background
+        """Whether it is computed in the background, or in a batch."""
+        return self.draft.is_background or self.lane == "batch"
 
 
 class InputDetails(Struct, frozen=True):

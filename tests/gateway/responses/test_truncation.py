@@ -181,6 +181,20 @@ async def test_few_calls_count_many_turns(words: Words, client: openai.AsyncOpen
     assert len(words.calls) <= 8
 
 
+async def test_agent_that_continues_stored_responses_keeps_its_newest_calls(
+    words: Words, client: openai.AsyncOpenAI
+) -> None:
+    asking = ask(client, words, [said("user", "task"), *steps(*[1000] * 6)])
+    assert len((await words.read())[1]) == 1 + 2 * 6
+    asking = ask(client, words, called("next", 4000), previous_response_id=(await asking).id, stream=True)
+    request, read = await words.read()
+    assert read[:3] == ["task", "f2", "o2"]
+    results = [message.tool_call_id for message in request.messages or () if message.tool_call_id]
+    assert results == ["2", "3", "4", "5", "next"]
+    events = [event async for event in await asking]
+    assert events[-1].response.status == "completed"
+
+
 async def test_conversation_of_stored_responses_is_shortened_each_time(
     words: Words, client: openai.AsyncOpenAI
 ) -> None:
@@ -217,6 +231,32 @@ async def test_call_and_result_are_dropped_or_kept_together(words: Words, client
     request, read = await words.read()
     assert [text.split()[0] for text in read] == ["u4", "f4", "o4"]
     await asking
+
+
+def steps(*nums: int) -> list[dict[str, Any]]:
+    return [item for number, num in enumerate(nums) for item in called(str(number), num)]
+
+
+async def test_oldest_calls_and_results_of_the_only_turn_are_dropped(words: Words, client: openai.AsyncOpenAI) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
+    parallel = [item for both in zip(called("p", 1000), called("q", 1000), strict=True) for item in both]
+    items = [said("system", "rule"), *turn("1", 10), said("user", "task"), *steps(*[200] * 50), thought, *parallel]
+    asking = ask(client, words, items)
+    request, read = await words.read()
+    # 2,002 words of the last step, 201 of each other one, and two messages.
+    assert read[:3] == ["rule", "task", f"f{50 - (LIMIT - 2004) // 201}"]
+    assert read[-3:] == ["fp", "op", "oq"]
+    assert (request.messages or ())[-3].reasoning == "hm"
+    await asking
+
+
+async def test_last_call_is_kept_even_where_it_is_too_long(words: Words, client: openai.AsyncOpenAI) -> None:
+    asking = ask(client, words, [said("user", "task"), *steps(200, 200, CONTEXT)])
+    _, read = await words.read()
+    assert read == ["task", "f2", "o2"]
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await asking
+    assert refusal.value.code == "context_length_exceeded"
 
 
 async def test_streamed_response_is_shortened(words: Words, client: openai.AsyncOpenAI) -> None:
