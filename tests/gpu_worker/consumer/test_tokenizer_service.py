@@ -9,13 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_worker.consumer.tokenizer_service import MAX_CALLS_OF_ONE, TokenizerService
+from gpu_worker.text import prompt_encoder
 from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHARACTERS
 from shared.conversation import ChatMessage, ChatOptions
 from shared.media import ContentImage
 from shared.messages import encode
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply
-from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import TOKENIZER, MakeWorker, RunningWorker, TestGateway, wait_until
 
 
 async def _call(gateway: TestGateway, call: TokenizerCall) -> TokenizerReply:
@@ -65,10 +66,11 @@ async def test_text_too_long_is_refused_by_its_length(worker: RunningWorker, gat
 
 
 async def test_conversation_of_too_many_tokens_is_refused_for_its_length(
-    worker: RunningWorker, gateway: TestGateway
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = ChatMessage(role="user", content="\u0994 " * (MIN_CALL_CHARACTERS // 3))
-    reply = await _call(gateway, TokenizeCall(messages=(message,)))
+    monkeypatch.setattr(prompt_encoder, "MIN_CALL_CHARACTERS", 1)
+    await make_worker()
+    reply = await _call(gateway, TokenizeCall(messages=(ChatMessage(role="user", content="\u0994 " * 1000),)))
     assert (reply.code, reply.param) == ("context_length_exceeded", "messages")
 
 
