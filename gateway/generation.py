@@ -250,6 +250,11 @@ class Generation(Struct, frozen=True):
         return any(prompt.images for prompt in self.prompts)
 
     @property
+    def conversation_field(self) -> str:
+        """The field of the body that has the conversation."""
+        return "messages"
+
+    @property
     def waits_long(self) -> bool:
         """Whether it may wait for hours until it is computed, and not for minutes."""
         return self.lane == "batch"

@@ -15,9 +15,11 @@ from gateway.api.answer import Answer, Asked, StreamParts
 from gateway.api.endpoint import Endpoint, GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.output_reading import naming_conversation
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.names import STRICT, BodyRules
+from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
 from gateway.media.intake import stored_for_s
@@ -121,9 +123,10 @@ class ResponsesEndpoint(Endpoint):
         # The whole search counts as one request.
         lease = await services.limiter.admit(principal, 1, 0)
         try:
-            return await truncation.truncated(
-                TokenCounter(services.tokenizer, services.images, principal.tenant, ttl_s)
-            )
+            counter = TokenCounter(services.tokenizer, services.images, principal.tenant, ttl_s)
+            return await truncation.truncated(counter)
+        except ApiError as error:
+            raise naming_conversation(error, generation.conversation_field) from None
         finally:
             lease.release()
 
@@ -172,7 +175,10 @@ def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> 
         load = services.fleet.load(services.model_or_only_one(principal, generation.model))
         prompt = await endpoint.counted(generation, load, principal, services)
         call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
-        reply = await services.ask_tokenizer(principal, generation.model, call, prompt.images)
+        try:
+            reply = await services.ask_tokenizer(principal, generation.model, call, prompt.images)
+        except ApiError as error:
+            raise naming_conversation(error, generation.conversation_field) from None
         return json_response(InputTokenCount("response.input_tokens", len(reply.token_ids)))
 
     return KeyRoute("POST", f"{endpoint.path}/input_tokens", count, endpoint.dialect)

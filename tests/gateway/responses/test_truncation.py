@@ -146,7 +146,7 @@ async def test_conversation_that_is_refused_for_another_reason_than_its_length_i
     items = [said("user", "u0", 1200), said("user", "u1", 1200), said("assistant", "a1"), said("user", "last")]
     with pytest.raises(openai.BadRequestError, match="Roles must alternate") as refusal:
         await ask(client, words, items)
-    assert refusal.value.code == "invalid_value"
+    assert (refusal.value.code, refusal.value.param) == ("invalid_value", "input")
     # A worker of an earlier version gives no code.
     words.refusal = lambda call: TokenizerReply(error="It cannot be read.")
     with pytest.raises(openai.BadRequestError, match="It cannot be read"):
@@ -290,8 +290,18 @@ async def test_last_turn_that_is_too_long_is_refused_as_without_truncation(
         assert len(read) == (1 if truncation == "auto" else 3)
         with pytest.raises(openai.BadRequestError) as refusal:
             await asking
-        refusals.append((refusal.value.status_code, refusal.value.code))
-    assert refusals == [(400, "context_length_exceeded")] * 2
+        refusals.append((refusal.value.status_code, refusal.value.code, refusal.value.param))
+    assert refusals == [(400, "context_length_exceeded", "input")] * 2
+
+
+async def test_error_of_length_names_the_longest_field(words: Words, client: openai.AsyncOpenAI) -> None:
+    for num, field_name in ((CONTEXT, "instructions"), (CONTEXT // 2 - 1, "input")):
+        instructions = " ".join(["w"] * num)
+        asking = ask(client, words, said("user", "last", CONTEXT // 2 + 1)["content"], instructions=instructions)
+        await words.read()
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await asking
+        assert (refusal.value.code, refusal.value.param) == ("context_length_exceeded", field_name)
 
 
 async def test_count_of_input_tokens_is_of_what_would_be_read(words: Words, client: openai.AsyncOpenAI) -> None:
