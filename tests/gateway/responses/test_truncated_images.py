@@ -46,13 +46,16 @@ class Hosts(Parts):
 
 @dataclass
 class Words:
-    """A tokenizer of words and images, and how many calls it has answered."""
+    """A tokenizer of words and images, or one that raises an error, and how many calls it has answered."""
 
     num_calls: int = 0
+    error: ApiError | None = None
 
     async def call(self, model: str, tenant: str, call: TokenizeCall) -> TokenizerReply:
         self.num_calls += 1
         await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
         words = sum(len(message.content.split()) for message in call.messages or ())
         return TokenizerReply(token_ids=(1,) * (words + TOKENS_PER_IMAGE * len(call.media)))
 
