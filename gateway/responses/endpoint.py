@@ -100,7 +100,7 @@ class ResponsesEndpoint(Endpoint):
         return await self._shortened(generation, load, principal, services, stored_for_s(generation))
 
     async def counted(
-        self, generation: Generation, load: FleetLoad, principal: Principal, services: RouteServices
+        self, generation: Generation, load: FleetLoad | None, principal: Principal, services: RouteServices
     ) -> Prompt:
         """Return the prompt whose tokens are to be counted; its images are not stored."""
         (prompt,) = (await self._shortened(generation, load, principal, services, None)).prompts
