@@ -305,7 +305,7 @@ async def batch_routes(
     if store.is_local:
         await open_directory(catalog)
     settled = partial(services.aliases.settled, fleet=fleet)
-    own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars)
+    own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars, services.tokenizer)
     driver_services = DriverServices(nats, log, catalog, kept, clock, *own)
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
     stack.push_async_callback(drivers.close)

@@ -21,6 +21,7 @@ from gateway.batches.line import (
     fitted,
     line_of,
     parsed_line,
+    shortened,
     with_checked_grammar,
     with_images,
     with_model_reading,
@@ -28,7 +29,9 @@ from gateway.batches.line import (
 from gateway.batches.record import BatchRecord
 from gateway.errors import ApiError
 from gateway.generation import Generation
+from gateway.responses.truncation import TokenCounter
 from shared.errors import BadRequestError
+from shared.media_store import BATCH_TTL_S
 
 # Wait for the checks of other lines. Usual ones take 10 ms.
 _TURN_S = 2.0
@@ -102,12 +105,17 @@ class LineMaker:
         return await self._beside_streams(generation.num_sequences > _INLINE_SEQUENCES, make)
 
     async def _as_its_model(self, generation: Generation) -> Generation:
-        services = self._services
-        load = services.fleet.load(generation.served_model)
+        services, model = self._services, generation.served_model
+        load = services.fleet.load(model)
+        counter = TokenCounter(services.tokenizer, services.images, self._tenant, BATCH_TTL_S)
+        try:
+            generation = await shortened(generation, load, counter)
+        except ApiError as error:
+            raise NotReadyError(f"tokens of {model}", error.message) from error
         generation = await with_model_reading(generation, load, services.bodies, self._tenant)
         if generation.tools is not None and generation.tools.tools and generation.reading is None:
             message = f"No worker has said how `{generation.model}` writes calls of tools."
-            raise NotReadyError(f"model {generation.served_model}", message)
+            raise NotReadyError(f"model {model}", message)
         return generation if generation.sampling.grammar is None else await self._checked(generation)
 
     async def _checked(self, generation: Generation) -> Generation:

@@ -89,7 +89,7 @@ class ImageIntake:
             self._held.give_back(tenant, held)
 
     async def _stored(self, generation: Generation, tenant: str) -> Generation:
-        ttl_s = BATCH_TTL_S if generation.waits_long else INTERACTIVE_TTL_S
+        ttl_s = stored_for_s(generation)
         prompts = []
         for prompt in generation.prompts:
             media = await self.references(prompt.images, tenant, ttl_s)
@@ -123,13 +123,7 @@ class ImageIntake:
         found: list[MediaRef] = []
         total = 0
         for image in images:
-            await self._places.take(tenant)
-            try:
-                with self._holding(tenant) as hold:
-                    data = await self._data(image, tenant, hold)
-                    ref = await self._reference(image, data, tenant, ttl_s)
-            finally:
-                self._places.give_back(tenant)
+            ref = image.ref or await self._read(image, tenant, ttl_s)
             total += ref.width * ref.height
             if total > limits.max_total_pixels:
                 message = f"The images up to '{image.where}' have {total} pixels together; at most "
@@ -137,6 +131,26 @@ class ImageIntake:
                 raise ApiError(400, message, param=image.where, code="image_too_large")
             found.append(ref)
         return tuple(found)
+
+    async def measured(self, image: ImageSource, tenant: str, ttl_s: float | None) -> MediaRef:
+        """Return the reference of an image that may be left out of its request, whose limits are not looked at.
+
+        One that is fetched, or a file, is read once and stored for so long, if at all. Raises as `stored`.
+        """
+        if image.data is not None:
+            return await self._read(image, tenant, None)
+        if image.ref is None:
+            image.ref = await self._read(image, tenant, ttl_s)
+        return image.ref
+
+    async def _read(self, image: ImageSource, tenant: str, ttl_s: float | None) -> MediaRef:
+        await self._places.take(tenant)
+        try:
+            with self._holding(tenant) as hold:
+                data = await self._data(image, tenant, hold)
+                return await self._reference(image, data, tenant, ttl_s)
+        finally:
+            self._places.give_back(tenant)
 
     async def _reference(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> MediaRef:
         limits = self._limits
@@ -194,6 +208,11 @@ class ImageIntake:
         except MediaStoreError as error:
             message = "The server's store of images cannot be used at the moment. Try again shortly."
             raise ApiError(503, message, code="image_store_unavailable", retry_after_s=5.0) from error
+
+
+def stored_for_s(generation: Generation) -> float:
+    """Return how long the images of a generation are stored, in seconds."""
+    return BATCH_TTL_S if generation.waits_long else INTERACTIVE_TTL_S
 
 
 async def _in_thread_if_large(read: Callable[[bytes], Result], data: bytes) -> Result:

@@ -85,6 +85,10 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
     blame = {"error_param": "messages", "error_code": "context_length_exceeded"}
     error = answered(line, finish="failed", error="too long", **blame)["response"]["body"]["error"]
     assert (error["message"], error["param"], error["code"]) == ("too long", "messages", "context_length_exceeded")
+    body = {"model": "m", "input": "hello", "instructions": "Be brief. " * 100}
+    fields = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    error = answered(read_openai_line(fields, "default", "batch"), finish="failed", error="too long", **blame)
+    assert error["response"]["body"]["error"]["param"] == "instructions"
 
 
 @pytest.mark.parametrize(
