@@ -30,7 +30,7 @@ ALWAYS_FIT = frozenset(
         *("model", "served_model_name", "allow_revision_change", "allow_chat_template", "num_threads"),
         *("simulate", "simulate_growth", "nats_url", "nats_user", "nats_password", "nats_creds_file"),
         *("nats_nkey_seed_file", "nats_ca_file", "nats_cert_file", "nats_key_file", "health_host", "health_port"),
-        *("golden", "golden_key_file", "golden_share", "golden_withdraw"),
+        *("golden", "golden_key_file", "golden_share", "golden_withdraw", "adapters"),
         *("drain_timeout_s", "audit_file", "log_format", "log_level", "request_log_per_s", "otlp_endpoint"),
     }
 )

@@ -91,6 +91,15 @@ def test_check_that_fails_itself_is_told_and_stops_nothing(
     assert output.out + output.err == "" if told is None else told in output.out + output.err
 
 
+def test_demo_model_with_defaults_starts_no_check(
+    make: Make, worker_check: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make({})
+    worker_check("exit 7")
+    check_parts(plan, Console(), is_demo=True)
+    assert capsys.readouterr().err == ""
+
+
 class _ReleasingConsole(Console):
     """Lets what waits for a line of a pipe go on when something is said for the first time."""
 
