@@ -32,6 +32,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         end: How it ended: `stop`, `length`, `cancelled`, `failed`, or the reason for the next one.
         tokens: Number of tokens delivered.
         receipt: None if its worker sent none: it died, or is of an earlier version.
+        pauses: Times in which the gateway heard nothing: when each had ended, and how long it was.
     """
 
     epoch: int
@@ -43,6 +44,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     end: str = ""
     tokens: int = 0
     receipt: Receipt | None = None
+    pauses: tuple[tuple[float, float], ...] = ()
 
 
 class SequenceLife(Struct, frozen=True, omit_defaults=True, gc=False):
