@@ -19,6 +19,7 @@ from gpu_worker.start.golden_baseline import golden_baseline, served_name
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
 from ops.stack.console import EVERY_S, Console
 from ops.stack.plan import Plan
+from ops.stack.tether import tethered
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 
@@ -84,7 +85,9 @@ def _run_told(
 ) -> subprocess.CompletedProcess[bytes] | None:
     """Return the finished check, or None after a timeout; report on the console while it takes long."""
     began, pipe = time.monotonic(), subprocess.PIPE
-    with subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+    with subprocess.Popen(
+        tethered(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+    ) as process:
         try:
             while (passed := time.monotonic() - began) < _CHECK_TIMEOUT_S:
                 try:
