@@ -100,9 +100,12 @@ def _worker(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tu
 
 def _state(each: dict[str, Any]) -> str:
     golden = each.get("golden") or {}
+    told = [f"role {each['role']}"] if each.get("role", "both") != "both" else []
     if problem := golden.get("problem"):
-        return printable_cell(f"{'withdrawn' if golden['has_withdrawn'] else 'goes on'}: {problem}")
-    return "cordoned or draining" if each["draining"] else ""
+        told.append(f"{'withdrawn' if golden['has_withdrawn'] else 'goes on'}: {problem}")
+    elif each["draining"]:
+        told.append("cordoned or draining")
+    return printable_cell("; ".join(told))
 
 
 def _gateway(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tuple[str, ...]:

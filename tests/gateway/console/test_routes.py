@@ -107,7 +107,7 @@ async def test_request_that_no_process_keeps_is_not_found_and_orders_are_named(m
     with pytest.raises(ApiError, match="No gateway keeps a request") as refused:
         await routes._request(Request({"type": "http", "path_params": {"id": "r"}}))
     assert (refused.value.status, refused.value.code) == (404, "request_not_found")
-    with pytest.raises(ApiError, match="'order' must be one of recent, slow, failed"):
+    with pytest.raises(ApiError, match="'order' must be one of recent, slow, first, failed, running"):
         await routes._requests(Request({"type": "http", "query_string": b"order=other"}))
     assert await routes._requests(Request({"type": "http", "query_string": b"order=slow&limit=7"})) == {
         "requests": ["one"]

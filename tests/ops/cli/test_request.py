@@ -59,6 +59,23 @@ def test_worker_that_takes_nothing_is_cordoned_or_draining() -> None:
     assert top._state({"draining": False}) == ""
 
 
+def test_role_and_wrong_answers_of_a_worker_are_its_state() -> None:
+    assert top._state({"draining": False, "role": "both"}) == ""
+    golden = {"problem": "2 of 8 differ", "has_withdrawn": True}
+    told = top._state({"draining": True, "role": "decode", "golden": golden})
+    assert told == "role decode; withdrawn: 2 of 8 differ"
+
+
+def test_ids_are_listed_whole_and_orders_exclude_each_other() -> None:
+    line = {"tenant": "t", "status": 200, "outcome": "completed", "ended_s": 1.0}
+    heads, first, second = ops.cli.request._list([line | {"id": "chatcmpl-" + "x" * 60}, line | {"id": "short"}])
+    assert first.split()[0] == "chatcmpl-" + "x" * 60
+    assert heads.index("TENANT") == first.index(" t ") + 1 == second.index(" t ") + 1
+    assert next(ops.cli.request._list([])).startswith("ID ")
+    refused = headrace_here("request", "--running", "--first")
+    assert (refused.returncode, "Give --first or --running, not both." in refused.stderr) == (2, True)
+
+
 @pytest.fixture
 def operator_port() -> Iterator[tuple[str, list[bytes | None]]]:
     """A port that gives its answers in turn, the last one for ever: None says nothing and keeps the connection."""

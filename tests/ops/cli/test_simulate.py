@@ -205,6 +205,8 @@ def test_format_and_memory_of_a_device_are_checked_as_plan_does(
 
 
 def test_quantized_checkpoint_is_simulated_in_its_own_format_alone(tmp_path: Path) -> None:
-    model = write_config(tmp_path, LLAMA_33_70B | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}})
+    model = write_config(
+        tmp_path, LLAMA_33_70B | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    )
     with pytest.raises(HeadraceError, match="--weights: is bf16; the checkpoint stores about int4: give int4"):
         simulated("--model", model)
