@@ -105,6 +105,9 @@ def test_70b_in_16_bits_on_two_h100_serves_tens_of_sequences(llama_33: ModelSize
 def test_unknown_device_is_unsupported_and_known_ones_name_their_source() -> None:
     with pytest.raises(ConfigError, match=r"'v100' is unsupported; known are a100, h100"):
         find_device("v100")
+    # The same variable says where a worker runs.
+    with pytest.raises(ConfigError, match="is where a worker runs"):
+        find_device("cuda")
     assert find_device("RTX 4090") is DEVICES["rtx4090"]
     assert find_device("H100-SXM") is DEVICES["h100"]
     for device in DEVICES.values():
