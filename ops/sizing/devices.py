@@ -68,6 +68,6 @@ def find_device(name: str) -> Device:
     device = DEVICES.get(name.lower().replace("-", "").replace("_", "").replace(" ", "").removesuffix("sxm"))
     if device is None:
         of_worker = name in ("auto", "cpu") or name.startswith("cuda")
-        hint = "; it is where a worker runs: if the environment says so for workers, give --device here" if of_worker else ""
+        hint = "; it is where a worker runs: is the variable set for workers? Give --device" if of_worker else ""
         raise ConfigError("HEADRACE_DEVICE", f"{name!r} is unsupported; known are {', '.join(DEVICES)}{hint}")
     return device
