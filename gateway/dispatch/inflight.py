@@ -58,10 +58,13 @@ class Loss:
 class FlightLog:
     """Attempts of one flight: why the present one was made and since when a worker has it, and those before it.
 
-    Times are loop times; the timeline converts them to the request's clock. Receipts are by epoch.
+    Times are loop times; the timeline converts them to the request's clock. Receipts are by epoch. `published_at` is
+    when the present attempt was published, if a pause has moved the flight's own time since; `pauses` are as there.
     """
 
     claimed_at: float | None = None
+    published_at: float | None = None
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     why: str = "first"
     ended: list[Attempt] = field(default_factory=list)
     receipts: dict[int, Receipt] = field(default_factory=dict)
@@ -70,7 +73,7 @@ class FlightLog:
         """Add the present attempt to those that have ended; the next one is made for the reason that it ended."""
         if len(self.ended) < MAX_SEQUENCES:
             self.ended.append(attempt)
-        self.claimed_at, self.why = None, attempt.end
+        self.claimed_at, self.published_at, self.pauses, self.why = None, None, [], attempt.end
 
     def earlier(self, began_at: float) -> list[Attempt]:
         """Return the attempts that have ended, with times since `began_at`."""
@@ -81,6 +84,7 @@ class FlightLog:
                 claimed_s=None if each.claimed_s is None else max(0.0, each.claimed_s - began_at),
                 ended_s=max(0.0, each.ended_s - began_at),
                 receipt=self.receipts.get(each.epoch),
+                pauses=tuple((max(0.0, at - began_at), lost_s) for at, lost_s in each.pauses),
             )
             for each in self.ended
         ]
@@ -119,7 +123,7 @@ class Flight(_Progress):
         was_stored: The queue has acknowledged a message of it, of whatever epoch.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         refused_at: Loop time since which the queue has not taken it, in one publication after the other.
-        published_at: Loop time of this epoch's publication.
+        published_at: Loop time of this epoch's publication, for its timeouts: pauses of this process move it.
         delivered_at: Loop time since which a worker is known to have been sent it; None while it may be in the queue.
         submitted_at: Loop time at which it was dispatched first.
         expires_at: Loop time of the deadline, which the wall clock cannot move; None without one.
@@ -206,19 +210,31 @@ class Flight(_Progress):
 
     def attempt_ended(self, end: str, now: float, began_at: float = 0.0) -> Attempt:
         """Return the timeline entry of the present attempt, which ends now; its times are since `began_at`."""
-        log = self.log
-        claimed_at = log.claimed_at
+        log, claimed_at = self.log, self.log.claimed_at
+        published_at = self.published_at if log.published_at is None else log.published_at
         return Attempt(
             epoch=self.epoch,
             why=log.why,
-            published_s=max(0.0, self.published_at - began_at),
+            published_s=max(0.0, published_at - began_at),
             claimed_s=None if claimed_at is None else max(0.0, claimed_at - began_at),
             worker=self.worker,
             ended_s=max(0.0, now - began_at),
             end=end,
             tokens=self.num_produced,
             receipt=log.receipts.get(self.epoch),
+            pauses=tuple((max(0.0, at - began_at), lost_s) for at, lost_s in log.pauses),
         )
+
+    def discount_pause(self, lost_s: float, now: float) -> None:
+        """Move the times of its timeouts by a pause that has just ended; those of its timeline stay."""
+        log = self.log
+        if log.published_at is None:
+            log.published_at = self.published_at
+        if len(log.pauses) < MAX_SEQUENCES:
+            log.pauses.append((now, lost_s))
+        for name in ("published_at", "progressed_at", "heard_at", "reconnected_at", "delivered_at"):
+            if (at := getattr(self, name)) is not None:
+                setattr(self, name, min(now, at + lost_s))
 
     def attempt(self) -> Request:
         """Return the request of the current epoch, to continue after the emitted tokens."""

@@ -188,9 +188,7 @@ class Recovery:
     def discount_pause(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of the workers: this process was paused."""
         for flight in self._flights:
-            for name in ("published_at", "progressed_at", "heard_at", "reconnected_at", "delivered_at"):
-                if (at := getattr(flight, name)) is not None:
-                    setattr(flight, name, min(now, at + lost_s))
+            flight.discount_pause(lost_s, now)
         if self._outage is not None:
             self._outage.since = min(now, self._outage.since + lost_s)
 

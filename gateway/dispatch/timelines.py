@@ -199,9 +199,15 @@ class TimelineKeeper:
         return [*reversed(running), *reversed(kept)]
 
     def summaries(self, order: Order, limit: int) -> list[Summary]:
-        """Return the first of the requests that are kept, by an order; `failed` are those that were not answered."""
-        self._make_room()
-        found = [_summary(self._timeline(each)) for each in self._kept.values()]
+        """Return the first of the requests that have ended, or of those that run, by an order.
+
+        `failed` are those that were not answered.
+        """
+        if order == "running":
+            found = [_summary(self._so_far(key, each)) for key, each in self._running.items()]
+        else:
+            self._make_room()
+            found = [_summary(self._timeline(each)) for each in self._kept.values()]
         if order == "failed":
             found = [each for each in found if each.status >= 400 or each.outcome != "completed"]
         return sorted(found, key=sort_key(order), reverse=True)[:limit]
@@ -312,8 +318,11 @@ class TimelineKeeper:
 
 def sort_key(order: Order) -> Callable[[Summary], float]:
     """Return by what a list is sorted, the largest first."""
-    if order == "slow":
+    if order in ("slow", "running"):
         return lambda each: each.ended_s
+    if order == "first":
+        # One that ended without a token has waited for it all the time.
+        return lambda each: each.ended_s if each.first_token_s is None else each.first_token_s
     return lambda each: each.began + each.ended_s
 
 

@@ -571,6 +571,23 @@ async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
     assert unclaimed.delivered_at == now + 600
 
 
+async def test_pause_of_this_process_is_in_the_timeline_and_moves_none_of_its_times(moves: Moves) -> None:
+    flight, now = moves.flight("a", "w"), 5000.0
+    flight.published_at, flight.log.claimed_at = now - 2, now - 1.5
+    moves.recovery.discount_pause(3.0, now + 3)
+    moves.recovery.discount_pause(1.0, now + 5)
+    attempt = flight.attempt_ended("stop", now + 6, now - 4)
+    assert (attempt.published_s, attempt.claimed_s, attempt.ended_s) == (2.0, 2.5, 10.0)
+    assert attempt.pauses == ((7.0, 3.0), (9.0, 1.0))
+    # The next attempt has times and pauses of its own.
+    flight.log.end(flight.attempt_ended("silent", now + 6))
+    flight.published_at = now + 7
+    assert flight.log.earlier(now - 4)[0].published_s == 2.0
+    assert flight.log.earlier(now - 4)[0].pauses == ((7.0, 3.0), (9.0, 1.0))
+    later = flight.attempt_ended("stop", now + 8, now - 4)
+    assert (later.published_s, later.pauses) == (11.0, ())
+
+
 @pytest.mark.parametrize("is_same_stream", [True, False])
 async def test_return_of_nats_publishes_what_no_worker_claimed(moves: Moves, is_same_stream: bool) -> None:
     claimed, unclaimed = moves.flight("a", "w"), moves.flight("b")
