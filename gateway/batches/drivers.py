@@ -115,7 +115,7 @@ class BatchDrivers:
         self._seen = {batch_id: seen for batch_id, seen in self._seen.items() if batch_id in ids}
 
     def _step(self) -> float:
-        """End a step of a scan, and return the time; forget what was seen if it has taken too long."""
+        """End a step of a scan, and return the time; forget the earlier looks if it has taken too long."""
         now = time.monotonic()
         if now - self._stepped_at > AWAY_S:
             self._seen.clear()

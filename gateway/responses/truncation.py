@@ -149,7 +149,7 @@ class Truncation:
         return high
 
     async def _count(self, counter: TokenCounter, cut: int, *, with_images: bool = True) -> int | None:
-        """Return the tokens of what is behind a cut, 0 where they need no count; None if they do not fit."""
+        """Return the tokens behind a cut, 0 where they need no count; None if they do not fit."""
         prompt = self._beginning_at(cut)
         if _is_short(prompt, self._limit):
             return 0

@@ -38,7 +38,7 @@ RESTART_S = 1.0
 """Seconds before a checker that does not work is started again."""
 
 MAX_RESTARTS = 5
-"""After so many starts in vain requests are taken all the same: where no worker can check them, they have to end."""
+"""After this many starts in vain, requests are taken all the same: where no worker can check them, they have to end."""
 
 _MAX_REMEMBERED = 4096
 _CHECKER = "gpu_worker.structured_output.compile_check"

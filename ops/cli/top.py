@@ -32,7 +32,7 @@ class TopConfig(OperatorAccess):
 def run(config: TopConfig) -> int:
     """Show workers, queues and rates until Ctrl-C. Needs the operator's key.
 
-    A look that fails is told, and the next one is tried; the first one, and those of `--once`, must succeed.
+    It reports a look that fails and goes on; the first look, and both of `--once`, must succeed.
     """
     operator, before = find_operator(config), None
     while True:

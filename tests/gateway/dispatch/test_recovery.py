@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from gateway.dispatch.inflight import Flight, FlightTable, Loss
+from gateway.dispatch.flight_log import Loss
+from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.poison import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.recovery import Recovery
 from gateway.dispatch.timeouts import RecoveryLimits
