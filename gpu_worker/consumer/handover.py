@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.25
 _WATCH_INTERVAL_S = 0.1
+_LEFT_INTERVAL_S = 1.0
 OPEN_S = 1.0
 """A lease that is not open by then is not waited for: workers that do not answer may hold all threads that open."""
 _LEAST_TOKENS = 32
@@ -74,6 +75,7 @@ class KvHandover:
         self._lane, self._queues, self._loop = lane, queues, asyncio.get_running_loop()
         tasks.every(SWEEP_INTERVAL_S, self._sweep, "leases of KV")
         tasks.every(_WATCH_INTERVAL_S, partial(self._watch_others, has_ended), "watch of other roles")
+        tasks.every(_LEFT_INTERVAL_S, self._watch_left, "watch of queues left to others")
 
     def taken_queues(self) -> Collection[str]:
         """Return the queues from which this worker takes requests at present."""
@@ -224,3 +226,17 @@ class KvHandover:
             if await has_ended(worker) and self._queues is not None:
                 self.roles.note_ended(worker, asked_at)
                 self._queues.wake()
+
+    async def _watch_left(self) -> None:
+        """Do the part of workers that take nothing, whatever their heartbeats say."""
+        left_queues, left = self.roles.left_queues, self.roles.left(time.monotonic())
+        if self._queues is None or not left:
+            left_queues.forget()
+            return
+        with contextlib.suppress(DependencyError, *SEND_ERRORS):
+            for queue in left:
+                deliveries = await self._queues.deliveries(queue)
+                if deliveries is not None:
+                    left_queues.note(queue, deliveries, time.monotonic())
+        if left_queues.helps(time.monotonic()):
+            self._queues.wake()
