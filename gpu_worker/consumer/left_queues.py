@@ -10,7 +10,7 @@ import logging
 from shared.consumers import Deliveries
 from shared.disaggregation import TakenQueue
 
-LEFT_S = 5.0
+LEFT_S = 10.0
 """Seconds without a delivery after which waiting requests count as left."""
 FIRST_HELP_S = 10.0
 MOST_HELP_S = 60.0

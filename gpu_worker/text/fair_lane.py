@@ -31,8 +31,8 @@ _FIRST_RATE = 500_000.0
 _PIECE_BYTES = 1024
 # How much of the work measured so far still counts at the next piece.
 _MEASURED_KEPT = 0.8
-# About a tenth of a core beside a busy thread. At the lowest priority, 19, it is a hundredth: then a long conversation is
-# not counted within ten seconds on a host without an idle core.
+# About a tenth of a core beside a busy thread. At the lowest priority, 19, it is a hundredth: then a long conversation
+# is not counted within ten seconds on a host without an idle core.
 _LOW_PRIORITY = 10
 
 
