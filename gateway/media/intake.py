@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gateway.generation import Generation, ImageSource
 from gateway.media.fetch import ImageFetcher
 from gateway.shares import Shares, Turns
 from shared.image_header import ImageProblemError, read_header
+from shared.log_limit import LogLimit
 from shared.media import MediaRef
 from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStore, MediaStoreError
 
@@ -27,6 +29,8 @@ _LARGE_BYTES = 64 << 10
 _AT_ONCE = 8
 MAX_HELD_BYTES = 256 << 20
 """Of images that are being stored; a tenant may hold as many as are free."""
+
+_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -64,6 +68,7 @@ class ImageIntake:
         self.read_file: ReadFile | None = None
         self._places = Turns(_AT_ONCE, _AT_ONCE - 1)
         self._held = Shares(MAX_HELD_BYTES, 1)
+        self._log_limit = LogLimit(_log)
 
     async def stored(self, generation: Generation, tenant: str) -> Generation:
         """Return a generation with its images stored; `ApiError` 400 if one is bad, 429 or 503 if it cannot be."""
@@ -206,6 +211,7 @@ class ImageIntake:
             status, code = (429, "image_quota_exceeded") if error.is_own else (503, "image_store_full")
             raise ApiError(status, str(error), param=image.where, code=code, retry_after_s=60.0) from error
         except MediaStoreError as error:
+            self._log_limit.warning("", "images cannot be stored: %s", error)
             message = "The server's store of images cannot be used at the moment. Try again shortly."
             raise ApiError(503, message, code="image_store_unavailable", retry_after_s=5.0) from error
 
