@@ -40,7 +40,7 @@ class Log:
         self.has_head = self.has_fence = True
         self.may_read = asyncio.Event()
         self.may_read.set()
-        self.num_waiting = 0
+        self.num_asked = self.num_waiting = 0
         self.calls = Calls(0)
 
     def write(self, owner: str, texts: str, *, is_whole: bool = False) -> None:
@@ -57,6 +57,7 @@ class Log:
         return Stored(self.head, self.seq) if self.has_head else None
 
     async def pieces(self, head: StreamHead, first: int, num_ahead: int = 1) -> list[bytes]:
+        self.num_asked += 1
         self.num_waiting += 1
         await self.may_read.wait()
         self.num_waiting -= 1
