@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -376,6 +377,21 @@ def test_list_of_running_requests_has_the_oldest_first_and_no_others() -> None:
         seen.told = msgspec.structs.replace(seen.told, ended_s=ended_s)
     assert [each.id for each in bench.keeper.summaries("running", 10)] == ["old", "new"]
     assert [each.id for each in bench.keeper.summaries("recent", 10)] == ["ended"]
+
+
+def test_list_of_running_requests_looks_once_at_each_flight() -> None:
+    bench = Bench()
+    bench.flights += [bench.begin(str(number)) for number in range(50)]
+    num_looks = 0
+
+    def flights() -> Iterator[Flight]:
+        nonlocal num_looks
+        for flight in bench.flights:
+            num_looks += 1
+            yield flight
+
+    bench.keeper._flights = flights
+    assert len(bench.keeper.summaries("running", 100)) == num_looks == 50
 
 
 def test_list_by_first_tokens_has_what_waited_longest_first() -> None:
