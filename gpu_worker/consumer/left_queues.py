@@ -1,4 +1,4 @@
-"""Notices that nobody takes the requests which this worker leaves to workers of another role.
+"""Notices that no worker takes the requests of queues left to workers of another role.
 
 Heartbeats say what a worker takes, and may lie, or its pulls may not arrive. NATS counts what it has delivered.
 """
@@ -46,7 +46,7 @@ class LeftQueues:
             self._begin_to_help(queue, now)
 
     def forget(self) -> None:
-        """Start over: what was seen of the queues is old."""
+        """Start over: earlier readings of the queues are stale."""
         self._stands_since.clear()
 
     def _begin_to_help(self, queue: TakenQueue, now: float) -> None:
