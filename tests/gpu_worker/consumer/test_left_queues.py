@@ -102,8 +102,10 @@ async def worker_beside_a_liar(role: Role, lie: Role, make: MakeWorker, patch: p
     await worker.nats.publish(worker_subject(beat.model, "liar"), encode(made_up))
     handover = worker.worker._handover
     assert handover is not None
-    handover.roles._started_at -= 60.0
     known = handover.roles
+    await wait_until(lambda: "liar" in known._peers, 30)
+    # Not before: without a company it would pull from all queues.
+    known._started_at -= 60.0
     await wait_until(lambda: bool(known.left(time.monotonic())), 30)
     return worker
 
