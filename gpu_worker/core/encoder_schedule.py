@@ -1,10 +1,11 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
-The stages of the vision tower are charged to the step's token budget, so a large image passes them, tile by tile, over
-several steps. How many tokens have as much to compute as half a layer is known; how long each stage takes beside them
-is learned. Embeddings are kept within a bound, the least recently used go first; only an image that is encoded for a
-sequence alone may exceed it, where others need all that is kept. An image that a running sequence needs goes only for
-one that is before it in order, so there is always one that gets on.
+The stages of the vision tower are charged to the step's token budget, so a large image passes them, some patches after
+the other, over several steps: also where nothing else is computed, because something may come. How many tokens have as
+much to compute as a stage is known; how long it takes beside them is learned. Embeddings are kept within a bound, the
+least recently used go first; only an image that is encoded for a sequence alone may exceed it, where others need all
+that is kept. An image that a running sequence needs goes only for one that is before it in order, so there is always
+one that gets on.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from dataclasses import dataclass, field
 
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import EncodeWork
-from gpu_worker.core.scheduler_config import MediaConfig
+from gpu_worker.core.scheduler_config import MediaConfig, StageCost
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from shared.errors import BadRequestError
 
 _MOST_CHANGE, _MOST_SLOWNESS = 2.0, 16.0
 """Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
+LEAST_ROWS = 16
+"""Embeddings whose patches pass a stage at once, at least, unless the whole budget has no room for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,15 +32,14 @@ class _Kept:
     """An image that the runner keeps.
 
     Attributes:
-        stage_cost: Of a tile in half a layer, in tokens that have as much to compute.
-        num_passes: Of its tiles through stages, when the step that is being planned is done.
+        num_rows, num_patches: As of `MediaSpan`.
+        num_passes: Of its embeddings' patches through stages, when the step that is being planned is done.
         saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next.
         holders: Sequences that need it, each with the end of the image in it.
     """
 
     num_rows: int
-    num_tiles: int
-    stage_cost: int
+    num_patches: int
     num_passes: int = 0
     saved: int = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -49,15 +51,15 @@ class EncoderSchedule:
     def __init__(self, config: MediaConfig | None) -> None:
         """Keep nothing yet; without a configuration, no image is taken."""
         self._has_tower = config is not None
-        self._config = config or MediaConfig(0, 0)
+        self._config = config or MediaConfig((), 0)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._num_rows = 0
         self._forgotten: list[bytes] = []
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
-        self._spent = 0
-        # By stage: how many times as long it takes as the tokens that half a layer costs.
-        self._slowness = [1.0] * self._config.num_stages
+        self._spent = 0.0
+        # How many times as long a stage takes as the tokens that it costs.
+        self._slowness: dict[StageCost, float] = dict.fromkeys(self._config.stages, 1.0)
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse images that could never be encoded; any thread may call it.
@@ -75,13 +77,20 @@ class EncoderSchedule:
 
     def open(self) -> None:
         """Begin a step."""
-        self._spent = 0
+        self._spent = 0.0
         for kept in self._kept.values():
             if kept.holders:
                 kept.holders = [holder for holder in kept.holders if _is_needed(*holder)]
 
     def reach(
-        self, sequence: Sequence, num_tokens: int, budget: int, *, is_alone: bool, is_first: bool, saves: bool = False
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        budget: int,
+        *,
+        is_alone: bool,
+        is_first: bool,
+        spare: float | None = None,
     ) -> tuple[int, int]:
         """Return how many of a sequence's next tokens the step can compute, and what it is charged for its images.
 
@@ -89,21 +98,22 @@ class EncoderSchedule:
             sequence: It has images.
             num_tokens: To compute at most.
             budget: Tokens that are left of the step's.
-            is_alone: Nothing else is computed, so nothing is delayed: the image is encoded at once, for nothing.
+            is_alone: Nothing else is computed, so more images than fit may be kept for it.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
-            saves: A pass that costs more than the budget waits only until steps have saved the missing tokens.
+            spare: Tokens beyond the budget. Passes may cost them, too, when steps have saved as many; None saves none.
         """
         before = self._spent
         first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
         for span in sequence.media:
             if first < span.end and span.start < end:
-                room = 0 if is_alone else budget - (self._spent - before)
-                if not self._encode(sequence, span, room, is_alone=is_alone, is_first=is_first, saves=saves):
+                room = budget - (self._spent - before)
+                if not self._encode(sequence, span, room, is_alone=is_alone, is_first=is_first, spare=spare):
                     end = max(first, span.start)
-                    if saves and self._spent == before and span.digest in self._kept:
+                    if spare is not None and self._spent == before and span.digest in self._kept:
                         self._kept[span.digest].saved += max(0, budget - (end - first))
                     break
-        charged = 0 if is_alone else self._spent - before
+        # Sums of shares of tokens are not exact.
+        charged = math.ceil(self._spent - before - 1e-6)
         end = min(end, first + max(0, budget - charged))
         return _behind_whole(sequence, first, end) - first, charged
 
@@ -112,7 +122,12 @@ class EncoderSchedule:
         end = sequence.num_computed_tokens + num_tokens
         for span in sequence.media:
             if sequence.num_computed_tokens < span.end and span.start < end:
-                self._encode(sequence, span, 0, is_alone=True, is_first=True)
+                self._encode(sequence, span, math.inf, is_alone=True, is_first=True)
+
+    @property
+    def has_works(self) -> bool:
+        """Whether the step that is being planned encodes something."""
+        return bool(self._works)
 
     def take(self) -> tuple[list[bytes], list[EncodeWork]]:
         """Return what the plan says: images to forget, and then those to encode."""
@@ -126,22 +141,28 @@ class EncoderSchedule:
 
     def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
         """Learn how long stages take beside tokens, of which each takes `token_s`, from a step's `encoding_s`."""
-        expected_s, stages = 0.0, set[int]()
+        expected_s, stages = 0.0, set[StageCost]()
         for work in works:
             if (kept := self._kept.get(work.digest)) is None:
                 return
-            for number in range(work.first, work.end):
-                expected_s += token_s * self._cost(kept, number)
-                stages.add(number // kept.num_tiles)
+            done = work.first
+            while done < work.end:
+                stage, row = divmod(done, kept.num_rows)
+                count = min(kept.num_rows - row, work.end - done)
+                expected_s += token_s * count * self._cost(kept, stage)
+                stages.add(self._config.stages[stage])
+                done += count
         if expected_s <= 0.0:
             return
         seen = max(1 / _MOST_CHANGE, min(_MOST_CHANGE, encoding_s / expected_s))
-        for stage in stages:
-            slowness = self._slowness[stage] * math.sqrt(seen)
-            self._slowness[stage] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
+        for each in stages:
+            slowness = self._slowness[each] * math.sqrt(seen)
+            self._slowness[each] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
 
-    def _cost(self, kept: _Kept, number: int) -> float:
-        return kept.stage_cost * self._slowness[number // kept.num_tiles]
+    def _cost(self, kept: _Kept, stage: int) -> float:
+        """Return what the patches of an embedding take in a stage, in tokens."""
+        cost = self._config.stages[stage]
+        return max(1e-9, (cost.row + cost.pair * kept.num_patches) * self._slowness[cost])
 
     def reset(self) -> None:
         """Forget all images: steps that encoded them may have failed."""
@@ -152,33 +173,43 @@ class EncoderSchedule:
         self._num_rows = 0
 
     def _encode(
-        self, sequence: Sequence, span: MediaSpan, budget: int, *, is_alone: bool, is_first: bool, saves: bool = False
+        self,
+        sequence: Sequence,
+        span: MediaSpan,
+        budget: float,
+        *,
+        is_alone: bool,
+        is_first: bool,
+        spare: float | None = None,
     ) -> bool:
-        """Let tiles of an image pass as many stages as there is budget for; return True if all have passed all."""
+        """Let an image pass as much of the tower as there is budget for; return True if it has passed all."""
         digest = span.digest
         kept = self._kept.get(digest)
         if kept is None:
             if not self._make_room(sequence, span.num_rows) and not is_alone:
                 return False
-            kept = self._kept[digest] = _Kept(span.num_rows, span.num_tiles, span.stage_cost)
+            kept = self._kept[digest] = _Kept(span.num_rows, span.num_patches)
             self._num_rows += span.num_rows
         self._kept.move_to_end(digest)
         self._used.add(digest)
         if all(holder is not sequence for holder, _ in kept.holders):
             kept.holders.append((sequence, max(each.end for each in sequence.media if each.digest == digest)))
-        num_passes = self._config.num_stages * span.num_tiles
+        num_passes = len(self._config.stages) * span.num_rows
         first = self._works[digest].first if digest in self._works else kept.num_passes
         while kept.num_passes < num_passes:
-            cost = max(1, round(self._cost(kept, kept.num_passes)))
-            if saves:
-                budget += min(kept.saved, cost)
-            if not is_alone and cost > budget and (self._works or not is_first):
+            stage, row = divmod(kept.num_passes, span.num_rows)
+            cost, left = self._cost(kept, stage), span.num_rows - row
+            least = min(left, LEAST_ROWS)
+            if spare is not None:
+                budget += min(kept.saved, cost * least, spare)
+            count = int(min(left, budget / cost))
+            if count < least and (self._works or not is_first):
                 return False
-            kept.saved = 0
-            kept.num_passes += 1
+            count, kept.saved = max(1, count), 0
+            kept.num_passes += count
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
-            self._spent += cost
-            budget -= cost
+            self._spent += count * cost
+            budget -= count * cost
         return True
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:

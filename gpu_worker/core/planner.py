@@ -253,6 +253,8 @@ class Planner:
         if scheduled:
             has_drafts = has_drafts or is_alone
             plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=has_drafts)
+        elif self.encoder.has_works:
+            plan = self._writer.write_encoding(step)
         return ScheduledStep(
             step, scheduled, num_tokens, departed, num_decodes, batch.is_throttled, is_alone, num_batch, plan
         )
@@ -289,10 +291,13 @@ class Planner:
         """
         charged = 0
         for sequence, wanted in chunks:
-            num_tokens = self._blocks.reach(sequence, wanted)
+            # Images before it may have been charged what it was to have.
+            num_tokens = self._blocks.reach(sequence, min(wanted, left))
             if sequence.media:
+                is_alone = not scheduled
+                budget = left if is_alone else min(wanted, left)
                 num_tokens, cost = self.encoder.reach(
-                    sequence, num_tokens, wanted, is_alone=not scheduled, is_first=False, saves=True
+                    sequence, num_tokens, budget, is_alone=is_alone, is_first=is_alone, spare=left - budget
                 )
                 left, charged = left - cost, charged + cost
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):

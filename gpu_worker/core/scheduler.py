@@ -233,7 +233,7 @@ class Scheduler:
     def schedule(self, now: float) -> ScheduledStep | None:
         """Plan the next step, behind those in flight; None when one of these has to land first.
 
-        The step, which is now in flight, has no sequence when there is nothing to compute at all. Sequences whose
+        The step, which is now in flight, has no sequence when there is nothing to compute but images. Sequences whose
         deadline is not after `now`, in monotonic seconds, end here, and `settle` reports them.
         """
         if self._live.restores:
@@ -245,7 +245,7 @@ class Scheduler:
             return None
         self._live.now = now
         step = self._planner.plan(self._live.num_planned + 1, now)
-        if step is None or (self._in_flight and not step.scheduled):
+        if step is None or (self._in_flight and step.is_empty):
             return None
         self._live.add_step(step)
         return step
@@ -325,6 +325,16 @@ class Scheduler:
         self._live.num_planned = self._live.num_landed = step = self._live.num_planned + 1
         return self._planner.plan_control(step, control)
 
+    def lose_images(self, step: ScheduledStep) -> list[Sequence]:
+        """Return sequences whose images a step of nothing else failed to encode, and had failed to encode before."""
+        digests = {work.digest for work in step.plan.encodes} if not step.scheduled else set()
+        losing = [each for each in self._live.ordered if any(span.digest in digests for span in each.media)]
+        losing = [each for each in losing if each.status is SequenceStatus.RUNNING]
+        blamed = [sequence for sequence in losing if sequence.has_lost_images]
+        for sequence in losing:
+            sequence.has_lost_images = True
+        return blamed
+
     def fail(self, sequence: Sequence, error: str) -> None:
         """End a sequence because it cannot be executed; the next `settle` or `take_events` reports it."""
         if sequence.status is not SequenceStatus.FINISHED:
@@ -343,7 +353,8 @@ class Scheduler:
 
     def observe(self, step: ScheduledStep, result: StepResult, duration_s: float, now: float) -> None:
         """Learn how long the step took that has landed last, at `now` in monotonic seconds, and charge it."""
-        self._throttle.landed(step, duration_s, now)
+        if step.scheduled:
+            self._throttle.landed(step, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
         if not step.plan.encodes:
             self._step_time.observe_step(step, num_drafted, duration_s)

@@ -15,6 +15,7 @@ import torch
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.media import MediaSpan, SharedImages
 from gpu_worker.core.plan import EncodeWork, StepPlan
+from gpu_worker.core.step import StepResult
 from gpu_worker.execution.batch.placed_tokens import axis_positions
 from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import Int64s
@@ -28,6 +29,20 @@ class MissingImageError(HeadraceError):
 
     def __init__(self) -> None:
         super().__init__("the pixels of an image are not there any more")
+
+
+class EncodedStep:
+    """The pending step of a plan that encodes images and schedules nothing."""
+
+    def __init__(self, step: int, device: torch.device) -> None:
+        self._step = step
+        self._done = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+    def result(self) -> StepResult:
+        """Wait for the device; return an answer for no sequence."""
+        if self._done is not None:
+            self._done.synchronize()
+        return StepResult(self._step, [])
 
 
 class ImageEncoder:

@@ -36,7 +36,7 @@ from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts, replay_accepted
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.encoder import ImageEncoder
+from gpu_worker.execution.encoder import EncodedStep, ImageEncoder
 from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, state_bytes
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
@@ -181,7 +181,7 @@ class TorchModelRunner:
         self._drafting = Drafting(proposer, self.model.config.vocab_size)
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Launch a step of at least one sequence; `StepGivenUpError` if `interrupt` asked for it."""
+        """Launch a step that is not empty; `StepGivenUpError` if `interrupt` asked for it."""
         if self.interrupt is not None:
             self.interrupt.begin(plan.step)
         with torch.inference_mode():
@@ -252,6 +252,9 @@ class TorchModelRunner:
         logger.info("captured %d graphs in %.1f s", len(shapes), time.monotonic() - started)
 
     def _submit(self, plan: StepPlan) -> PendingStep:
+        if self._encoder is not None and not plan.rows:
+            self._encoder.encode(plan)
+            return EncodedStep(plan.step, self._device)
         upload = Upload(self._device)
         step = self._assemble(plan, upload)
         graphs = self._graphs

@@ -338,9 +338,10 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str, vision: Vision
         default_budget = max(default_budget, max_model_len)
     media = None
     if vision is not None:
-        whole = vision.max_rows if vision.form.is_bidirectional else 0
-        media = MediaConfig(vision.num_stages, vision.max_kept_rows, whole)
-        default_budget = max(default_budget, config.max_num_seqs + whole)
+        from gpu_worker.models.vision.registry import media_config
+
+        media = media_config(vision, model)
+        default_budget = max(default_budget, config.max_num_seqs + media.bidirectional_tokens)
     sizes = _scheduler_config(config, 1, max_model_len, default_budget, media)
     if not model.has_states:
         return sizes

@@ -32,12 +32,12 @@ import torch
 from PIL import Image
 
 from gpu_worker.core.media import SharedImages
-from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.media.decoder import Decoder
+from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.vision.processor import MediaProcessor
-from gpu_worker.models.vision.registry import read_processor, read_vision
+from gpu_worker.models.vision.registry import media_config, read_processor, read_vision
 from ops.bench.comparison import add_cache, in_turns, median_ratio
 from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.peers import engines
@@ -170,7 +170,7 @@ class Bench:
             num_threads=1,
             takes_images=True,
         )
-        media = MediaConfig(vision.num_stages, vision.max_kept_rows)
+        media = media_config(vision, read_model_config(directory))
         self.engine = make_engine(config, images=images, media=media)
 
     def prompt(self) -> Sequence:
