@@ -21,8 +21,10 @@ from gpu_worker.core.scheduler_config import MediaConfig, StageCost
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from shared.errors import BadRequestError
 
-_MOST_CHANGE, _MOST_SLOWNESS = 2.0, 16.0
+_MOST_CHANGE, _MOST_SLOWNESS = 2.0, 64.0
 """Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
+_UNKNOWN_SLOWNESS = 16.0
+"""Of a stage that has not been measured: its first steps are short, and tell what it takes."""
 LEAST_ROWS = 16
 """Embeddings whose patches pass a stage at once, at least, unless the whole budget has no room for them."""
 
@@ -58,8 +60,9 @@ class EncoderSchedule:
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0.0
-        # How many times as long a stage takes as the tokens that it costs.
-        self._slowness: dict[StageCost, float] = dict.fromkeys(self._config.stages, 1.0)
+        # How many times as long a stage takes as the tokens that it costs; attention by the magnitude of tiles, too.
+        self._slowness: dict[tuple[StageCost, int], float] = {}
+        self._first_slowness = 1.0
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse images that could never be encoded; any thread may call it.
@@ -139,9 +142,13 @@ class EncoderSchedule:
         self._used.clear()
         return taken
 
+    def expect_times(self) -> None:
+        """Say that `observe` will tell how long stages take; before, each is taken to be as fast as it should be."""
+        self._first_slowness = _UNKNOWN_SLOWNESS
+
     def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
         """Learn how long stages take beside tokens, of which each takes `token_s`, from a step's `encoding_s`."""
-        expected_s, stages = 0.0, set[StageCost]()
+        expected_s, stages = 0.0, set[tuple[StageCost, int]]()
         for work in works:
             if (kept := self._kept.get(work.digest)) is None:
                 return
@@ -150,19 +157,27 @@ class EncoderSchedule:
                 stage, row = divmod(done, kept.num_rows)
                 count = min(kept.num_rows - row, work.end - done)
                 expected_s += token_s * count * self._cost(kept, stage)
-                stages.add(self._config.stages[stage])
+                stages.add(self._kind(kept, stage))
                 done += count
         if expected_s <= 0.0:
             return
-        seen = max(1 / _MOST_CHANGE, min(_MOST_CHANGE, encoding_s / expected_s))
-        for each in stages:
-            slowness = self._slowness[each] * math.sqrt(seen)
-            self._slowness[each] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
+        seen = encoding_s / expected_s
+        for kind in stages:
+            if kind in self._slowness:
+                slowness = self._slowness[kind] * math.sqrt(max(1 / _MOST_CHANGE, min(_MOST_CHANGE, seen)))
+            else:
+                slowness = self._first_slowness * seen
+            self._slowness[kind] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
 
     def _cost(self, kept: _Kept, stage: int) -> float:
         """Return what the patches of an embedding take in a stage, in tokens."""
         cost = self._config.stages[stage]
-        return max(1e-9, (cost.row + cost.pair * kept.num_patches) * self._slowness[cost])
+        slowness = self._slowness.get(self._kind(kept, stage), self._first_slowness)
+        return max(1e-9, (cost.row + cost.pair * kept.num_patches) * slowness)
+
+    def _kind(self, kept: _Kept, stage: int) -> tuple[StageCost, int]:
+        cost = self._config.stages[stage]
+        return cost, kept.num_patches.bit_length() if cost.pair else 0
 
     def reset(self) -> None:
         """Forget all images: steps that encoded them may have failed."""
@@ -199,7 +214,7 @@ class EncoderSchedule:
         while kept.num_passes < num_passes:
             stage, row = divmod(kept.num_passes, span.num_rows)
             cost, left = self._cost(kept, stage), span.num_rows - row
-            least = min(left, LEAST_ROWS)
+            least = min(left, LEAST_ROWS) if self._kind(kept, stage) in self._slowness else 1
             if spare is not None:
                 budget += min(kept.saved, cost * least, spare)
             count = int(min(left, budget / cost))

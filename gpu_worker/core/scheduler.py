@@ -358,6 +358,7 @@ class Scheduler:
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
         if not step.plan.encodes:
             self._step_time.observe_step(step, num_drafted, duration_s)
+            self._planner.encoder.expect_times()
         elif self._step_time.is_known:
             encoding_s = duration_s - self._step_time.predict_step(step, num_drafted)
             self._planner.encoder.observe(step.plan.encodes, encoding_s, self._step_time.token_s)

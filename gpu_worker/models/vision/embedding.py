@@ -82,7 +82,7 @@ class PatchEmbedding:
         sizes, weight, size = self.sizes, self.patches.weight, self.sizes.patch
         rows, columns = layout.rows[patches], layout.columns[patches]
         whole = values[:, : layout.grid[0] * size, : layout.grid[1] * size]
-        cells = whole.unflatten(2, (-1, size)).unflatten(1, (-1, size))[tiles, rows, :, columns]
+        cells = whole.view(len(values), layout.grid[0], size, layout.grid[1], size, 3)[tiles, rows, :, columns]
         mean, deviation = sizes.colours.to(values.device)
         pixels = normalised(cells, mean, deviation).permute(0, 3, 1, 2)
         if self.frames is not None:
@@ -111,7 +111,7 @@ def windows_of(rows: int, columns: int, window: int, merged: int) -> tuple[torch
     runs, first = list[Runs](), 0
     for length, equal in groupby(map(len, parts)):
         runs.append(Runs(first, length * merged, len(list(equal))))
-        first += runs[-1].length * runs[-1].count
+        first += runs[-1].length * runs[-1].number
     return torch.cat(parts), runs
 
 

@@ -85,11 +85,11 @@ Turns = tuple[torch.Tensor, torch.Tensor]
 
 
 class Runs(NamedTuple):
-    """Patches that see one another: `count` runs of `length` each, behind one another from patch `first` on."""
+    """Patches that see one another: `number` runs of `length` each, behind one another from patch `first` on."""
 
     first: int
     length: int
-    count: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Attention:
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         if self.norms:
             query, key = (norm(part) for norm, part in zip(self.norms, (query, key), strict=True))
-        query, key, value = (part.unflatten(1, (self.num_heads, -1)) for part in (query, key, value))
+        query, key, value = (part.reshape(len(part), self.num_heads, -1) for part in (query, key, value))
         if self.head_norms:
             query, key, value = (norm(part) for norm, part in zip(self.head_norms, (query, key, value), strict=True))
         if turns is not None:
@@ -136,7 +136,7 @@ class Attention:
         read = []
         for queries, keys, count in _parts_of(runs, patches):
             query, key, value = (
-                part[places].unflatten(0, (count, -1)).transpose(1, 2)
+                part[places].reshape(count, -1, *part.shape[1:]).transpose(1, 2)
                 for part, places in ((heads.query, queries), (heads.key, keys), (heads.value, keys))
             )
             attended = functional.scaled_dot_product_attention(query, key, value, scale=self.scale)
@@ -146,8 +146,8 @@ class Attention:
 
 def _parts_of(runs: Sequence[Runs], patches: slice) -> Iterator[tuple[slice, slice, int]]:
     """Divide patches into parts of a run, and several whole ones; yield them, what they see, and how many runs."""
-    for first, length, count in runs:
-        begin, end = max(patches.start, first), min(patches.stop, first + length * count)
+    for first, length, number in runs:
+        begin, end = max(patches.start, first), min(patches.stop, first + length * number)
         while begin < end:
             start = begin - (begin - first) % length
             num_whole = (end - begin) // length if begin == start else 0

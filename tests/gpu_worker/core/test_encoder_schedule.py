@@ -129,8 +129,8 @@ def test_alone_an_image_takes_steps_of_its_own_within_the_budget() -> None:
     while not sequence.num_output_tokens:
         step = runner.step()
         assert step.num_tokens + runner.cost(step.plan) <= 32
-    assert [encoded(plan) for plan in runner.plans[:6]] == [8] * STAGES
-    assert [plan.num_tokens for plan in runner.plans[:6]] == [3, 0, 0, 0, 0, 8]
+    assert [encoded(plan) for plan in runner.plans[:5]] == [10, 10, 10, 10, 8]
+    assert [plan.num_tokens for plan in runner.plans[:5]] == [2, 1, 0, 0, 8]
 
 
 @settings(deadline=None, max_examples=150)
@@ -193,7 +193,7 @@ def test_beside_decodes_passes_are_charged_to_the_budget() -> None:
         assert step.num_decodes == 3
         assert step.num_tokens + encoded(step.plan) <= 32
         assert step.num_tokens == sum(item.num_tokens for item in step.scheduled)
-    assert [encoded(plan) for plan in runner.plans[1:4]] == [24, 24, 24]
+    assert [encoded(plan) for plan in runner.plans[1:4]] == [29, 29, 14]
 
 
 def test_an_expensive_image_passes_an_embedding_a_step() -> None:

@@ -242,7 +242,7 @@ def test_an_image_may_be_encoded_piece_by_piece(seeing: Seeing) -> None:
     assert num_passes == len(vision.stages(1000)) * image.num_rows
     tower.advance(whole, num_passes)
     expected = tower.finish(whole)
-    for most in (1, 2, 3, 7, 40):
+    for most in (1, 7, 40):
         encoding = tower.begin(image)
         while encoding.num_passes < num_passes:
             tower.advance(encoding, min(num_passes, encoding.num_passes + sizes.randint(1, most)))
