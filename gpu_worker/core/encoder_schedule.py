@@ -23,10 +23,17 @@ from shared.errors import BadRequestError
 
 _MOST_CHANGE, _MOST_SLOWNESS = 2.0, 64.0
 """Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
+_SHARE_OF_CHANGE = 0.5
+"""Of what a step took longer than expected, that is believed."""
+_LEAST_SEEN = 1 / 12
+"""Of what was expected: one quick step is not enough to believe that a stage is quicker than that."""
 _UNKNOWN_SLOWNESS = 16.0
 """Of a stage that has not been measured: its first steps are short, and tell what it takes."""
 LEAST_ROWS = 16
 """Embeddings whose patches pass a stage at once, at least, unless the whole budget has no room for them."""
+_SURE_ROWS, _MOST_GROWTH = 64, 2
+"""A stage takes at once at most so many embeddings, or times as many as it has: those of larger parts may be slower."""
+_Kind = tuple[StageCost, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +54,19 @@ class _Kept:
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Speed:
+    """What steps have told of a stage.
+
+    Attributes:
+        slowness: How many times as long it takes as the tokens that it costs.
+        most_rows: The most embeddings that have passed it at once.
+    """
+
+    slowness: float
+    most_rows: int
+
+
 class EncoderSchedule:
     """Plans encoding, step by step: `open`, then `reach` for each share, then `take` for the plan."""
 
@@ -60,8 +80,8 @@ class EncoderSchedule:
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0.0
-        # How many times as long a stage takes as the tokens that it costs; attention by the magnitude of tiles, too.
-        self._slowness: dict[tuple[StageCost, int], float] = {}
+        # Attention by the magnitude of tiles, too.
+        self._speeds: dict[_Kind, _Speed] = {}
         self._first_slowness = 1.0
 
     def validate(self, sequence: Sequence) -> None:
@@ -120,13 +140,6 @@ class EncoderSchedule:
         end = min(end, first + max(0, budget - charged))
         return _behind_whole(sequence, first, end) - first, charged
 
-    def require(self, sequence: Sequence, num_tokens: int) -> None:
-        """Encode all that the sequence's next tokens need, whatever it costs."""
-        end = sequence.num_computed_tokens + num_tokens
-        for span in sequence.media:
-            if sequence.num_computed_tokens < span.end and span.start < end:
-                self._encode(sequence, span, math.inf, is_alone=True, is_first=True)
-
     @property
     def has_works(self) -> bool:
         """Whether the step that is being planned encodes something."""
@@ -148,7 +161,7 @@ class EncoderSchedule:
 
     def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
         """Learn how long stages take beside tokens, of which each takes `token_s`, from a step's `encoding_s`."""
-        expected_s, stages = 0.0, set[tuple[StageCost, int]]()
+        taken, rows = dict[_Kind, float](), dict[_Kind, int]()
         for work in works:
             if (kept := self._kept.get(work.digest)) is None:
                 return
@@ -156,26 +169,37 @@ class EncoderSchedule:
             while done < work.end:
                 stage, row = divmod(done, kept.num_rows)
                 count = min(kept.num_rows - row, work.end - done)
-                expected_s += token_s * count * self._cost(kept, stage)
-                stages.add(self._kind(kept, stage))
+                kind = self._kind(kept, stage)
+                taken[kind] = taken.get(kind, 0.0) + self._cost(kept, stage) * (count + kind[0].fixed_rows)
+                rows[kind] = max(rows.get(kind, 0), count)
                 done += count
-        if expected_s <= 0.0:
+        if not taken or token_s <= 0.0:
             return
-        seen = encoding_s / expected_s
-        for kind in stages:
-            if kind in self._slowness:
-                slowness = self._slowness[kind] * math.sqrt(max(1 / _MOST_CHANGE, min(_MOST_CHANGE, seen)))
+        total = sum(taken.values())
+        seen = max(_LEAST_SEEN, encoding_s / (token_s * total))
+        squares = sum([cost**2 for cost in taken.values()])
+        change = _SHARE_OF_CHANGE * math.log(max(1 / _MOST_CHANGE, min(_MOST_CHANGE, seen)))
+        for kind, cost in taken.items():
+            if (speed := self._speeds.get(kind)) is None:
+                speed = self._speeds[kind] = _Speed(self._first_slowness * seen, 0)
             else:
-                slowness = self._first_slowness * seen
-            self._slowness[kind] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
+                # The least change of all that explains it: most to the stages that took most.
+                speed.slowness *= math.exp(change * cost * total / squares)
+            speed.slowness = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, speed.slowness))
+            speed.most_rows = max(speed.most_rows, rows[kind])
 
     def _cost(self, kept: _Kept, stage: int) -> float:
         """Return what the patches of an embedding take in a stage, in tokens."""
-        cost = self._config.stages[stage]
-        slowness = self._slowness.get(self._kind(kept, stage), self._first_slowness)
+        cost, speed = self._config.stages[stage], self._speeds.get(self._kind(kept, stage))
+        slowness = self._first_slowness if speed is None else speed.slowness
         return max(1e-9, (cost.row + cost.pair * kept.num_patches) * slowness)
 
-    def _kind(self, kept: _Kept, stage: int) -> tuple[StageCost, int]:
+    def _most_rows(self, speed: _Speed | None) -> int:
+        if speed is None:
+            return self._config.max_rows if self._first_slowness == 1.0 else _SURE_ROWS
+        return max(_SURE_ROWS, _MOST_GROWTH * speed.most_rows)
+
+    def _kind(self, kept: _Kept, stage: int) -> _Kind:
         cost = self._config.stages[stage]
         return cost, kept.num_patches.bit_length() if cost.pair else 0
 
@@ -213,18 +237,29 @@ class EncoderSchedule:
         first = self._works[digest].first if digest in self._works else kept.num_passes
         while kept.num_passes < num_passes:
             stage, row = divmod(kept.num_passes, span.num_rows)
-            cost, left = self._cost(kept, stage), span.num_rows - row
-            least = min(left, LEAST_ROWS) if self._kind(kept, stage) in self._slowness else 1
+            kind, cost, left = self._kind(kept, stage), self._cost(kept, stage), span.num_rows - row
+            fixed, speed = cost * kind[0].fixed_rows, self._speeds.get(kind)
+            is_first_of_kind = speed is None and self._first_slowness != 1.0
+            if is_first_of_kind and self._works:
+                # A step that does nothing else tells how long it takes.
+                return False
+            least = min(left, LEAST_ROWS) if speed is not None else 1
             if spare is not None:
-                budget += min(kept.saved, cost * least, spare)
-            count = int(min(left, budget / cost))
+                budget += min(kept.saved, fixed + cost * least, spare)
+            most = min(left, self._most_rows(speed))
+            count = int(min(most, (budget - fixed) / cost))
             if count < least and (self._works or not is_first):
                 return False
-            count, kept.saved = max(1, count), 0
+            if count < 1:
+                # It exceeds the budget in any case. Few rows take almost as long as one, but delay a stream.
+                count = least if is_alone else 1
+            kept.saved = 0
             kept.num_passes += count
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
-            self._spent += count * cost
-            budget -= count * cost
+            self._spent += fixed + count * cost
+            budget -= fixed + count * cost
+            if is_first_of_kind or count == most < left:
+                return kept.num_passes == num_passes
         return True
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:

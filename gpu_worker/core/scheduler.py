@@ -305,7 +305,8 @@ class Scheduler:
         """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.
 
         Nothing was planned for these sequences since. No step may be in flight. Those whose deadline has passed end.
-        The step is now in flight; None when none of the sequences runs any more.
+        The step is now in flight; None when none of the sequences runs any more. Where they need images, steps come
+        first that encode nothing else, and schedule nothing: ask again with the same shares.
         """
         assert not self._in_flight
         self._expire(now)
@@ -325,15 +326,22 @@ class Scheduler:
         self._live.num_planned = self._live.num_landed = step = self._live.num_planned + 1
         return self._planner.plan_control(step, control)
 
-    def lose_images(self, step: ScheduledStep) -> list[Sequence]:
-        """Return sequences whose images a step of nothing else failed to encode, and had failed to encode before."""
-        digests = {work.digest for work in step.plan.encodes} if not step.scheduled else set()
-        losing = [each for each in self._live.ordered if any(span.digest in digests for span in each.media)]
-        losing = [each for each in losing if each.status is SequenceStatus.RUNNING]
-        blamed = [sequence for sequence in losing if sequence.has_lost_images]
-        for sequence in losing:
-            sequence.has_lost_images = True
-        return blamed
+    def suspect_images(self, step: ScheduledStep) -> Sequence | None:
+        """Suspect the images that a failed step encoded; return the sequence at fault, if the step was its suspect's.
+
+        Images of a suspect are encoded by steps of their own, before anything else is computed.
+        """
+        digests = {work.digest for work in step.plan.encodes}
+        if not digests:
+            return None
+        suspects = self._planner.suspects
+        for sequence in suspects if not step.scheduled else ():
+            if digests <= {span.digest for span in sequence.media}:
+                suspects.remove(sequence)
+                return sequence
+        holders = [each for each in self._running if any(span.digest in digests for span in each.media)]
+        suspects.extend(each for each in holders if each not in suspects)
+        return None
 
     def fail(self, sequence: Sequence, error: str) -> None:
         """End a sequence because it cannot be executed; the next `settle` or `take_events` reports it."""

@@ -43,10 +43,12 @@ class StageCost:
     Attributes:
         row: Whatever the size of the image.
         pair: On top of that for each patch of the tile: attention.
+        fixed_rows: Embeddings that cost as much as any part of the stage costs on top, however small it is.
     """
 
     row: float
     pair: float = 0.0
+    fixed_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

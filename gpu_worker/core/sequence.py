@@ -128,7 +128,6 @@ class Sequence:
         scores: Of these blocks, where the budget's policy goes by them.
         num_evicted_tokens: Computed tokens that have left `block_table`, a whole number of blocks.
         has_lost_eviction: A step failed that may have evicted for it, and it was computed again.
-        has_lost_images: A step failed that encoded nothing but images, some of them its own.
     """
 
     id: str
@@ -190,7 +189,6 @@ class Sequence:
     scores: BlockScores | None = None
     num_evicted_tokens: int = 0
     has_lost_eviction: bool = False
-    has_lost_images: bool = False
 
     @property
     def num_tokens(self) -> int:

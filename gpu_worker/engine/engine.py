@@ -289,9 +289,9 @@ class Engine:
         self._in_flight.clear()
         self._landed_at = self._clock()
         suspect = self._isolation.split(self.scheduler.roll_back())
-        suspects = self.scheduler.lose_images(step) if suspect is None else [suspect]
-        for sequence in suspects:
-            self._fail_suspect(sequence, error)
+        suspect = suspect or self.scheduler.suspect_images(step)
+        if suspect is not None:
+            self._fail_suspect(suspect, error)
         self._let_leave()
         return self.scheduler.take_events()
 
@@ -347,6 +347,8 @@ class Engine:
         while self._isolation.is_active:
             group = self._isolation.next_group()
             if group is not None and (step := self.scheduler.schedule_again(group, now)) is not None:
+                if not step.scheduled:
+                    self._isolation.put_back(group)
                 return step
         return self.scheduler.schedule(now)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 
@@ -105,14 +104,15 @@ def windows_of(rows: int, columns: int, window: int, merged: int) -> tuple[torch
     Return their order in which those of a window stand together, and windows of a size; and the runs of their patches,
     of which an embedding has `merged`.
     """
-    places = torch.arange(rows * columns).view(rows, columns)
-    parts = [part.flatten() for row in torch.split(places, window) for part in torch.split(row, window, 1)]
-    parts.sort(key=len)
+    places = torch.arange(rows * columns)
+    at_row, at_column = places // columns // window, places % columns // window
+    sizes = (rows - at_row * window).clamp(max=window) * (columns - at_column * window).clamp(max=window)
     runs, first = list[Runs](), 0
-    for length, equal in groupby(map(len, parts)):
-        runs.append(Runs(first, length * merged, len(list(equal))))
-        first += runs[-1].length * runs[-1].number
-    return torch.cat(parts), runs
+    for length, count in zip(*(each.tolist() for each in sizes.unique(return_counts=True)), strict=True):
+        runs.append(Runs(first, length * merged, count // length))
+        first += count * merged
+    # By the size of windows, then window by window.
+    return (sizes * len(places) + at_row * columns + at_column).argsort(stable=True), runs
 
 
 def frequencies(size: int, theta: float, device: torch.device) -> torch.Tensor:

@@ -18,7 +18,7 @@ from gpu_worker.core.media import PreparedImage
 from gpu_worker.models.vision.embedding import Layout, PatchEmbedding
 from gpu_worker.models.vision.parts import Heads, Projector, Runs, Turns, VisionLayer
 
-MOST_PATCHES = 8192
+MOST_PATCHES = 2048
 """That pass a stage at once: more need memory and are no faster."""
 
 
@@ -167,9 +167,10 @@ def _take_heads(layer: VisionLayer, encoding: Encoding, rows: range) -> None:
     turns = None if encoding.turns is None else (encoding.turns[0][patches], encoding.turns[1][patches])
     heads = layer.heads(encoding.stream[patches], turns)
     if encoding.heads is None:
-        encoding.heads = Heads(*(_whole(each, encoding) for each in (heads.query, heads.key, heads.value)))
-    encoding.heads.query[patches], encoding.heads.key[patches] = heads.query, heads.key
-    encoding.heads.value[patches] = heads.value
+        shape = len(heads.query), len(encoding.stream), heads.query.shape[2]
+        encoding.heads = Heads(*(heads.query.new_empty(shape) for _ in range(3)))
+    encoding.heads.query[:, patches], encoding.heads.key[:, patches] = heads.query, heads.key
+    encoding.heads.value[:, patches] = heads.value
 
 
 def _attend(layer: VisionLayer, encoding: Encoding, rows: range) -> None:

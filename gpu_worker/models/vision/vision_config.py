@@ -21,6 +21,8 @@ from gpu_worker.models.vision.weights import TowerSizes, WeightTaker
 
 MIN_KEPT_ROWS = 16_384
 """Embeddings that are kept at least: of 16 images of a million pixels."""
+_FIXED_PATCHES = 16
+"""Queries that take as long as reading all keys once: on CPUs, with 65,536 keys, 18."""
 Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 """Mean and deviation of the pixels that a tower was trained with, from 0 to 1."""
 CLIP_COLOURS: Colours = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -100,12 +102,13 @@ class VisionConfig:
         return self.parts.sizes.depth
 
     def stages(self, weights_per_token: int) -> tuple[StageCost, ...]:
-        """Return what an embedding costs in each stage of the tower; the model computes so many weights for a token."""
+        """Return what an embedding costs in each stage of the tower, beside a model of this size."""
         sizes = self.parts.sizes
         merged, inner = sizes.merge**2, sizes.heads * sizes.head_dim
 
         def cost(weights: int, pair: int = 0) -> StageCost:
-            return StageCost(weights / weights_per_token, pair / weights_per_token)
+            fixed_rows = -(-_FIXED_PATCHES // merged) if pair else 0
+            return StageCost(weights / weights_per_token, pair / weights_per_token, fixed_rows)
 
         projector = cost(self.projector_weights or sizes.merged * sizes.hidden)
         stages = [cost(merged * sizes.size * 3 * sizes.patch**2)]

@@ -361,6 +361,31 @@ def test_a_step_that_failed_encodes_anew() -> None:
     assert again is not None
     assert again.plan.forgotten == [b"x" * 32]
     assert again.plan.encodes == [EncodeWork(b"x" * 32, 0, 8 * STAGES)]
+    assert again.is_empty is False
+    assert again.scheduled == []
+
+
+def test_repeated_step_encodes_within_the_budget_before_it_computes() -> None:
+    scheduler, budget = make_scheduler(budget=20), 20
+    sequence = seeing("a", ("x", 8))
+    runner = Runner(scheduler)
+    scheduler.add(sequence)
+    while True:
+        step = scheduler.schedule(0.0)
+        assert step is not None
+        if any(item.start + item.num_tokens > 3 for item in step.scheduled):
+            break
+        scheduler.settle(step, StepResult(step.step, [SampledTokens() for _ in step.scheduled]))
+    shares = scheduler.roll_back()
+    runner.images = {span.digest: span for span in sequence.media}
+    costs = []
+    while (again := scheduler.schedule_again(shares, 0.0)) is not None and not again.scheduled:
+        costs.append(runner.cost(again.plan))
+        scheduler.settle(again, StepResult(again.step, []))
+    assert again is not None
+    assert max(costs) <= budget
+    assert sum(costs) == 8 * STAGES
+    assert again.plan.encodes == []
 
 
 def test_aborted_sequence_leaves_no_image_behind() -> None:
