@@ -35,6 +35,7 @@ class ImageSource(Struct):
         url: Where to fetch it from.
         file_id: Which of the tenant's files it is.
         num_pixels: Of the decoded image, once that is known.
+        ref: Its reference, once it was fetched or read from a file, so that this happens once.
     """
 
     where: str
@@ -43,6 +44,7 @@ class ImageSource(Struct):
     url: str | None = None
     file_id: str | None = None
     num_pixels: int = 0
+    ref: MediaRef | None = None
 
 
 class Prompt(Struct, frozen=True):
@@ -246,6 +248,11 @@ class Generation(Struct, frozen=True):
     def has_images(self) -> bool:
         """Whether it shows images that are not stored yet."""
         return any(prompt.images for prompt in self.prompts)
+
+    @property
+    def conversation_field(self) -> str:
+        """The field of the body that has the conversation."""
+        return "messages"
 
     @property
     def waits_long(self) -> bool:

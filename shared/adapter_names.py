@@ -17,7 +17,7 @@ from nats.js import JetStreamContext
 from nats.js.api import RawStreamMsg
 
 from shared.adapter_calls import AdapterName
-from shared.adapter_store import AdapterContent
+from shared.adapter_files import AdapterContent
 from shared.bounds import TenantName
 from shared.errors import InvalidNameError
 from shared.messages import UNDECODABLE

@@ -14,24 +14,28 @@ import hashlib
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, BinaryIO
 
-import msgspec
-from msgspec import Meta, Struct
-
-from shared.adapter_calls import Digest, is_digest
+from shared.adapter_calls import is_digest
+from shared.adapter_files import (
+    CONFIG_NAME,
+    MAX_ADAPTER_BYTES,
+    MAX_CONFIG_BYTES,
+    NAMES,
+    PIECE_BYTES,
+    WEIGHTS_NAME,
+    AdapterContent,
+    AdapterFilesError,
+    Hash,
+    hash_start,
+    header_bytes,
+    read_content,
+)
 from shared.errors import HeadraceError
 from shared.files import open_regular
 from shared.objects.store import MissingObjectError, ObjectStore, StoreError, identity, put
 
-CONFIG_NAME = "adapter_config.json"
-WEIGHTS_NAME = "adapter_model.safetensors"
-MAX_ADAPTER_BYTES = 8 << 30
-MAX_CONFIG_BYTES = 1 << 20
-MAX_TOLD_RANK = (1 << 20) - 1
-"""Upper bound of the reported rank; workers check the ranks that they serve, which are far smaller."""
 # A store that takes longer for a call counts as away.
 CALL_S = 30.0
 # Jobs of batches wait for seven days at most, unless `headrace setup` says otherwise.
@@ -40,53 +44,12 @@ _MAX_SWEPT = 64
 _ADAPTERS = "headrace/adapters"
 _MARKS = "headrace/unnamed-adapters"
 _NOW = "now"
-_NAMES = (CONFIG_NAME, WEIGHTS_NAME)
-_PIECE_BYTES = 4 << 20
-
-
-class AdapterFilesError(HeadraceError):
-    """The named files are not an adapter that can be stored, or the stored object is not an adapter."""
+# A larger adapter is checked by its configuration and header before the rest is fetched.
+CHECKED_FIRST_BYTES = 64 << 20
 
 
 class AdapterStoreError(HeadraceError):
     """The store of adapters is away, or does not have an adapter; it may have it later."""
-
-
-class AdapterContent(Struct, frozen=True, array_like=True):
-    """The digest and size of both files of an adapter, and its rank if the configuration says one, else 0."""
-
-    digest: Digest
-    num_bytes: Annotated[int, Meta(ge=0, le=MAX_ADAPTER_BYTES)]
-    rank: Annotated[int, Meta(ge=0, le=MAX_TOLD_RANK)] = 0
-
-
-def content_digest(directory: Path) -> str:
-    """Return the SHA-256 of an adapter's configuration and weights."""
-    digest = hashlib.sha256()
-    for name in _NAMES:
-        with open_regular(directory / name) as file:
-            digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
-    return digest.hexdigest()
-
-
-def read_content(directory: Path) -> AdapterContent:
-    """Read an adapter as PEFT saves it in a directory; `AdapterFilesError` if there is none, or it is too large."""
-    try:
-        sizes = [(directory / name).stat().st_size for name in _NAMES]
-        if sizes[0] > MAX_CONFIG_BYTES or sum(sizes) > MAX_ADAPTER_BYTES:
-            limits = f"at most {MAX_CONFIG_BYTES} and {MAX_ADAPTER_BYTES} are served"
-            raise AdapterFilesError(f"{CONFIG_NAME} has {sizes[0]} bytes, and with the weights {sum(sizes)}; {limits}")
-        with open_regular(directory / CONFIG_NAME) as file:
-            config: Any = msgspec.json.decode(file.read(MAX_CONFIG_BYTES))
-        digest = content_digest(directory)
-    except OSError as error:
-        raise AdapterFilesError(f"{error.filename} is missing or cannot be read ({error.strerror})") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise AdapterFilesError(f"{CONFIG_NAME} is not JSON: {error}") from None
-    rank = config.get("r") if isinstance(config, dict) else None
-    return AdapterContent(digest, sum(sizes), rank if type(rank) is int and 0 < rank <= MAX_TOLD_RANK else 0)
 
 
 class AdapterStore:
@@ -114,9 +77,10 @@ class AdapterStore:
             # Makes a directory that is not there yet.
             await _answered(identity(self._store))
             await _answered(self._store.check_room(content.num_bytes))
-            for name in _NAMES:
-                await self._write(content.digest, name, directory / name)
-        if (await asyncio.to_thread(read_content, directory)).digest != content.digest:
+            written = hashlib.sha256()
+            for name in NAMES:
+                await self._write(content.digest, name, directory / name, written)
+        if written.hexdigest() != content.digest:
             with _errors():
                 await _answered(self._store.delete_folder(_folder(content.digest)))
             raise AdapterFilesError(f"{directory} changed while it was read; add it again when it is complete")
@@ -124,9 +88,13 @@ class AdapterStore:
 
     async def num_bytes(self, digest: str) -> int | None:
         """Return the bytes of a stored adapter; None if it is not there, or only in part."""
+        sizes = await self._sizes(digest)
+        return None if sizes is None else sum(sizes.values())
+
+    async def _sizes(self, digest: str) -> dict[str, int] | None:
         with _errors():
             found = {each.name: each.num_bytes for each in await _answered(self._store.objects(_folder(digest)))}
-        return sum(found[name] for name in _NAMES) if found.keys() >= set(_NAMES) else None
+        return {name: found[name] for name in NAMES} if found.keys() >= set(NAMES) else None
 
     async def keep(self, digest: str) -> int | None:
         """Keep a content for another `KEPT_S` without a name; return its bytes as `num_bytes` does."""
@@ -171,22 +139,36 @@ class AdapterStore:
         """Return when each content was marked."""
         return {each.name: each.modified for each in await _answered(self._store.objects(_MARKS))}
 
-    async def fetch(self, digest: str, directory: Path, max_bytes: int = MAX_ADAPTER_BYTES) -> int:
+    async def fetch(
+        self,
+        digest: str,
+        directory: Path,
+        max_bytes: int = MAX_ADAPTER_BYTES,
+        check: Callable[[Path], object] = lambda _: None,
+    ) -> int:
         """Write a stored adapter into a directory, checked against its digest; return its bytes.
+
+        Of a large one `check` is called as soon as configuration and header are there, and zeros in place of the rest,
+        in another thread. What it raises passes; the digest was not checked then.
 
         Raises:
             AdapterFilesError: It is larger than `max_bytes`.
             AdapterStoreError: It cannot be read, is not there, or the stored bytes have another digest.
         """
-        num_bytes = await self.num_bytes(digest)
-        if num_bytes is None:
+        sizes = await self._sizes(digest)
+        if sizes is None:
             raise AdapterStoreError(f"{self.place} does not have the adapter {digest[:12]}")
-        if num_bytes > max_bytes:
-            raise AdapterFilesError(f"the adapter {digest[:12]} has {num_bytes} bytes; {max_bytes} have room")
+        if (num_bytes := sum(sizes.values())) > max_bytes or sizes[CONFIG_NAME] > MAX_CONFIG_BYTES:
+            limits = f"{max_bytes} have room (HEADRACE_MAX_LORA_BYTES), {MAX_CONFIG_BYTES} of them for {CONFIG_NAME}"
+            raise AdapterFilesError(f"the adapter {digest[:12]} has {num_bytes} bytes; {limits}")
+        read = hashlib.sha256()
         with _errors():
-            for name in _NAMES:
-                await self._read(digest, name, directory / name, num_bytes)
-        if await asyncio.to_thread(content_digest, directory) != digest:
+            if num_bytes > CHECKED_FIRST_BYTES:
+                await self._check_first(digest, sizes, directory, check)
+            for name in NAMES:
+                hash_start(read, name, sizes[name])
+                await self._read(digest, name, directory / name, sizes[name], read)
+        if read.hexdigest() != digest:
             raise AdapterStoreError(f"what {self.place} has as the adapter {digest[:12]} is something else")
         return num_bytes
 
@@ -194,24 +176,49 @@ class AdapterStore:
         """Let go of threads and connections."""
         await self._store.close()
 
-    async def _write(self, digest: str, name: str, path: Path) -> None:
+    async def _write(self, digest: str, name: str, path: Path, written: Hash) -> None:
         writer = await _answered(self._store.writer(f"{_folder(digest)}/{name}"))
         try:
             with open_regular(path) as file:
-                while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+                hash_start(written, name, os.fstat(file.fileno()).st_size)
+                while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                    await asyncio.to_thread(written.update, piece)
                     await _answered(writer.write(piece))
             await _answered(writer.commit())
         finally:
             await writer.abort()
 
-    async def _read(self, digest: str, name: str, path: Path, max_bytes: int) -> None:
+    async def _check_first(
+        self, digest: str, sizes: dict[str, int], directory: Path, check: Callable[[Path], object]
+    ) -> None:
+        """Fetch the configuration and the header, and check them; the weights are a hole in the file meanwhile."""
+        await self._read(digest, CONFIG_NAME, directory / CONFIG_NAME, sizes[CONFIG_NAME])
+        weights, size = directory / WEIGHTS_NAME, sizes[WEIGHTS_NAME]
+        start = await _answered(self._store.read(f"{_folder(digest)}/{WEIGHTS_NAME}", 0, 8))
+        await self._read(digest, WEIGHTS_NAME, weights, size, end=8 + header_bytes(start, size))
+        await asyncio.to_thread(os.truncate, weights, size)
+        await asyncio.to_thread(check, directory)
+
+    async def _read(
+        self, digest: str, name: str, path: Path, size: int, read: Hash | None = None, end: int | None = None
+    ) -> None:
+        """Read a file of `size` bytes, to `end` or a little further, and add it to a digest."""
         start = 0
         with path.open("wb") as file:
-            while piece := await _answered(self._store.read(f"{_folder(digest)}/{name}", start, _PIECE_BYTES)):
+            while end is None or start < end:
+                piece = await _answered(self._store.read(f"{_folder(digest)}/{name}", start, PIECE_BYTES))
+                if not piece:
+                    return
                 start += len(piece)
-                if start > max_bytes:
+                if start > size:
                     raise StoreError(f"{self.place} has a file that grows")
-                await asyncio.to_thread(partial(file.write, piece))
+                await asyncio.to_thread(_append, piece, file, read)
+
+
+def _append(piece: bytes, file: BinaryIO, read: Hash | None) -> None:
+    file.write(piece)
+    if read is not None:
+        read.update(piece)
 
 
 async def _answered(call: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
@@ -71,6 +72,29 @@ async def ensure_consumer(
     except (APIError, NatsTimeoutError) as error:
         raise DependencyError(f"NATS consumer {name} could not be created: {error!r}") from error
     return PullConsumer(name, group)
+
+
+class Deliveries(NamedTuple):
+    """How many requests wait in a queue, and how often its consumer has delivered one."""
+
+    num_waiting: int
+    num_delivered: int
+
+
+async def read_deliveries(js: JetStreamContext, model: str, queue: Queue) -> Deliveries | None:
+    """Read the state of a queue of interactive requests; None if it has no consumer.
+
+    Raises:
+        DependencyError: NATS does not say.
+    """
+    name = consumer_name(model, queue)
+    try:
+        found = await js._api_request(f"$JS.API.CONSUMER.INFO.{INTERACTIVE_STREAM}.{name}")
+    except NotFoundError:
+        return None
+    except (APIError, NatsTimeoutError) as error:
+        raise DependencyError(f"NATS consumer {name} could not be read: {error!r}") from error
+    return Deliveries(found["num_pending"], found["delivered"]["consumer_seq"])
 
 
 async def _group_of(js: JetStreamContext, stream: str, name: str) -> str | None:

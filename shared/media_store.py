@@ -17,7 +17,7 @@ from collections.abc import Callable
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from shared.errors import HeadraceError
 from shared.media import MediaRef
@@ -95,6 +95,8 @@ class MediaStore:
             return digest
         try:
             await self._store(tenant, digest, data, ttl_s)
+        except (NotFoundError, NoStreamResponseError) as error:
+            raise MediaStoreError(f"the stream {MEDIA_STREAM} does not exist; run `headrace setup`") from error
         except APIError as error:
             if error.err_code in _STREAM_FULL:
                 raise MediaFullError("The server's store of images is full. Try again later.", is_own=False) from error

@@ -328,7 +328,8 @@ async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
         else:
             # NATS answers no call that a login may not make.
             problem = (
-                "could not be created, because this login may not: run `headrace setup` once, with the admin user."
+                "could not be created: NATS did not answer. If this login may not create it, run `headrace setup` "
+                "once, with the admin user; if NATS is slow, its log says `took too long`."
             )
             problem = f"NATS stream {config.name} {problem}"
         raise DependencyError(problem) from error

@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal
 
 from shared.bounds import MAX_NAME_BYTES
@@ -237,7 +238,13 @@ def batches_filter(state: str, tenant: str | None = None) -> str:
 
 def stream_subject(tenant: str, stream_id: str, *place: str | int) -> str:
     """Subject of a part of a resumable stream; `>` as the place is the filter of all parts."""
-    return ".".join(("hr.stream", encode_name(tenant), encode_name(stream_id), *map(str, place)))
+    return ".".join((_stream_prefix(tenant, stream_id), *map(str, place)))
+
+
+@lru_cache(maxsize=4096)
+def _stream_prefix(tenant: str, stream_id: str) -> str:
+    """Encode the names of a stream once: a gateway writes dozens of its parts."""
+    return f"hr.stream.{encode_name(tenant)}.{encode_name(stream_id)}"
 
 
 def streams_filter(tenant: str | None, part: str = ">") -> str:

@@ -16,7 +16,7 @@ MAX_SEQUENCES = 16
 """Limit on a request's sequences, and on attempts at each; the first ones are kept, further ones are counted."""
 MAX_LISTED = 200
 
-Order = Literal["recent", "slow", "failed"]
+Order = Literal["recent", "slow", "first", "failed", "running"]
 Asked = Literal["find", "list", "counts"]
 
 
@@ -32,6 +32,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         end: How it ended: `stop`, `length`, `cancelled`, `failed`, or the reason for the next one.
         tokens: Number of tokens delivered.
         receipt: None if its worker sent none: it died, or is of an earlier version.
+        pauses: Times in which the gateway heard nothing: when each had ended, and how long it was.
     """
 
     epoch: int
@@ -43,6 +44,7 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     end: str = ""
     tokens: int = 0
     receipt: Receipt | None = None
+    pauses: tuple[tuple[float, float], ...] = ()
 
 
 class SequenceLife(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -125,13 +127,17 @@ class TimelineCall(Struct, frozen=True, kw_only=True, tag="timeline"):
 
 
 class GatewayCounts(Struct, frozen=True, kw_only=True):
-    """Counts of one gateway process since its start."""
+    """Counts of one gateway process since its start.
+
+    `oldest_s` is for how long the first of its unclaimed requests has waited, by model.
+    """
 
     gateway: str
     streams: int = 0
     completion_tokens: int = 0
     prompt_tokens: int = 0
     unclaimed: dict[str, int] = {}
+    oldest_s: dict[str, float] = {}
     shed: dict[str, int] = {}
     limited: dict[str, int] = {}
     moves: dict[str, int] = {}

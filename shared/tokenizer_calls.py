@@ -39,15 +39,21 @@ class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):
 
 
 class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
-    """Answer to a tokenizer call: `error` is set when the input was bad, and when the tokenizer is busy.
+    """Answer to a tokenizer call.
 
-    Then `retry_after_s` are the seconds until it can be expected to take more.
+    Attributes:
+        error: Why there are no tokens: the input was bad, or the tokenizer is busy.
+        code: The reason in one word, as in `BadRequestError`; workers of earlier versions leave it out.
+        param: The field at fault.
+        retry_after_s: Of a busy tokenizer: seconds until it can be expected to take more.
     """
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     max_model_len: int = 0
     error: str | None = None
+    code: str | None = None
+    param: str | None = None
     retry_after_s: float | None = None
 
 

@@ -27,8 +27,9 @@ from gateway.errors import ApiError
 from gateway.fleet.adapter_names import LEASE_S, REVIEW_S, AdapterNameFollower
 from gateway.fleet.fleet import Fleet
 from shared.adapter_calls import ADAPTER_UNAVAILABLE, AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
+from shared.adapter_files import AdapterContent, AdapterFilesError
 from shared.adapter_names import AdapterNames, NamedAdapter
-from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStore, AdapterStoreError
+from shared.adapter_store import AdapterStore, AdapterStoreError
 from shared.bounds import Counter, TenantName
 from shared.calls import call_process
 from shared.direct_client import DirectClient

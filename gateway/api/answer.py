@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.admission.auth import Principal
-from gateway.api.output_reading import image_places, naming_field, naming_image
+from gateway.api.output_reading import image_places, naming_conversation, naming_field, naming_image
 from gateway.api.request_observer import RequestRecord
 from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink
@@ -147,6 +147,7 @@ class Answer(ABC):
         output = generation.structured_output
         self._grammar_field = "tools" if output is None else output.field
         self._image_places = image_places(generation)
+        self._conversation_field = generation.conversation_field
         self.first_token_at: float | None = None
         exchange.on_disconnect = self._disconnect
         if exchange.disconnected:
@@ -188,6 +189,7 @@ class Answer(ABC):
         """End the answer with an error, which is sent to the client."""
         if not self.done.done():
             error = naming_image(naming_field(error, self._grammar_field), self._image_places)
+            error = naming_conversation(error, self._conversation_field)
             self.error = error
             self._report(error)
             self.end(Outcome.FAILED)

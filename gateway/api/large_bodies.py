@@ -42,17 +42,18 @@ class LargeBodies:
         """Return an inflated gzip body."""
         # Both are in memory, and count before the first byte is inflated.
         num_bytes = len(body) + inflated_size(body, max_bytes)
-        if len(body) > _LARGE_COMPRESSED_BYTES:
-            num_bytes = max(num_bytes, LARGE_BYTES + 1)
-        return await self.read(tenant, num_bytes, partial(decompressed, body, max_bytes))
+        read = partial(decompressed, body, max_bytes)
+        return await self.read(tenant, num_bytes, read, is_slow=len(body) > _LARGE_COMPRESSED_BYTES)
 
-    async def read(self, tenant: str, num_bytes: int, read: Callable[[], Result]) -> Result:
+    async def read(self, tenant: str, num_bytes: int, read: Callable[[], Result], *, is_slow: bool = False) -> Result:
         """Return what `read` makes of a body. It runs in a thread, so it touches nothing that others do.
+
+        With `is_slow` the body counts as a large one, whatever its size.
 
         Raises:
             ApiError: 429; the tenant has sent too many large ones at once. Or whatever `read` raises.
         """
-        if num_bytes <= LARGE_BYTES:
+        if num_bytes <= LARGE_BYTES and not is_slow:
             return read()
         waiting = self._waiting[tenant]
         if waiting and waiting + num_bytes > MAX_WAITING_BYTES:
@@ -60,7 +61,7 @@ class LargeBodies:
             raise ApiError(429, message, code="too_many_body_bytes", retry_after_s=_RETRY_S)
         self._waiting[tenant] += num_bytes
         try:
-            return await self.read_kept(tenant, num_bytes, read)
+            return await self.in_thread(tenant, read)
         finally:
             self._waiting[tenant] -= num_bytes
             if not self._waiting[tenant]:
@@ -68,7 +69,9 @@ class LargeBodies:
 
     async def read_kept(self, tenant: str, num_bytes: int, read: Callable[[], Result]) -> Result:
         """Return what `read` makes of bytes that are stored; how many a tenant reads at once is bounded elsewhere."""
-        if num_bytes <= LARGE_BYTES:
-            return read()
+        return read() if num_bytes <= LARGE_BYTES else await self.in_thread(tenant, read)
+
+    async def in_thread(self, tenant: str, work: Callable[[], Result]) -> Result:
+        """Return the result of work that takes long whatever the size of its input."""
         async with self._turns.setdefault(tenant, asyncio.Lock()), self._one:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -177,6 +177,11 @@ def about(error: ApiError, param: str, message: str | None = None) -> ApiError:
     return ApiError(error.status, message or error.message, param=param, **more)  # type: ignore[arg-type]
 
 
+def naming_conversation(error: ApiError, field: str) -> ApiError:
+    """Return an error about the messages as one about `field`, as which the client sends them; any other as it is."""
+    return about(error, field) if error.param == "messages" else error
+
+
 def image_places(generation: Generation) -> tuple[str, ...]:
     """Return where in the body its images stand."""
     return tuple(place for prompt in generation.prompts for place in prompt.image_places)

@@ -71,5 +71,5 @@ class TokenizerClient:
             message = reply.error or "The tokenizer is busy."
             raise ApiError(503, message, code="tokenizer_busy", retry_after_s=reply.retry_after_s)
         if reply.error is not None:
-            raise ApiError(400, reply.error, code="invalid_value")
+            raise ApiError(400, reply.error, param=reply.param, code=reply.code or "invalid_value")
         return reply

@@ -14,14 +14,13 @@ from functools import partial
 import msgspec
 from nats.errors import MaxPayloadError
 
-from gateway.api.large_bodies import LARGE_BYTES
 from gateway.batches.driver_services import DriverServices
 from gateway.batches.input_lines import InputLine, input_lines, line_data, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
 from gateway.batches.line import checked_id
 from gateway.batches.line_answer import written_line
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
-from gateway.batches.line_maker import LineMaker, NotReadyError
+from gateway.batches.line_maker import INLINE_BYTES, LineMaker, NotReadyError
 from gateway.batches.log import ERRORS
 from gateway.batches.output import BatchOutput, delete_parts, patiently
 from gateway.batches.record import ENDED, BatchError, bounded_errors
@@ -38,7 +37,6 @@ MAX_JOB_BYTES = 32 << 20
 _PUBLISHED_AT_ONCE = 32
 _BYTES_AT_ONCE = 4 << 20
 # Results of a line that are read between the steps of streams: larger ones are read in a thread.
-_INLINE_BYTES = 4 << 10
 _TICK_S = 0.25
 _FULL_S = 1.0
 # The record names a number of lines before jobs of them are published, so that a successor knows of them.
@@ -284,8 +282,9 @@ class BatchDriver:
 
     async def _answer(self, sent: SentLine) -> None:
         """Write a line's answer. A text of 60 kB takes a tenth of a second to be read."""
-        num_bytes = LARGE_BYTES + 1 if sent.line.result_bytes > _INLINE_BYTES else 0
-        written = await self._services.bodies.read_kept(self.tenant, num_bytes, partial(written_line, sent.line))
+        write = partial(written_line, sent.line)
+        is_large = sent.line.result_bytes > INLINE_BYTES
+        written = await self._services.bodies.in_thread(self.tenant, write) if is_large else write()
         self._output.add(
             sent.place.number,
             written.data,

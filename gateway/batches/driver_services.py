@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.output_reading import StructuredOutputAdmission
+from gateway.api.tokenizer_client import TokenizerClient
 from gateway.batches.log import BatchLog
 from gateway.files.catalog import FileCatalog
 from gateway.fleet.fleet import Fleet
@@ -35,6 +36,7 @@ class DriverServices:
     watermark_of: Callable[[str, str], str | None]
     settled: Callable[[Generation, str], Generation]
     grammars: StructuredOutputAdmission
+    tokenizer: TokenizerClient
 
     @property
     def max_line_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """The batches that this gateway drives, and the watch for batches without a driver.
 
 A batch whose record stays the same for `STALE_S` has no driver any more: a living one renews it every `RENEW_S`. The
-watch goes by this gateway's own clock alone, and forgets what it has seen when it was itself away.
+watch goes by this gateway's own clock alone, and forgets what it has seen when NATS or this gateway was away: when one
+step of a scan has taken longer than `AWAY_S`. A scan of many batches has many steps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from shared.objects.store import StoreError
 
 SCAN_S = 1.5
 STALE_S = 4.5
+AWAY_S = 3.0
 # Driven by one gateway process at once, in all and of one tenant; further ones wait for another gateway, or for an end.
 MAX_DRIVEN = 64
 MAX_OF_TENANT = 8
@@ -42,7 +44,7 @@ class BatchDrivers:
         self._driven: dict[str, tuple[BatchDriver, asyncio.Task[None]]] = {}
         self._crashes: Counter[str] = Counter()
         self._seen: dict[str, tuple[int, float]] = {}
-        self._scanned_at = 0.0
+        self._stepped_at = 0.0
         self._tasks = BackgroundTasks()
         self._log_limit = LogLimit(_log)
 
@@ -86,39 +88,57 @@ class BatchDrivers:
             try:
                 await self._scan()
             except ERRORS as error:
+                # Drivers could not renew their leases either.
+                self._seen.clear()
                 self._log_limit.warning("scan", "batches without a driver are not looked for: %r", error)
             await asyncio.sleep(SCAN_S)
 
     async def _scan(self) -> None:
+        self._step()
         try:
             await self._services.catalog.open()
         except StoreError as error:
             self._services.catalog.note_failure(error)
             return
+        self._step()
+        others = [each for each in await self._services.log.list_active() if each[1] not in self._driven]
+        self._step()
+        async for group in self._services.log.read_active(others):
+            now = self._step()
+            own = [stored for stored in group if self._has_files_of(stored)]
+            silent = {stored.revision for stored in own if self._is_silent(stored, now)}
+            for stored in own:
+                if stored.revision in silent or not stored.record.owner:
+                    await self._take_over(stored, is_silent=stored.revision in silent)
+                    self._step()
+        ids = {batch_id for _, batch_id in others}
+        self._seen = {batch_id: seen for batch_id, seen in self._seen.items() if batch_id in ids}
+
+    def _step(self) -> float:
+        """End a step of a scan, and return the time; forget the earlier looks if it has taken too long."""
         now = time.monotonic()
-        if now - self._scanned_at > 2 * SCAN_S:
+        if now - self._stepped_at > AWAY_S:
             self._seen.clear()
-        self._scanned_at = now
-        active = await self._services.log.list_active()
-        for tenant, batch_id in active:
-            if batch_id in self._driven:
-                continue
-            stored = await self._services.log.active(tenant, batch_id)
-            if stored is None or not self._has_files_of(stored):
-                continue
-            revision, since = self._seen.get(batch_id, (0, now))
-            if revision != stored.revision:
-                self._seen[batch_id] = (stored.revision, now)
-            is_silent = revision == stored.revision and now - since >= STALE_S
-            if stored.record.owner and not is_silent:
-                continue
-            if await self._services.log.ended(tenant, batch_id) is not None:
+        self._stepped_at = now
+        return now
+
+    def _is_silent(self, stored: Stored, now: float) -> bool:
+        revision, since = self._seen.setdefault(stored.record.id, (stored.revision, now))
+        if revision != stored.revision:
+            self._seen[stored.record.id] = (stored.revision, now)
+            return False
+        return now - since >= STALE_S
+
+    async def _take_over(self, stored: Stored, *, is_silent: bool) -> None:
+        record = stored.record
+        try:
+            if await self._services.log.ended(record.tenant, record.id) is not None:
                 await self._services.log.drop(stored.revision)
-                continue
+                return
             self._metrics.batches_taken_over += is_silent
             await self.take(stored)
-        ids = {batch_id for _, batch_id in active}
-        self._seen = {batch_id: seen for batch_id, seen in self._seen.items() if batch_id in ids}
+        except ERRORS as error:
+            self._log_limit.warning("take", "batch %s is not taken over: %r", record.id, error)
 
     def _has_files_of(self, stored: Stored) -> bool:
         record, own = stored.record, self._services.catalog

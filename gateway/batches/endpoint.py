@@ -10,15 +10,17 @@ import contextlib
 import logging
 import re
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from nats.js.errors import NoStreamResponseError, NotFoundError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
+from gateway.admission.stored_reads import ReadSize
 from gateway.api.output_reading import StructuredOutputAdmission
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import check_query, invalid_value, whole_number
@@ -74,6 +76,7 @@ class BatchRoutes:
     drivers: BatchDrivers
     nats: DirectClient
     clock: ServerClock
+    _creating: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def routes(self) -> list[KeyRoute]:
         """Return the routes."""
@@ -93,8 +96,7 @@ class BatchRoutes:
         lease = await self.services.limiter.admit(principal, 1, 0)
         try:
             record = await self._record(body, principal)
-            await _answered(self._check_queue(principal.tenant))
-            revision = await _answered(self.log.put(record, 0))
+            revision = await _answered(self._put(record))
             await _answered(self.log.bound(principal.tenant))
         finally:
             lease.release()
@@ -138,6 +140,12 @@ class BatchRoutes:
             weight=principal.weight,
             store=self.catalog.identity,
         )
+
+    async def _put(self, record: BatchRecord) -> int:
+        # One after another, so that each counts those before it. Other gateways may put one at the same time.
+        async with self._creating.setdefault(record.tenant, asyncio.Lock()):
+            await self._check_queue(record.tenant)
+            return await self.log.put(record, 0)
 
     async def _check_queue(self, tenant: str) -> None:
         try:
@@ -200,12 +208,13 @@ class BatchRoutes:
         kind = next(kind for kind in KINDS if kind == found[2])
         return None if record is None or record.status in ENDED else growing_file(self.catalog, record, kind)
 
-    async def _user_of(self, tenant: str, file_id: str) -> str | None:
+    async def _user_of(self, tenant: str, file_id: str, size: ReadSize) -> str | None:
         found = OUTPUT_ID.fullmatch(file_id)
         if found is not None:
             own = await _answered(self.log.get(tenant, f"batch_{found[1]}"))
             return None if own is None or own.status in ENDED else own.id
         for _, batch_id in await _answered(self.log.list_active(tenant)):
+            size.num_records += 1
             stored = await _answered(self.log.active(tenant, batch_id))
             if stored is not None and stored.record.input_file_id == file_id:
                 return batch_id
@@ -296,7 +305,7 @@ async def batch_routes(
     if store.is_local:
         await open_directory(catalog)
     settled = partial(services.aliases.settled, fleet=fleet)
-    own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars)
+    own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars, services.tokenizer)
     driver_services = DriverServices(nats, log, catalog, kept, clock, *own)
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
     stack.push_async_callback(drivers.close)

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from gateway.admission.caller import Caller
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.model_fit import check_watermark, with_watermark
-from gateway.api.output_reading import StructuredOutputAdmission, with_reading
+from gateway.api.output_reading import StructuredOutputAdmission, naming_conversation, with_reading
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
@@ -29,6 +29,7 @@ from gateway.media.intake import ImageIntake
 from gateway.pooling.parsing import parse_embeddings
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.request import own_items, parse_body, to_generation
+from gateway.responses.truncation import TokenCounter, Truncation
 from shared.errors import BadRequestError
 from shared.formats import detect_format
 from shared.messages import BatchResult, Request, Usage
@@ -46,9 +47,6 @@ def _parse_response(body: bytes) -> ResponseGeneration:
     if parsed.background:
         message = "A line of a batch is computed in the background anyway. Leave 'background' out."
         raise ApiError(400, message, param="background", code="unsupported_parameter")
-    if parsed.truncation == "auto":
-        message = "A line of a batch is not shortened. Leave 'truncation' out, and the conversation's oldest turns too."
-        raise ApiError(400, message, param="truncation", code="unsupported_parameter")
     items = own_items(parsed)
     for index, item in enumerate(items):
         if item.type in ("item_reference", "compaction", "compaction_trigger"):
@@ -177,9 +175,29 @@ async def with_model_reading(
         return generation
     # Eight tools take 2 ms, and many lines are published at once: in a thread, streams go on meanwhile.
     has_grammar = generation.tools is not None or generation.sampling.grammar is not None
-    num_bytes = LARGE_BYTES + 1 if has_grammar else 0
+    make = partial(with_reading, generation, load.chat_format)
     with _about_the_body():
-        return await bodies.read_kept(tenant, num_bytes, partial(with_reading, generation, load.chat_format))
+        return await bodies.in_thread(tenant, make) if has_grammar else make()
+
+
+async def shortened(generation: Generation, load: FleetLoad | None, counter: TokenCounter) -> Generation:
+    """Return a line's generation with as much of its conversation as fits, where the line asks for that.
+
+    Raises:
+        ApiError: No worker can count its tokens now.
+        BadRequestError: The worker refuses the conversation.
+    """
+    if not isinstance(generation, ResponseGeneration) or not generation.may_truncate:
+        return generation
+    if load is None or not load.num_workers:
+        raise ApiError(503, f"No worker of `{generation.model}` can count the tokens.", code="no_worker")
+    truncation = Truncation(msgspec.structs.replace(generation, lane="batch"), load)
+    try:
+        return await truncation.truncated(counter) if truncation.is_needed else generation
+    except ApiError as error:
+        if error.status != 400:
+            raise
+        raise _of_the_body(naming_conversation(error, generation.conversation_field)) from None
 
 
 async def with_checked_grammar(generation: Generation, grammars: StructuredOutputAdmission, tenant: str) -> Generation:

@@ -26,7 +26,14 @@ from gateway.api.chat_answers import (
     usage_answer,
 )
 from gateway.api.details import likeliest
-from gateway.api.output_reading import NO_TOOLS, image_places, naming_field, naming_image, reading_of
+from gateway.api.output_reading import (
+    NO_TOOLS,
+    image_places,
+    naming_conversation,
+    naming_field,
+    naming_image,
+    reading_of,
+)
 from gateway.api.usage import UsageTotals
 from gateway.batches.line import BatchLine
 from gateway.errors import ApiError
@@ -112,7 +119,8 @@ def _refusal(generation: Generation, failed: BatchResult) -> ApiError:
     code, message = failed.error_code or "invalid_value", failed.error or "The request failed."
     asked = generation.structured_output
     error = ApiError(400, message, param=failed.error_param, code=code)
-    return naming_image(naming_field(error, asked.field if asked else "tools"), image_places(generation))
+    error = naming_image(naming_field(error, asked.field if asked else "tools"), image_places(generation))
+    return naming_conversation(error, generation.conversation_field)
 
 
 def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.admission.caller import Caller
-from gateway.api.large_bodies import LARGE_BYTES
 from gateway.api.model_fit import with_adapter
 from gateway.batches.driver_services import DriverServices
 from gateway.batches.input_lines import InputLine, line_fields
@@ -22,6 +21,7 @@ from gateway.batches.line import (
     fitted,
     line_of,
     parsed_line,
+    shortened,
     with_checked_grammar,
     with_images,
     with_model_reading,
@@ -29,12 +29,15 @@ from gateway.batches.line import (
 from gateway.batches.record import BatchRecord
 from gateway.errors import ApiError
 from gateway.generation import Generation
+from gateway.responses.truncation import TokenCounter
 from shared.errors import BadRequestError
+from shared.media_store import BATCH_TTL_S
 
 # Wait for the checks of other lines. Usual ones take 10 ms.
 _TURN_S = 2.0
-# A line of more is made in a thread: one of 60 kB takes up to 50 ms, one of 2,048 texts 20 ms.
-_INLINE_BYTES = 4 << 10
+INLINE_BYTES = 4 << 10
+"""Larger lines and results are read in a thread: 60 kB take up to 100 ms."""
+# Lines of more sequences are made in a thread: one of 2,048 texts takes 20 ms.
 _INLINE_SEQUENCES = 64
 
 Result = TypeVar("Result")
@@ -89,11 +92,11 @@ class LineMaker:
         def read() -> tuple[str, Generation]:
             return parsed_line(line_fields(place, self._services.max_line_bytes))
 
-        return await self._beside_streams(place.end - place.start > _INLINE_BYTES, read)
+        return await self._beside_streams(place.end - place.start > INLINE_BYTES, read)
 
     async def _beside_streams(self, is_large: bool, work: Callable[[], Result]) -> Result:
         """Do work, in a thread if it is large: many lines are made at the same time, and streams go on meanwhile."""
-        return await self._services.bodies.read_kept(self._tenant, LARGE_BYTES + 1 if is_large else 0, work)
+        return await self._services.bodies.in_thread(self._tenant, work) if is_large else work()
 
     async def _line_of(self, custom_id: str, generation: Generation, prefix: str) -> BatchLine:
         record, now = self._record, self._services.clock.now()
@@ -102,12 +105,17 @@ class LineMaker:
         return await self._beside_streams(generation.num_sequences > _INLINE_SEQUENCES, make)
 
     async def _as_its_model(self, generation: Generation) -> Generation:
-        services = self._services
-        load = services.fleet.load(generation.served_model)
+        services, model = self._services, generation.served_model
+        load = services.fleet.load(model)
+        counter = TokenCounter(services.tokenizer, services.images, self._tenant, BATCH_TTL_S)
+        try:
+            generation = await shortened(generation, load, counter)
+        except ApiError as error:
+            raise NotReadyError(f"tokens of {model}", error.message) from error
         generation = await with_model_reading(generation, load, services.bodies, self._tenant)
         if generation.tools is not None and generation.tools.tools and generation.reading is None:
             message = f"No worker has said how `{generation.model}` writes calls of tools."
-            raise NotReadyError(f"model {generation.served_model}", message)
+            raise NotReadyError(f"model {model}", message)
         return generation if generation.sampling.grammar is None else await self._checked(generation)
 
     async def _checked(self, generation: Generation) -> Generation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -70,6 +71,12 @@ class BatchLog:
     async def active(self, tenant: str, batch_id: str) -> Stored | None:
         """Return a batch that runs."""
         return await self._read("active", tenant, batch_id)
+
+    async def read_active(self, names: Sequence[tuple[str, str]]) -> AsyncIterator[list[Stored]]:
+        """Yield those of these batches, by tenant and id, that run: the answers to one group of reads after another."""
+        for start in range(0, len(names), _CONCURRENT_READS):
+            found = await asyncio.gather(*(self.active(*each) for each in names[start : start + _CONCURRENT_READS]))
+            yield [stored for stored in found if stored is not None]
 
     async def _read(self, state: str, tenant: str, batch_id: str) -> Stored | None:
         if BATCH_ID.fullmatch(batch_id) is None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
 from gateway.batches.input_lines import InputLine, input_lines, line_fields
 from gateway.batches.line import read_openai_line
 from gateway.batches.record import BatchError, BatchRecord
@@ -67,7 +67,7 @@ class InputCheck:
                 async for group in groups:
                     for start in range(0, len(group), _LINES_A_TURN):
                         check = partial(self.check, group[start : start + _LINES_A_TURN])
-                        await bodies.read_kept(self.record.tenant, LARGE_BYTES + 1, check)
+                        await bodies.in_thread(self.record.tenant, check)
                         if self._is_refused:
                             return
             except BadRequestError as error:

@@ -132,6 +132,7 @@ def own_counts(gateway: str, dispatcher: Dispatcher, metrics: GatewayMetrics) ->
         completion_tokens=metrics.completion_tokens,
         prompt_tokens=metrics.prompt_tokens,
         unclaimed=dispatcher.flights.num_unclaimed(),
+        oldest_s=dispatcher.oldest_unclaimed_s(),
         shed=dict(metrics.shed),
         limited=dict(metrics.limited),
         moves=dict(metrics.redispatches),
@@ -160,14 +161,15 @@ class NowView:
     async def _make(self) -> dict[str, Any]:
         fleet = self._dispatcher.fleet
         loads = [load for model in fleet.models() if (load := fleet.load(model)) is not None]
-        beats, oldest = fleet.workers(), self._dispatcher.oldest_unclaimed_s()
+        beats = fleet.workers()
         counts = await self._exchange.counts()
         queues = []
         for load in loads:
             own = [beat.metrics or _NOTHING for beat in beats if beat.model == load.model]
             jobs = sum(each.waiting_batch for each in own) + max((each.batch_pending for each in own), default=0)
             age_s = max((each.batch_oldest_s for each in own), default=0.0)
-            waiting, waited_s = load.queued_requests, oldest.get(load.model, 0.0)
+            waiting = load.queued_requests
+            waited_s = max((each.oldest_s.get(load.model, 0.0) for each in counts), default=0.0)
             queues.append({"model": load.model, "lane": "interactive", "waiting": waiting, "oldest_s": waited_s})
             queues.append({"model": load.model, "lane": "batch", "waiting": jobs, "oldest_s": age_s})
         return {
@@ -188,5 +190,6 @@ def _worker(beat: Heartbeat) -> dict[str, Any]:
     steps = metrics.step_seconds
     told["busy_s"] = 0.0 if steps is None else steps.total
     told["golden"] = None if metrics.golden is None else asdict(metrics.golden)
+    told["role"] = "both" if beat.roles is None else beat.roles.role
     told["gpus"] = [asdict(gpu) for gpu in metrics.gpus]
     return told

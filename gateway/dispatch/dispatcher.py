@@ -272,9 +272,12 @@ class Dispatcher:
         self._recovery.lose(flight, reason, why)
 
     def hand_over(self, flight: Flight, ready: KvReady | None) -> None:
-        """Dispatch a request that its worker gives back to another one, which finds the KV of its prompt as `ready`."""
-        if ready is not None and (ready.request, ready.epoch) != (flight.id, flight.epoch):
-            ready = None
+        """Dispatch a request that its worker gives back to another one, which finds the KV of its prompt as `ready`.
+
+        Without a token of this attempt it was not computed here: it counts as given back, of which there is a limit.
+        """
+        is_of_attempt = ready is not None and (ready.request, ready.epoch) == (flight.id, flight.epoch)
+        ready = ready if is_of_attempt and flight.num_produced else None
         flight.ready = ready
         self._recovery.move([flight], "handoff" if ready is None else "prefilled")
 

@@ -15,12 +15,11 @@ import msgspec
 from msgspec import Struct
 
 from gateway.dispatch.eviction_log import EvictionLog
+from gateway.dispatch.flight_log import FlightLog, Loss
 from gateway.dispatch.sinks import Sink
-from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad
 from shared.disaggregation import KvReady
 from shared.messages import Delta, Request, Usage
-from shared.receipt import Receipt
 from shared.subjects import Queue
 from shared.timeline import MAX_SEQUENCES, Attempt
 
@@ -39,51 +38,6 @@ def new_key() -> str:
 def key_of(sequence_id: str) -> str:
     """Return the key of a sequence's request."""
     return sequence_id[:_KEY_CHARACTERS]
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """An attempt that ended with its worker.
-
-    Attributes:
-        is_solo: It alone was on probation or had produced nothing there, so that nothing else is to blame.
-    """
-
-    death: Death
-    epoch: int
-    is_solo: bool
-
-
-@dataclass(slots=True)
-class FlightLog:
-    """Attempts of one flight: why the present one was made and since when a worker has it, and those before it.
-
-    Times are loop times; the timeline converts them to the request's clock. Receipts are by epoch.
-    """
-
-    claimed_at: float | None = None
-    why: str = "first"
-    ended: list[Attempt] = field(default_factory=list)
-    receipts: dict[int, Receipt] = field(default_factory=dict)
-
-    def end(self, attempt: Attempt) -> None:
-        """Add the present attempt to those that have ended; the next one is made for the reason that it ended."""
-        if len(self.ended) < MAX_SEQUENCES:
-            self.ended.append(attempt)
-        self.claimed_at, self.why = None, attempt.end
-
-    def earlier(self, began_at: float) -> list[Attempt]:
-        """Return the attempts that have ended, with times since `began_at`."""
-        return [
-            msgspec.structs.replace(
-                each,
-                published_s=max(0.0, each.published_s - began_at),
-                claimed_s=None if each.claimed_s is None else max(0.0, each.claimed_s - began_at),
-                ended_s=max(0.0, each.ended_s - began_at),
-                receipt=self.receipts.get(each.epoch),
-            )
-            for each in self.ended
-        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +73,7 @@ class Flight(_Progress):
         was_stored: The queue has acknowledged a message of it, of whatever epoch.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
         refused_at: Loop time since which the queue has not taken it, in one publication after the other.
-        published_at: Loop time of this epoch's publication.
+        published_at: Loop time of this epoch's publication, for its timeouts: pauses of this process move it.
         delivered_at: Loop time since which a worker is known to have been sent it; None while it may be in the queue.
         submitted_at: Loop time at which it was dispatched first.
         expires_at: Loop time of the deadline, which the wall clock cannot move; None without one.
@@ -127,8 +81,10 @@ class Flight(_Progress):
         heard_at: Loop time at which its holder last said that it waits there.
         reconnected_at: Loop time of the first reconnect to NATS after the last delta; older than that delta if none.
         start: Tokens that had been emitted when this epoch began.
-        num_moves: Moves since the last progress, without those for which no worker was at fault.
-        num_unclaimed: Stored publications in a row that were not claimed, and
+        num_moves: Moves since the last progress, without those for which no worker was at fault. The token with which a
+            prefill worker hands it over is no progress here: it shows nothing of the workers that decode.
+        num_unclaimed: Stored publications that were not claimed, since a worker has claimed one for more than a
+            handover, and
         num_disturbed: those of them that may have gone to a worker that had just died.
         losses: Deaths of workers that held it, since an attempt has shown that it is harmless.
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
@@ -204,19 +160,31 @@ class Flight(_Progress):
 
     def attempt_ended(self, end: str, now: float, began_at: float = 0.0) -> Attempt:
         """Return the timeline entry of the present attempt, which ends now; its times are since `began_at`."""
-        log = self.log
-        claimed_at = log.claimed_at
+        log, claimed_at = self.log, self.log.claimed_at
+        published_at = self.published_at if log.published_at is None else log.published_at
         return Attempt(
             epoch=self.epoch,
             why=log.why,
-            published_s=max(0.0, self.published_at - began_at),
+            published_s=max(0.0, published_at - began_at),
             claimed_s=None if claimed_at is None else max(0.0, claimed_at - began_at),
             worker=self.worker,
             ended_s=max(0.0, now - began_at),
             end=end,
             tokens=self.num_produced,
             receipt=log.receipts.get(self.epoch),
+            pauses=tuple((max(0.0, at - began_at), lost_s) for at, lost_s in log.pauses),
         )
+
+    def discount_pause(self, lost_s: float, now: float) -> None:
+        """Move the times of its timeouts by a pause that has just ended; those of its timeline stay."""
+        log = self.log
+        if log.published_at is None:
+            log.published_at = self.published_at
+        if len(log.pauses) < MAX_SEQUENCES:
+            log.pauses.append((now, lost_s))
+        for name in ("published_at", "progressed_at", "heard_at", "reconnected_at", "delivered_at"):
+            if (at := getattr(self, name)) is not None:
+                setattr(self, name, min(now, at + lost_s))
 
     def attempt(self) -> Request:
         """Return the request of the current epoch, to continue after the emitted tokens."""
@@ -240,6 +208,13 @@ class Flight(_Progress):
             ready=self.ready,
             evicted=None if self.evicted is None else self.evicted.told(),
         )
+
+    def note_kept(self) -> None:
+        """Note that the attempt ends otherwise than by a handover: reset the counts that it has proved wrong."""
+        if self.worker is not None:
+            self.num_unclaimed = self.num_disturbed = 0
+        if self.num_produced:
+            self.num_moves = 0
 
     def note_evicted(self, delta: Delta) -> None:
         """Log the evictions that a delta reports; an impossible report drops the log."""
@@ -327,7 +302,6 @@ class FlightTable:
         """Record the worker that holds a flight."""
         flight.worker, model = worker, flight.request.model
         flight.has_begun = True
-        flight.num_unclaimed = flight.num_disturbed = 0
         unshown = self._unshown.setdefault(model, {}).setdefault(worker, _Count())
         flight.counted_in = _moved(flight, flight.counted_in, unshown)
         flight.awaited_in = _moved(flight, flight.awaited_in, self._awaited.setdefault(model, _Count()))

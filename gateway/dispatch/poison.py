@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 from nats.aio.client import Client
 
-from gateway.dispatch.inflight import Flight, FlightTable, Loss
+from gateway.dispatch.flight_log import Loss
+from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.errors import ApiError
 from gateway.fleet.deaths import Death
 from shared.background_tasks import BackgroundTasks

@@ -87,7 +87,7 @@ class Publisher:
         now = self._loop.time()
         self._forget_lost(now)
         self._waiting[reply] = (flight, flight.epoch, now)
-        flight.published_at = now
+        flight.published_at, flight.log.published_at = now, None
         flight.ack = reply
         flight.queue = queue
         try:

@@ -129,8 +129,8 @@ class Recovery:
         """Publish the next attempt of each flight; the old one is cancelled and its message deleted."""
         ready = []
         for flight in flights:
-            if flight.num_produced:
-                flight.num_moves = 0
+            if reason != "prefilled":
+                flight.note_kept()
             if reason not in BLAMELESS:
                 flight.num_moves += 1
             if flight.num_moves > self._limits.max_moves:
@@ -188,9 +188,7 @@ class Recovery:
     def discount_pause(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of the workers: this process was paused."""
         for flight in self._flights:
-            for name in ("published_at", "progressed_at", "heard_at", "reconnected_at", "delivered_at"):
-                if (at := getattr(flight, name)) is not None:
-                    setattr(flight, name, min(now, at + lost_s))
+            flight.discount_pause(lost_s, now)
         if self._outage is not None:
             self._outage.since = min(now, self._outage.since + lost_s)
 
@@ -347,17 +345,17 @@ class Recovery:
 
     def _sweep_claimed(self, flight: Flight, worker: str, now: float) -> None:
         limits = self._limits
-        quiet_s = now - flight.progressed_at
+        quiet_s, num_emitted = now - flight.progressed_at, len(flight.emitted)
         if quiet_s < min(limits.stall_s, limits.reconnect_timeout_s):
             return
         why = f"nothing was heard of it for {quiet_s:.1f} s"
         if self._fleet.liveness.is_gone(worker):
             self.lose(flight, "worker_dead", f"worker {worker} is gone")
-        elif quiet_s > (limits.stall_s if flight.emitted else limits.prefill_stall_s):
+        elif quiet_s > (limits.stall_s if num_emitted else limits.prefill_stall_s):
             if now - flight.heard_at > limits.stall_s:
                 self.lose(flight, "silent", why)
             elif self._fleet.has_room_elsewhere(
-                flight.request.model, worker, flight.estimated_tokens + len(flight.emitted)
+                flight.request.model, worker, flight.estimated_tokens + num_emitted, has_output=num_emitted > 0
             ):
                 self.lose(flight, "waiting", f"it has waited for {quiet_s:.1f} s where another worker has room")
         elif max(flight.progressed_at, flight.heard_at) >= flight.reconnected_at:

@@ -9,8 +9,8 @@ their own. The one writer is the event loop's thread.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -193,22 +193,34 @@ class TimelineKeeper:
 
     def find(self, request_id: str) -> list[Timeline]:
         """Return the requests of an id, the latest first; running requests are shown with their events so far."""
-        running = [self._so_far(key, each) for key, each in self._running.items() if each.request_id == request_id]
+        running = self._so_far({key: each for key, each in self._running.items() if each.request_id == request_id})
         self._make_room()
         kept = [self._timeline(each) for each in self._kept.values() if each.request_id == request_id]
         return [*reversed(running), *reversed(kept)]
 
     def summaries(self, order: Order, limit: int) -> list[Summary]:
-        """Return the first of the requests that are kept, by an order; `failed` are those that were not answered."""
-        self._make_room()
-        found = [_summary(self._timeline(each)) for each in self._kept.values()]
+        """Return the first of the requests that have ended, or of those that run, by an order.
+
+        `failed` are those that were not answered.
+        """
+        if order == "running":
+            found = list(map(_summary, self._so_far(self._running)))
+        else:
+            self._make_room()
+            found = [_summary(self._timeline(each)) for each in self._kept.values()]
         if order == "failed":
             found = [each for each in found if each.status >= 400 or each.outcome != "completed"]
         return sorted(found, key=sort_key(order), reverse=True)[:limit]
 
-    def _so_far(self, key: str, request: SeenRequest) -> Timeline:
-        now, shown = self._clock(), self._timeline(request)
-        lives = [_life(flight, "", now, request.began_at) for flight in self._flights() if key_of(flight.id) == key]
+    def _so_far(self, requests: Mapping[str, SeenRequest]) -> list[Timeline]:
+        """Return the timelines of running requests, in one pass over all flights."""
+        now, lives = self._clock(), defaultdict[str, list[SequenceLife]](list)
+        for flight in self._flights() if requests else ():
+            if (request := requests.get(key := key_of(flight.id))) is not None:
+                lives[key].append(_life(flight, "", now, request.began_at))
+        return [self._with_lives(self._timeline(request), lives[key]) for key, request in requests.items()]
+
+    def _with_lives(self, shown: Timeline, lives: list[SequenceLife]) -> Timeline:
         sequences, num = [*shown.sequences, *lives], len(shown.sequences) + len(lives)
         left_out = shown.left_out + max(0, num - MAX_SEQUENCES)
         return structs.replace(shown, sequences=sequences[:MAX_SEQUENCES], left_out=left_out)
@@ -312,8 +324,11 @@ class TimelineKeeper:
 
 def sort_key(order: Order) -> Callable[[Summary], float]:
     """Return by what a list is sorted, the largest first."""
-    if order == "slow":
+    if order in ("slow", "running"):
         return lambda each: each.ended_s
+    if order == "first":
+        # One that ended without a token has waited for it all the time.
+        return lambda each: each.ended_s if each.first_token_s is None else each.first_token_s
     return lambda each: each.began + each.ended_s
 
 

@@ -78,11 +78,11 @@ class Hooks:
 
     Attributes:
         growing: Returns a file that a running batch writes.
-        user_of: Returns the id of a running batch that reads a file.
+        user_of: Returns the id of a running batch that reads a file, and counts the records that it looks at.
     """
 
     growing: Callable[[str, str], Awaitable[ReadableFile | None]]
-    user_of: Callable[[str, str], Awaitable[str | None]]
+    user_of: Callable[[str, str, ReadSize], Awaitable[str | None]]
 
 
 class FileCatalog:
@@ -306,7 +306,7 @@ class FileCatalog:
                 await self.delete(tenant, file_id)
         for file_id in records:
             if FILE_ID.fullmatch(file_id) is not None and await self.get(tenant, file_id) is None:
-                is_used = self.hooks is not None and await self.hooks.user_of(tenant, file_id) is not None
+                is_used = self.hooks is not None and await self.hooks.user_of(tenant, file_id, ReadSize()) is not None
                 if not is_used:
                     await self.delete(tenant, file_id)
 

@@ -114,9 +114,10 @@ class FileRoutes:
         return _told(request, (await self._found(request, principal)).record)
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
-        found = await self._found(request, principal)
-        file_id, hooks = found.record.id, self._catalog.hooks
-        batch_id = None if hooks is None else await hooks.user_of(principal.tenant, file_id)
+        hooks = self._catalog.hooks
+        async with self._services.reads.turn(principal, "files") as size:
+            file_id = (await self._find(request, principal)).record.id
+            batch_id = None if hooks is None else await hooks.user_of(principal.tenant, file_id, size)
         if batch_id is not None:
             message = f"File '{file_id}' belongs to batch '{batch_id}', which runs. Cancel the batch, or wait."
             raise ApiError(400, message, param="file_id", code="file_in_use")
@@ -166,13 +167,17 @@ class FileRoutes:
                 raise
 
     async def _found(self, request: Request, principal: Principal) -> ReadableFile:
+        async with self._services.reads.turn(principal, "files"):
+            return await self._find(request, principal)
+
+    async def _find(self, request: Request, principal: Principal) -> ReadableFile:
+        """Find the file of a request, in a turn of its tenant."""
         file_id: str = request.path_params["file_id"]
         catalog, tenant = self._catalog, principal.tenant
-        async with self._services.reads.turn(principal, "files"):
-            record = await catalog.get(tenant, file_id)
-            if record is not None:
-                return ReadableFile(record, partial(catalog.read, record))
-            growing = None if catalog.hooks is None else await catalog.hooks.growing(tenant, file_id)
+        record = await catalog.get(tenant, file_id)
+        if record is not None:
+            return ReadableFile(record, partial(catalog.read, record))
+        growing = None if catalog.hooks is None else await catalog.hooks.growing(tenant, file_id)
         if growing is None:
             raise _not_found(file_id)
         return growing

@@ -256,10 +256,13 @@ class Fleet:
         """Return whether a worker of a model takes from a queue at present."""
         return any(takes(h, queue) for h in self._takers(model))
 
-    def has_room_elsewhere(self, model: str, worker: str, num_tokens: int) -> bool:
+    def has_room_elsewhere(self, model: str, worker: str, num_tokens: int, *, has_output: bool) -> bool:
         """Whether another worker of a model could run a sequence of `num_tokens` at once."""
+        # A prefill worker that computed a stream's prompt again would hand it over, where another worker decodes.
+        queue: Queue = "ready" if has_output and self.takes(model, "ready") else "resumed"
         return any(
             h.worker != worker
+            and takes(h, queue)
             and sees_empty_queue(h)
             and h.running < h.max_num_seqs
             and h.free_blocks * h.block_size > num_tokens

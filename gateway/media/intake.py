@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gateway.generation import Generation, ImageSource
 from gateway.media.fetch import ImageFetcher
 from gateway.shares import Shares, Turns
 from shared.image_header import ImageProblemError, read_header
+from shared.log_limit import LogLimit
 from shared.media import MediaRef
 from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStore, MediaStoreError
 
@@ -27,6 +29,8 @@ _LARGE_BYTES = 64 << 10
 _AT_ONCE = 8
 MAX_HELD_BYTES = 256 << 20
 """Of images that are being stored; a tenant may hold as many as are free."""
+
+_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -64,6 +68,7 @@ class ImageIntake:
         self.read_file: ReadFile | None = None
         self._places = Turns(_AT_ONCE, _AT_ONCE - 1)
         self._held = Shares(MAX_HELD_BYTES, 1)
+        self._log_limit = LogLimit(_log)
 
     async def stored(self, generation: Generation, tenant: str) -> Generation:
         """Return a generation with its images stored; `ApiError` 400 if one is bad, 429 or 503 if it cannot be."""
@@ -89,7 +94,7 @@ class ImageIntake:
             self._held.give_back(tenant, held)
 
     async def _stored(self, generation: Generation, tenant: str) -> Generation:
-        ttl_s = BATCH_TTL_S if generation.waits_long else INTERACTIVE_TTL_S
+        ttl_s = stored_for_s(generation)
         prompts = []
         for prompt in generation.prompts:
             media = await self.references(prompt.images, tenant, ttl_s)
@@ -123,13 +128,7 @@ class ImageIntake:
         found: list[MediaRef] = []
         total = 0
         for image in images:
-            await self._places.take(tenant)
-            try:
-                with self._holding(tenant) as hold:
-                    data = await self._data(image, tenant, hold)
-                    ref = await self._reference(image, data, tenant, ttl_s)
-            finally:
-                self._places.give_back(tenant)
+            ref = image.ref or await self._read(image, tenant, ttl_s)
             total += ref.width * ref.height
             if total > limits.max_total_pixels:
                 message = f"The images up to '{image.where}' have {total} pixels together; at most "
@@ -137,6 +136,26 @@ class ImageIntake:
                 raise ApiError(400, message, param=image.where, code="image_too_large")
             found.append(ref)
         return tuple(found)
+
+    async def measured(self, image: ImageSource, tenant: str, ttl_s: float | None) -> MediaRef:
+        """Return the reference of an image that may be left out of its request, whose limits are not looked at.
+
+        One that is fetched, or a file, is read once and stored for so long, if at all. Raises as `stored`.
+        """
+        if image.data is not None:
+            return await self._read(image, tenant, None)
+        if image.ref is None:
+            image.ref = await self._read(image, tenant, ttl_s)
+        return image.ref
+
+    async def _read(self, image: ImageSource, tenant: str, ttl_s: float | None) -> MediaRef:
+        await self._places.take(tenant)
+        try:
+            with self._holding(tenant) as hold:
+                data = await self._data(image, tenant, hold)
+                return await self._reference(image, data, tenant, ttl_s)
+        finally:
+            self._places.give_back(tenant)
 
     async def _reference(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> MediaRef:
         limits = self._limits
@@ -192,8 +211,14 @@ class ImageIntake:
             status, code = (429, "image_quota_exceeded") if error.is_own else (503, "image_store_full")
             raise ApiError(status, str(error), param=image.where, code=code, retry_after_s=60.0) from error
         except MediaStoreError as error:
+            self._log_limit.warning("", "images cannot be stored: %s", error)
             message = "The server's store of images cannot be used at the moment. Try again shortly."
             raise ApiError(503, message, code="image_store_unavailable", retry_after_s=5.0) from error
+
+
+def stored_for_s(generation: Generation) -> float:
+    """Return how long the images of a generation are stored, in seconds."""
+    return BATCH_TTL_S if generation.waits_long else INTERACTIVE_TTL_S
 
 
 async def _in_thread_if_large(read: Callable[[bytes], Result], data: bytes) -> Result:

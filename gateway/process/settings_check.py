@@ -18,7 +18,7 @@ from gateway.media.fetch import AllowedHosts
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
 from shared.nats_files import identity_options, is_tls_required, tls_context
-from shared.objects.open import store_of
+from shared.objects.open import check_store
 from shared.tracing import check_endpoint
 from shared.urls import check_url
 
@@ -43,7 +43,7 @@ def check_settings(config: GatewayConfig) -> None:
     read_secrets(config.responses_secret)
     for place, variable in ((config.files, "HEADRACE_FILES"), (config.adapters, "HEADRACE_ADAPTERS")):
         if place is not None:
-            store_of(place, variable)
+            check_store(place, variable)
     check_endpoint(config.otlp_endpoint)
     check_redis_url(config.redis_url)
     check_url(config.nats_url)

@@ -222,7 +222,12 @@ class ResponseBody(CacheFields, kw_only=True, forbid_unknown_fields=True):
     text: Annotated[TextBody | None, described("The format of the text.", {"format": {"type": "json_object"}})] = None
     truncation: Annotated[
         Truncation | None,
-        described("`auto` drops the oldest turns of a conversation that is too long for the model.", "auto"),
+        described(
+            "`auto` drops the oldest turns of a conversation that is too long for the model, and then the oldest calls "
+            "with their results. `max_output_tokens` are kept free, up to half of the context; without it a quarter, "
+            "up to 16,384.",
+            "auto",
+        ),
     ] = None
     reasoning: Annotated[
         ReasoningBody | None, described("Reasoning effort, and where reasoning is returned.", {"effort": "low"})

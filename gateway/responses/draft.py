@@ -57,16 +57,23 @@ class ResponseDraft(Struct, frozen=True, kw_only=True):
 class ResponseGeneration(Generation, frozen=True, kw_only=True):
     """What to generate, and the response that it becomes.
 
-    `may_truncate`: where the conversation is too long for the model, its oldest turns are dropped.
+    `may_truncate`: where the conversation is too long for the model, its oldest parts are dropped.
+    `is_mostly_instructions`: the instructions are longer than all the rest of the conversation.
     """
 
     draft: ResponseDraft
     may_truncate: bool = False
+    is_mostly_instructions: bool = False
+
+    @property
+    def conversation_field(self) -> str:
+        """The field that has most of the conversation."""
+        return "instructions" if self.is_mostly_instructions else "input"
 
     @property
     def waits_long(self) -> bool:
-        """Whether it is computed in the background."""
-        return self.draft.is_background
+        """Whether it is computed in the background, or in a batch."""
+        return self.draft.is_background or self.lane == "batch"
 
 
 class InputDetails(Struct, frozen=True):

@@ -14,12 +14,15 @@ from gateway.admission.auth import Principal
 from gateway.api.answer import Answer, Asked, StreamParts
 from gateway.api.endpoint import Endpoint, GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
+from gateway.api.output_reading import naming_conversation
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.names import STRICT, BodyRules
+from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
-from gateway.generation import Generation
+from gateway.generation import Generation, Prompt
+from gateway.media.intake import stored_for_s
 from gateway.responses.answers import StreamedResponse, WholeResponse
 from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, submit_job
 from gateway.responses.body import ItemBody, ResponseBody
@@ -30,7 +33,7 @@ from gateway.responses.log import PieceBudget
 from gateway.responses.reasoning_seal import opened
 from gateway.responses.request import identified_item, own_items, parse_body, to_generation
 from gateway.responses.store import History, ResponseStore
-from gateway.responses.truncation import truncated
+from gateway.responses.truncation import TokenCounter, Truncation
 from shared.bounds import MAX_JOB_PRIORITY
 from shared.tokenizer_calls import TokenizeCall
 
@@ -60,10 +63,16 @@ class ResponsesEndpoint(Endpoint):
             return await self._continued(request, principal, len(body), PieceBudget())
         async with self._store.reading(principal) as budget:
             # A conversation may be much larger than the request that continues it.
-            return await self._continued(request, principal, max(len(body), LARGE_BYTES + 1), budget)
+            return await self._continued(request, principal, len(body), budget, is_slow=True)
 
     async def _continued(
-        self, request: ResponseBody, principal: Principal, num_bytes: int, budget: PieceBudget
+        self,
+        request: ResponseBody,
+        principal: Principal,
+        num_bytes: int,
+        budget: PieceBudget,
+        *,
+        is_slow: bool = False,
     ) -> ResponseGeneration:
         history: list[ItemBody] = []
         ancestors: tuple[str, ...] = ()
@@ -75,7 +84,7 @@ class ResponsesEndpoint(Endpoint):
         history = opened(history, "previous_response_id", "compaction", *sealed)
         items = opened(items, "input", "compaction", *sealed)
         read = partial(self._generation, request, history, items, ancestors)
-        return await self._bodies.read(principal.tenant, num_bytes, read)
+        return await self._bodies.read(principal.tenant, num_bytes, read, is_slow=is_slow)
 
     def _request(self, body: bytes, rules: BodyRules) -> ResponseBody:
         return parse_body(body, rules)
@@ -93,11 +102,39 @@ class ResponsesEndpoint(Endpoint):
     async def fitted(
         self, generation: Generation, load: FleetLoad | None, principal: Principal, services: RouteServices
     ) -> Generation:
-        """Drop the oldest turns of a conversation that is too long, where that is asked for and a worker can count."""
+        """Shorten a conversation that is too long, where that is asked for and a worker can count."""
+        return await self._shortened(generation, load, principal, services, stored_for_s(generation))
+
+    async def counted(
+        self, generation: Generation, load: FleetLoad | None, principal: Principal, services: RouteServices
+    ) -> Prompt:
+        """Return the prompt whose tokens are to be counted; its images are not stored."""
+        (prompt,) = (await self._shortened(generation, load, principal, services, None)).prompts
+        return prompt
+
+    async def _shortened(
+        self,
+        generation: Generation,
+        load: FleetLoad | None,
+        principal: Principal,
+        services: RouteServices,
+        ttl_s: float | None,
+    ) -> Generation:
         assert isinstance(generation, ResponseGeneration)
         if not generation.may_truncate or load is None or not load.num_workers:
             return generation
-        return await truncated(generation, load, principal, services)
+        truncation = Truncation(generation, load)
+        if not truncation.is_needed:
+            return generation
+        # The whole search counts as one request.
+        lease = await services.limiter.admit(principal, 1, 0)
+        try:
+            counter = TokenCounter(services.tokenizer, services.images, principal.tenant, ttl_s)
+            return await truncation.truncated(counter)
+        except ApiError as error:
+            raise naming_conversation(error, generation.conversation_field) from None
+        finally:
+            lease.release()
 
     def whole_answer(self, asked: Asked) -> Answer:
         """Return an answer as one JSON body."""
@@ -142,9 +179,12 @@ def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> 
     async def count(request: Request, principal: Principal) -> Response:
         generation = await endpoint.generation(await request.body(), principal, services.body_rules(principal))
         load = services.fleet.load(services.model_or_only_one(principal, generation.model))
-        (prompt,) = (await endpoint.fitted(generation, load, principal, services)).prompts
+        prompt = await endpoint.counted(generation, load, principal, services)
         call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
-        reply = await services.ask_tokenizer(principal, generation.model, call, prompt.images)
+        try:
+            reply = await services.ask_tokenizer(principal, generation.model, call, prompt.images)
+        except ApiError as error:
+            raise naming_conversation(error, generation.conversation_field) from None
         return json_response(InputTokenCount("response.input_tokens", len(reply.token_ids)))
 
     return KeyRoute("POST", f"{endpoint.path}/input_tokens", count, endpoint.dialect)

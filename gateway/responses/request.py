@@ -95,10 +95,11 @@ def to_generation(
         messages, tools, output = (*messages, REQUEST), NO_TOOLS, None
     variables = _variables(body)
     num_logprobs = (body.top_logprobs or 0) if _has_logprobs(body) else None
+    prompt = conversation_prompt(messages, _options(tools.template, variables), images)
     return ResponseGeneration(
         kind="chat",
         model=body.model,
-        prompts=(conversation_prompt(messages, _options(tools.template, variables), images),),
+        prompts=(prompt,),
         n=1,
         sampling=constrained(sampling_of(body, body.max_output_tokens, num_logprobs), output),
         structured_output=output,
@@ -112,6 +113,7 @@ def to_generation(
         may_reason=may_reason(variables),
         draft=_draft(body, items, ancestors, names, is_compaction),
         may_truncate=body.truncation == "auto",
+        is_mostly_instructions=2 * len(body.instructions or "") > prompt.num_characters,
     )
 
 

@@ -9,7 +9,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
-from gateway.api.large_bodies import LARGE_BYTES
 from gateway.api.routes import KeyRoute, json_response
 from gateway.api.schemas.checks import check_query, invalid_value, is_ascending, whole_number
 from gateway.errors import ApiError
@@ -124,8 +123,8 @@ class StoredResponses:
                 raise invalid_value("after", f"There is no item with id '{after[:128]}'.")
             items = items[position + 1 :]
         # An item can have thousands of parts, so that their text does not tell how long this takes.
-        page = await self._store.bodies.read_kept(
-            principal.tenant, LARGE_BYTES + 1, lambda: [listed_item(item) for item in items[:limit]]
+        page = await self._store.bodies.in_thread(
+            principal.tenant, lambda: [listed_item(item) for item in items[:limit]]
         )
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         return json_response(InputItemList("list", page, first, last, has_more=len(items) > len(page)))

@@ -1,28 +1,33 @@
-"""`truncation: "auto"`: a conversation that is longer than its model's context loses its oldest turns.
+"""`truncation: "auto"`: a conversation that is longer than its model's context loses its oldest parts.
 
 A turn is a message of the user with all messages up to the next one. The result of a call may come after a later
-message of the user: the turns in between are one then, so that neither is without the other. Messages to the model
-(`system`, `developer`) and the last turn are never dropped. The last turn alone may still be too long: the worker
-refuses it, as without truncation.
+message of the user: the turns in between are one then, so that neither is without the other. The oldest turns are
+dropped first. Where the last turn alone is too long, it loses its oldest steps: the calls of one message of the
+assistant, with their results and its reasoning. Messages to the model (`system`, `developer`), the user's messages of
+the last turn and its last step are never dropped. They may still be too long: the worker refuses them, as without
+truncation.
 
 Only a worker can count tokens. A short conversation fits for certain by its length, and one longer than any prompt of
-the model does not; in between, a binary search over the turns counts. The search is admitted as one request.
+the model does not; in between, a binary search counts. Images are read from the newest to the oldest, as far as the
+conversation fits, so that one which is dropped is neither fetched nor missed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec.structs import replace
 
-from gateway.admission.auth import Principal
 from gateway.api.model_fit import check_sees
-from gateway.api.routes import RouteServices
 from gateway.api.schemas.conversation import conversation_prompt
 from gateway.api.schemas.images import Images
+from gateway.api.tokenizer_client import TokenizerClient
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Prompt
+from gateway.media.intake import ImageIntake
 from gateway.responses.draft import ResponseGeneration
 from shared.conversation import ChatMessage
 from shared.tokenizer_calls import TokenizeCall
@@ -32,81 +37,179 @@ _TO_THE_MODEL = frozenset({"system", "developer"})
 # each message, in front of all of them, and where it indents or escapes the JSON of tools.
 _MAX_TOKENS_PER_ESTIMATED = 6
 _MAX_TEMPLATE_TOKENS = 1024
-# How the tokenizer refuses a text of more tokens or bytes than it takes: more than the context in any case.
-_TOO_LONG = (400, 413)
+# The most that is kept free for an answer whose length the client does not limit, reasoning included.
+_USUAL_OUTPUT_TOKENS = 16384
+# How a text of more tokens, characters or bytes is refused than are counted: it is longer than the context in any case.
+_TOO_LONG = ("context_length_exceeded", "request_too_large")
 
-Fits = Callable[[Prompt], Awaitable[bool]]
+
+@dataclass(frozen=True, slots=True)
+class TokenCounter:
+    """Counts the tokens of a tenant's conversations. Images that are fetched are stored for `ttl_s`, if it is set."""
+
+    tokenizer: TokenizerClient
+    images: ImageIntake
+    tenant: str
+    ttl_s: float | None
+
+    async def count(self, model: str, prompt: Prompt, *, with_images: bool) -> int | None:
+        """Return the tokens of a conversation, or None if they are too many to be counted.
+
+        Raises:
+            ApiError: The worker refuses the conversation for another reason, an image is bad, or no worker answers.
+        """
+        media = [await self.images.measured(image, self.tenant, self.ttl_s) for image in prompt.images if with_images]
+        call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat, media=tuple(media))
+        try:
+            reply = await self.tokenizer.call(model, self.tenant, call)
+        except ApiError as error:
+            if error.code in _TOO_LONG:
+                return None
+            raise
+        return len(reply.token_ids)
 
 
-async def truncated(
-    generation: ResponseGeneration, load: FleetLoad, principal: Principal, services: RouteServices
-) -> ResponseGeneration:
-    """Return the generation with as much of its conversation as fits, counted by a worker of the model.
+class Truncation:
+    """The search for the longest part of one conversation that fits its model."""
 
-    Raises:
-        ApiError: The key's limits are reached, an image is bad, or no worker answers.
-    """
-    (prompt,) = generation.prompts
-    assert prompt.messages is not None
-    limit = max_prompt_tokens(load.max_model_len, generation.sampling.max_tokens)
-    starts = turn_starts(prompt.messages)
-    if _is_short(prompt, limit) or len(starts) < 2:
-        return generation
-    lease = await services.limiter.admit(principal, 1, 0)
-    try:
-        check_sees(prompt.images, generation.model, load)
-        media = await services.images.references(prompt.images, principal.tenant)
+    def __init__(self, generation: ResponseGeneration, load: FleetLoad) -> None:
+        (self._prompt,) = generation.prompts
+        self._generation, self._load = generation, load
+        self._limit = max_prompt_tokens(load.max_model_len, generation.sampling.max_tokens)
 
-        async def fits(shorter: Prompt) -> bool:
-            if _is_short(shorter, limit):
-                return True
-            if 0 < load.max_prompt_characters < shorter.num_characters:
-                return False
-            shown = tuple(media[prompt.images.index(image)] for image in shorter.images)
-            call = TokenizeCall(messages=shorter.messages, add_special_tokens=False, chat=shorter.chat, media=shown)
-            try:
-                reply = await services.tokenizer.call(load.model, principal.tenant, call)
-            except ApiError as error:
-                if error.status in _TOO_LONG:
-                    return False
-                raise
-            return len(reply.token_ids) <= limit
+    @property
+    def is_needed(self) -> bool:
+        """Whether the conversation may be too long, and something can be dropped."""
+        return not _is_short(self._prompt, self._limit) and len(self._cuts) > 1
 
-        return replace(generation, prompts=(await _shortened(prompt, starts, fits),))
-    finally:
-        lease.release()
+    async def truncated(self, counter: TokenCounter) -> ResponseGeneration:
+        """Return the generation with as much of its conversation as fits; it raises as `TokenCounter.count`."""
+        check_sees(self._prompt.images, self._generation.model, self._load)
+        cut = await self._first_cut(counter)
+        return replace(self._generation, prompts=(self._beginning_at(cut),))
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        messages = self._prompt.messages or ()
+        starts = turn_starts(messages)
+        return [*starts, *step_starts(messages, starts[-1])]
+
+    def _beginning_at(self, cut: int) -> Prompt:
+        return beginning_at(self._prompt, self._cuts[cut]) if cut else self._prompt
+
+    async def _first_cut(self, counter: TokenCounter) -> int:
+        """Return the index of the first cut behind which all fits; the last one is not asked about."""
+
+        async def text_fits(cut: int) -> bool:
+            return await self._count(counter, cut, with_images=False) is not None
+
+        last = len(self._cuts) - 1
+        # Images of a conversation that is short by all estimates will be read in any case.
+        is_likely_whole = self._prompt.images and self._prompt.estimated_tokens <= self._limit // 2
+        if is_likely_whole and await self._count(counter, 0) is not None:
+            return 0
+        first = 0 if await text_fits(0) else await _first(1, last, text_fits)
+        return await self._first_with_images(counter, first, last) if self._prompt.images else first
+
+    async def _first_with_images(self, counter: TokenCounter, first: int, last: int) -> int:
+        """Return the first cut, not before `first`, behind which text and images fit."""
+
+        async def fits(cut: int) -> bool:
+            return await self._count(counter, cut) is not None
+
+        fitting, next_cut = last, self._next_with_images(last, first)
+        while fitting > first:
+            count = await self._count(counter, next_cut)
+            if count is None:
+                return await _first(next_cut + 1, fitting, fits)
+            fitting = next_cut
+            next_cut = self._next_with_images(fitting, first)
+            prompt = self._beginning_at(fitting)
+            if prompt.images:
+                # Images of one conversation resemble each other. The rest of the limit is for those that do not.
+                estimated = prompt.estimated_tokens * self._limit * 3 // (4 * count)
+                next_cut = min(next_cut, self._first_estimated(estimated, first, fitting))
+        return fitting
+
+    def _next_with_images(self, fitting: int, first: int) -> int:
+        """Return the cut before `fitting` that adds the images of one turn or step at most."""
+        messages, cut = self._prompt.messages or (), fitting - 1
+        while cut > first and not any(each.images for each in messages[self._cuts[cut - 1] : self._cuts[cut]]):
+            cut -= 1
+        return cut
+
+    def _first_estimated(self, most: int, low: int, high: int) -> int:
+        """Return the first cut whose estimated tokens are at most these, `high` at the latest."""
+        while low < high:
+            middle = (low + high) // 2
+            if self._beginning_at(middle).estimated_tokens <= most:
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    async def _count(self, counter: TokenCounter, cut: int, *, with_images: bool = True) -> int | None:
+        """Return the tokens behind a cut, 0 where they need no count; None if they do not fit."""
+        prompt = self._beginning_at(cut)
+        if _is_short(prompt, self._limit):
+            return 0
+        if 0 < self._load.max_prompt_characters < prompt.num_characters:
+            return None
+        count = await counter.count(self._load.model, prompt, with_images=with_images)
+        return None if count is None or count > self._limit else count
 
 
 def max_prompt_tokens(max_model_len: int, max_output_tokens: int | None) -> int:
-    """Return how long a prompt may be that leaves room for its answer, for which half of the context is kept at most.
+    """Return how long a prompt may be that leaves room for its answer.
 
-    Many clients allow longer answers than they expect: without a bound, nothing would be left of their conversations.
+    Most clients name no `max_output_tokens`, and their answer would end where the conversation left no room. Others
+    allow longer answers than they expect: of these at most half of the context is kept free.
     """
-    return max_model_len - min(max_output_tokens or 1, max_model_len // 2)
+    if max_output_tokens is None:
+        return max_model_len - min(max_model_len // 4, _USUAL_OUTPUT_TOKENS)
+    return max_model_len - min(max_output_tokens, max_model_len // 2)
 
 
 def turn_starts(messages: Sequence[ChatMessage]) -> list[int]:
     """Return the indices at which a conversation may begin, the first of which leaves it whole."""
-    starts: list[int] = []
-    called: dict[str, int] = {}
     first = len(messages)
     for index, message in enumerate(messages):
         if message.role not in _TO_THE_MODEL:
             first = min(first, index)
-        if message.role == "user":
-            starts.append(index)
+    users = _undivided(messages, [index for index, message in enumerate(messages) if message.role == "user"])
+    return [first, *(start for start in users if start > first)]
+
+
+def step_starts(messages: Sequence[ChatMessage], last_turn: int) -> list[int]:
+    """Return the indices at which the further steps of the last turn begin, which starts at `last_turn`."""
+    steps = range(last_turn + 1, len(messages))
+    return _undivided(messages, [i for i in steps if (messages[i - 1].role, messages[i].role) == ("tool", "assistant")])
+
+
+def _undivided(messages: Sequence[ChatMessage], starts: Sequence[int]) -> list[int]:
+    """Return the starts behind which no result belongs to a call before them."""
+    candidates, kept = set(starts), list[int]()
+    called: dict[str, int] = {}
+    for index, message in enumerate(messages):
+        if index in candidates:
+            kept.append(index)
         called.update((call.id, index) for call in message.tool_calls)
         if message.tool_call_id is not None:
             call_index = called.get(message.tool_call_id, index)
-            while starts and starts[-1] > call_index:
-                starts.pop()
-    return [first, *(start for start in starts if start > first)]
+            while kept and kept[-1] > call_index:
+                kept.pop()
+    return kept
 
 
 def beginning_at(prompt: Prompt, start: int) -> Prompt:
-    """Return a conversation without its messages before `start`, except those to the model."""
+    """Return a conversation without its messages before `start`, except those to the model and the last turn's user."""
     messages = prompt.messages or ()
-    kept = [each for index, each in enumerate(messages) if index >= start or each.role in _TO_THE_MODEL]
+    last_turn = turn_starts(messages)[-1]
+    kept = [
+        message
+        for index, message in enumerate(messages)
+        if index >= start or message.role in _TO_THE_MODEL or (message.role == "user" and index >= last_turn)
+    ]
     shown = sorted(image.index for message in kept for image in message.images)
     places = {index: place for place, index in enumerate(shown)}
     for at, message in enumerate(kept):
@@ -116,18 +219,15 @@ def beginning_at(prompt: Prompt, start: int) -> Prompt:
     return conversation_prompt(tuple(kept), prompt.chat, Images([prompt.images[index] for index in shown]))
 
 
-async def _shortened(prompt: Prompt, starts: Sequence[int], fits: Fits) -> Prompt:
-    """Return the longest conversation that fits; the last turn is not asked about."""
-    if await fits(prompt):
-        return prompt
-    low, high = 1, len(starts) - 1
+async def _first(low: int, high: int, fits: Callable[[int], Awaitable[bool]]) -> int:
+    """Return the first cut that fits, `high` at the latest, which is not asked about."""
     while low < high:
         middle = (low + high) // 2
-        if await fits(beginning_at(prompt, starts[middle])):
+        if await fits(middle):
             high = middle
         else:
             low = middle + 1
-    return beginning_at(prompt, starts[high])
+    return high
 
 
 def _is_short(prompt: Prompt, limit: int) -> bool:

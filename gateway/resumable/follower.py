@@ -58,6 +58,7 @@ class LogReader:
         for _ in range(_MAX_GAPS):
             pieces = await self._log.pieces(head, self._number)
             if not pieces and (self._stream.entries or head.term or head.ended is not None):
+                self._number = 0
                 raise PiecesGoneError
             if self._take_all(pieces):
                 self._stream.is_read.set()
@@ -123,12 +124,8 @@ class Follower:
         stream, wait_s, failing_since = self._stream, MIN_POLL_S, self._loop.time()
         while not stream.ended.done() and not stream.is_owned:
             try:
-                wait_s = MIN_POLL_S if await self._advance() else min(wait_s * _GROWTH, MAX_POLL_S)
+                wait_s = MIN_POLL_S if await self._poll() else min(wait_s * _GROWTH, MAX_POLL_S)
                 failing_since = self._loop.time()
-            except PiecesGoneError:
-                # A takeover deletes the pieces of the previous owner.
-                if not await self._has_moved():
-                    self._abort(no_longer_kept(stream.head.id, "its pieces are gone"))
             except ApiError as error:
                 if error.status != 503 or stream.is_deleted or self._loop.time() - failing_since > OUTAGE_S:
                     self._abort(error)
@@ -142,6 +139,14 @@ class Follower:
     def _abort(self, error: ApiError) -> None:
         """End a stream of which nothing more can be read: what a client has deleted has no log any more."""
         self._stream.abort(stopped() if self._stream.is_deleted else error)
+
+    async def _poll(self) -> bool:
+        """As `_advance`; `ApiError` 503 while pieces that are not there may come back, 410 if they are gone."""
+        try:
+            return await self._advance()
+        except PiecesGoneError:
+            await self._look_for_pieces()
+            return False
 
     async def _advance(self) -> bool:
         """Read new entries, and check the owner; return whether there was something new."""
@@ -185,19 +190,24 @@ class Follower:
         self._num_due = max(self._num_due, reply.num_shown)
         return True
 
-    async def _has_moved(self) -> bool:
-        """Read the head again; return whether it is another one, or cannot be read now."""
+    async def _look_for_pieces(self) -> None:
+        """Take the head again, of which a takeover has deleted the previous owner's pieces; raise as `_poll`."""
         stream = self._stream
-        try:
-            found = await self._log.find(stream.head.tenant, stream.head.id)
-        except ERRORS:
-            return True
-        if found is None or found.seq == stream.seq:
-            return False
-        stream.head, stream.seq = found
+        # First of all: an owner whose log was lost with NATS writes the pieces again, and then its fence.
+        fence = await self._log.fences.find(stream.head.owner)
+        found = await self._log.find(stream.head.tenant, stream.head.id)
+        if found is not None and found.seq != stream.seq:
+            stream.head, stream.seq = found
+            self._called_at = None
+        elif fence is None and stream.head.ended is None:
+            raise unavailable()
+        else:
+            try:
+                await self._reader.read()
+            except PiecesGoneError:
+                raise no_longer_kept(stream.head.id, "its pieces are gone") from None
+        # Those that were read here are read again, with the fence of their writer.
         del stream.entries[stream.num_shown :]
-        self._called_at = None
-        return True
 
     async def _read_end(self) -> None:
         stream = self._stream

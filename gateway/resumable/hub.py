@@ -152,18 +152,28 @@ class StreamHub:
             await stream.ended
             return
         found = await self._find(head.tenant, head.id)
+        try:
+            await self._stop_elsewhere(found.head, stream)
+        except BaseException:
+            if stream is not None:
+                # It goes on: its readers do not learn that it was stopped.
+                stream.is_deleted = False
+            raise
+
+    async def _stop_elsewhere(self, head: StreamHead, stream: LiveStream | None) -> None:
+        """End a stream that this process does not generate; `stream` if it is followed here."""
         with answering():
-            reply = None if found.head.ended is not None else await self._calls.ask(found.head, "stop")
+            reply = None if head.ended is not None else await self._calls.ask(head, "stop")
             is_stopped = reply is not None and reply.is_known
             if stream is not None:
                 # Its pieces may be gone before it is read here how it has ended.
                 stream.is_deleted = True
-            if found.head.ended is None and not is_stopped:
+            if head.ended is None and not is_stopped:
                 # Its owner is dead, or has just noted its end.
-                await self._log.fences.revoke(found.head.owner)
+                await self._log.fences.revoke(head.owner)
             if stream is None or not is_stopped:
                 # Else its owner does it, when it was read here how the stream has ended.
-                await self._log.delete(found.head)
+                await self._log.delete(head)
 
     async def running(self, principal: Principal, size: ReadSize) -> tuple[list[StreamHead], bool]:
         """Return a key's running streams, oldest first, and whether there are more; count the read in `size`."""

@@ -282,6 +282,8 @@ class StreamOwner:
         self.review_grace(stream)
         if stream.window is not None:
             stream.window.cancel()
+            # Its sinks refer to the stream: without that, it is freed at once, and not by the garbage collector.
+            stream.window = None
         self._count(stream)
         self._tasks.spawn(self._keep(stream), f"end of stream {stream.head.id}")
         self._on_disowned(stream)

@@ -60,7 +60,11 @@ class MessageStore:
         self._nats = nats
         self._inbox = nats.new_inbox()
         self._numbers = itertools.count()
-        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        # Requests under way, in the order in which they time out, each with the loop time at which it does.
+        self._answers: dict[str, tuple[asyncio.Future[bytes], float]] = {}
+        # One timer, that of the first of them: one for each request would cost as much as the request.
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
         self._subscription: Subscription | None = None
         self._is_starting = asyncio.Lock()
 
@@ -118,33 +122,39 @@ class MessageStore:
             raise _api_error(answer.error)
         return answer.seq if answer.error is None else None
 
-    def _request(self, subject: str, payload: bytes, headers: bytes = b"") -> Awaitable[bytes]:
+    def _request(self, subject: str, payload: bytes, headers: bytes = b"") -> asyncio.Future[bytes]:
         if not self._nats.is_connected:
             raise ConnectionReconnectingError
         reply = f"{self._inbox}.{next(self._numbers)}"
-        answer = self._answers[reply] = asyncio.get_running_loop().create_future()
         self._nats.send(subject, payload, reply, headers)
-        return self._answered(reply, answer)
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        due_at = self._loop.time() + _TIMEOUT_S
+        self._answers[reply] = (answer, due_at)
+        if self._timer is None:
+            self._timer = self._loop.call_at(due_at, self._time_out)
+        return answer
 
-    async def _answered(self, reply: str, answer: asyncio.Future[Msg]) -> bytes:
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                message = await answer
-        except TimeoutError:
-            raise NatsTimeoutError from None
-        finally:
+    def _time_out(self) -> None:
+        self._timer, now = None, self._loop.time()
+        while self._answers:
+            reply, (answer, due_at) = next(iter(self._answers.items()))
+            if due_at > now:
+                self._timer = self._loop.call_at(due_at, self._time_out)
+                return
             del self._answers[reply]
-        return message.data
+            if not answer.done():
+                answer.set_exception(NatsTimeoutError())
 
     def _fail_all(self) -> None:
-        for answer in self._answers.values():
+        answers, self._answers = self._answers, {}
+        for answer, _ in answers.values():
             if not answer.done():
                 answer.set_exception(ConnectionReconnectingError())
 
     def _receive(self, message: Msg) -> None:
-        answer = self._answers.get(message.subject)
+        answer, _ = self._answers.pop(message.subject, (None, 0.0))
         if answer is not None and not answer.done():
-            answer.set_result(message)
+            answer.set_result(message.data)
 
 
 def _api_error(error: PublishError) -> APIError:

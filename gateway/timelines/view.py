@@ -98,6 +98,9 @@ def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
             base_s = _began_s(attempt, timeline.first_token_s if attempt is first else None)
             rows.append(Row(label, list(_attempt_bars(attempt, base_s)), is_retry=attempt.epoch > 0))
             events += _attempt_events(name, attempt, base_s)
+    pauses = {pause for life in timeline.sequences for attempt in life.attempts for pause in attempt.pauses}
+    why = "it was paused, or NATS was silent"
+    events += [Event(at_s, f"the gateway heard nothing for {lost_s:.2f} s: {why}") for at_s, lost_s in pauses]
     events = sorted([*events, *_request_events(timeline)], key=lambda event: event.at_s)
     receipt = _receipt(timeline, device_hour_cost)
     return TimelineView(timeline=_named(timeline), rows=rows, events=events, receipt=receipt, curl=_curl(timeline))

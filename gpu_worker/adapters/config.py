@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gpu_worker.models.json_file import JsonFile
 from shared.adapter_calls import MAX_ADAPTERS, is_digest
-from shared.adapter_store import CONFIG_NAME
+from shared.adapter_files import CONFIG_NAME
 from shared.errors import ConfigError, HeadraceError
 
 Value = TypeVar("Value", int, float)
@@ -32,6 +32,8 @@ _PLAIN = {
     "layer_replication": (None, "layers that are there several times"),
     "alora_invocation_tokens": (None, "an adapter that begins at a token"),
     "arrow_config": (None, "a mixture of adapters"),
+    "use_bdlora": (None, "BD-LoRA, whose matrices are the blocks of a diagonal"),
+    "monteclora_config": (None, "MonteCLoRA, whose matrices are drawn"),
     "modules_to_save": (None, "whole modules that replace the model's"),
     "trainable_token_indices": (None, "tokens that were trained whole"),
     "megatron_config": (None, "layers of Megatron"),

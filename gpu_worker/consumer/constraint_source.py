@@ -7,6 +7,7 @@ process, or takes too long there, never reaches this one. Grammars are compiled 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ from shared.errors import BadRequestError, HeadraceError
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError
 from shared.grammar.checker import PROCESS, CheckerBusyError, GrammarChecker
 from shared.grammar.checker_process import COMPILE_STACK_BYTES, TIME_LIMIT_S
-from shared.limited_link import LimitedLink
+from shared.limited_link import LimitedLink, LimitedProcessError
 from shared.messages import Request
 
 MAX_COMPILE_S = 10.0
@@ -32,6 +33,12 @@ MAX_WAIT_S = 10.0
 
 MAX_GIVEN_BACK = 3
 """A request whose grammar has waited in vain so often ends with an error."""
+
+RESTART_S = 1.0
+"""Seconds before a checker that does not work is started again."""
+
+MAX_RESTARTS = 5
+"""After this many starts in vain, requests are taken all the same: where no worker can check them, they have to end."""
 
 _MAX_REMEMBERED = 4096
 _CHECKER = "gpu_worker.structured_output.compile_check"
@@ -54,6 +61,8 @@ class ConstraintSource:
         )
         self._lane = FairLane("grammars", 1, stack_bytes=COMPILE_STACK_BYTES)
         self._cache = GrammarCache()
+        self._is_closed = False
+        self._restarting: asyncio.Task[None] | None = None
         # By tenant and id, how often a request was given back, the latest last.
         self._given_back: OrderedDict[tuple[str, str], int] = OrderedDict()
 
@@ -87,10 +96,35 @@ class ConstraintSource:
         except CompilerBusyError:
             self._count_given_back(request)
             raise
+        except LimitedProcessError:
+            if self._restarting is None and not self._is_closed:
+                self._restarting = asyncio.create_task(self._restart())
+            raise
+
+    def is_away(self, request: Request) -> bool:
+        """Whether a request needs the checker, which does not work at the moment."""
+        grammar = request.sampling.grammar
+        if self._restarting is None or grammar is None:
+            return False
+        return self._cache.get(request.tenant, grammar) is None
+
+    async def _restart(self) -> None:
+        try:
+            for _ in range(MAX_RESTARTS):
+                await asyncio.sleep(RESTART_S)
+                with contextlib.suppress(LimitedProcessError):
+                    await self._checker.start()
+                    return
+        finally:
+            self._restarting = None
 
     async def close(self) -> None:
         """End the process and the thread; what has not begun is dropped."""
+        self._is_closed = True
         self._lane.close()
+        if (restarting := self._restarting) is not None:
+            restarting.cancel()
+            await asyncio.wait([restarting])
         await self._checker.close()
 
     async def _check(self, tenant: str, grammar: Grammar) -> None:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.roles import Roles
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.25
 _WATCH_INTERVAL_S = 0.1
+_LEFT_INTERVAL_S = 1.0
 OPEN_S = 1.0
 """A lease that is not open by then is not waited for: workers that do not answer may hold all threads that open."""
 _LEAST_TOKENS = 32
@@ -59,6 +61,8 @@ class KvHandover:
         self._lane: InteractiveLane | None = None
         self._queues: InteractiveQueues | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        # By worker, so that one that does not answer leaves half of the threads that open leases to others.
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def start(
         self,
@@ -71,6 +75,7 @@ class KvHandover:
         self._lane, self._queues, self._loop = lane, queues, asyncio.get_running_loop()
         tasks.every(SWEEP_INTERVAL_S, self._sweep, "leases of KV")
         tasks.every(_WATCH_INTERVAL_S, partial(self._watch_others, has_ended), "watch of other roles")
+        tasks.every(_LEFT_INTERVAL_S, self._watch_left, "watch of queues left to others")
 
     def taken_queues(self) -> Collection[str]:
         """Return the queues from which this worker takes requests at present."""
@@ -103,7 +108,7 @@ class KvHandover:
             return
         num_blocks = -(-sequence.num_prompt_tokens // max(1, self._transfer.block_tokens))
         # Without room the decode workers are behind: going on here is faster than computing the prompt again there.
-        if self._transfer.leases.has_room(num_blocks * self._transfer.block_bytes):
+        if self._transfer.leases.has_room(num_blocks * self._transfer.block_bytes, sequence.tenant):
             self._engine.hand_over(sequence.id, partial(self._left_engine, held))
 
     def _left_engine(self, held: HeldRequest, sequence: Sequence) -> None:
@@ -111,7 +116,7 @@ class KvHandover:
         lease = None
         if sequence.num_prompt_tokens >= _LEAST_TOKENS:
             leases, epoch = self._transfer.leases, held.request.epoch + 1
-            lease = leases.grant(held.request.id, epoch, sequence.salt, sequence.block_digests)
+            lease = leases.grant(held.request.id, epoch, sequence.salt, sequence.block_digests, sequence.tenant)
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._left, held, sequence, "" if lease is None else lease.token)
 
@@ -132,20 +137,36 @@ class KvHandover:
         if address is None:
             return
         attempt = request.id, request.epoch, num_prompt_tokens + len(request.emitted)
-        peers, is_open = self._transfer.peers, False
-        opening = self._transfer.openers.submit(peers.open, address, ready.lease, *attempt)
+        is_open, opening = False, None
+        turns = self._turns.setdefault(ready.worker, asyncio.Semaphore(self._transfer.num_openers // 2))
         try:
             async with asyncio.timeout(OPEN_S):
+                await turns.acquire()
+                opening = self._open(turns, ready.worker, address, ready.lease, *attempt)
                 is_open = await asyncio.wrap_future(opening)
         except (TimeoutError, asyncio.CancelledError) as error:
             # An `open` that waits for a thread is cancelled; one that runs may still open a session.
-            opening.add_done_callback(partial(self._close_late, request))
+            if opening is not None:
+                opening.add_done_callback(partial(self._close_late, request))
             if isinstance(error, asyncio.CancelledError):
                 raise
         if not is_open:
             _log.info("the KV of a request is not there; its prompt is computed", extra=log_fields(request))
         elif not self._held.is_current(held):
             self.let_go(held)
+
+    def _open(self, turns: asyncio.Semaphore, *lease: Any) -> Future[bool]:
+        """Open a lease in a thread, with one of a worker's turns, which ends with the thread's work."""
+        loop = asyncio.get_running_loop()
+
+        def end_turn(_: Future[bool]) -> None:
+            # The loop may have ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(turns.release)
+
+        opening = self._transfer.openers.submit(self._transfer.peers.open, *lease)
+        opening.add_done_callback(end_turn)
+        return opening
 
     def _close_late(self, request: Request, opening: Future[bool]) -> None:
         if not opening.cancelled():
@@ -205,3 +226,17 @@ class KvHandover:
             if await has_ended(worker) and self._queues is not None:
                 self.roles.note_ended(worker, asked_at)
                 self._queues.wake()
+
+    async def _watch_left(self) -> None:
+        """Do the part of workers that take nothing, whatever their heartbeats say."""
+        left_queues, left = self.roles.left_queues, self.roles.left(time.monotonic())
+        if self._queues is None or not left:
+            left_queues.forget()
+            return
+        with contextlib.suppress(DependencyError, *SEND_ERRORS):
+            for queue in left:
+                deliveries = await self._queues.deliveries(queue)
+                if deliveries is not None:
+                    left_queues.note(queue, deliveries, time.monotonic())
+        if left_queues.helps(time.monotonic()):
+            self._queues.wake()

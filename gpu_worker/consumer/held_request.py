@@ -117,10 +117,14 @@ class HeldRequest:
     @property
     def is_untried(self) -> bool:
         """Whether it may begin to compute, but has produced nothing here yet."""
-        is_waiting = self.sequence is None or self.sequence.status is SequenceStatus.WAITING
-        if self.request.lane == "batch" and is_waiting and (self.is_parked or not self.probation):
+        if self.request.lane == "batch" and self.is_waiting and (self.is_parked or not self.probation):
             return False  # it may wait for as long as interactive requests come
         return self.is_without_output
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the engine has not begun to compute it here."""
+        return self.sequence is None or self.sequence.status is SequenceStatus.WAITING
 
     @property
     def is_without_output(self) -> bool:
@@ -193,6 +197,11 @@ class HeldRequests:
     def num_blocks(self, lane: Lane) -> int:
         """Blocks that one lane's requests are expected to need."""
         return self._blocks[lane]
+
+    @property
+    def num_not_begun(self) -> int:
+        """Interactive requests that wait for their first turn here."""
+        return sum(each.request.lane == "interactive" and each.is_waiting for each in self._by_key.values())
 
     def within_shares(self, num_slots: int, num_blocks: int) -> tuple[float, float]:
         """Return how many slots and blocks interactive requests need where no tenant has more than an equal share.

@@ -76,9 +76,10 @@ class Intake:
     _adapters: RequestAdapters | None = None
     _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
 
-    def is_crowded(self, request: Request) -> bool:
-        """Whether too many requests wait here for adapters for this one to wait, too."""
-        return self._adapters is not None and self._adapters.is_crowded(request)
+    def leaves_to_others(self, request: Request) -> bool:
+        """Whether too many wait here for adapters for this one to wait, too, or its grammar cannot be checked here."""
+        is_crowded = self._adapters is not None and self._adapters.is_crowded(request)
+        return is_crowded or self._constraints.is_away(request)
 
     def begin(self, held: HeldRequest, lane: Lane) -> None:
         """Take a request that has just been added to the table towards the engine; a long prompt takes a while."""

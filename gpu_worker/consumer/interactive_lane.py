@@ -7,6 +7,7 @@ token, and nothing new begins beside it, so that its gateway knows which request
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -46,6 +47,9 @@ RESERVED_S = 0.5
 
 # A gateway moves a stream of which it hears nothing for ten seconds.
 WAITING_INTERVAL_S = 2.0
+
+# A request that is prepared for longer is announced then: an idle worker's gateway expects a claim within a second.
+ANNOUNCED_AFTER_S = 0.25
 
 # Frames go to gateways and nowhere else, whatever a request asks for.
 _FRAME_SUBJECT = re.compile(r"hr\.tok\.[A-Za-z0-9_-]+")
@@ -102,7 +106,7 @@ class InteractiveLane:
             return False
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return False
-        if not self._may_begin(request) or self._intake.is_crowded(request):
+        if not self._may_begin(request) or self._intake.leaves_to_others(request):
             self.outbox.answer(message, REDELIVER_SOON)
             return True
         chain = None if self._affinity is None else self._affinity.chain(request)
@@ -114,6 +118,8 @@ class InteractiveLane:
         if held.probation:
             self._held.suspect, self._held.reserved_until = held, 0.0
         self._intake.begin(held, self)
+        if held.sequence is None and not held.probation:
+            asyncio.get_running_loop().call_later(ANNOUNCED_AFTER_S, self._announce_preparation, held)
         return False
 
     def cancel(self, cancel: Cancel) -> None:
@@ -134,6 +140,14 @@ class InteractiveLane:
         self._remove(held)
         self.outbox.answer(held.message)
 
+    def _announce_preparation(self, held: HeldRequest) -> None:
+        """Announce a request that the engine does not have yet.
+
+        Its prompt is encoded, its grammar compiled, its images decoded or its adapter loaded; or one of these waits.
+        """
+        if held.sequence is None and self._held.is_current(held):
+            self._put(held, announcement(held))
+
     async def tell_of_waiting(self) -> None:
         """Announce requests that had no output since the last call, so that their gateways do not move them.
 
@@ -146,9 +160,7 @@ class InteractiveLane:
             if held.request.lane != "interactive":
                 continue
             if held.sequence is None:
-                if held.request.media or held.request.adapter:
-                    # Its images wait for room, or are decoded; its adapter is loaded, or waits for a slot.
-                    self._put(held, announcement(held))
+                self._announce_preparation(held)
                 continue
             if is_moving and held.num_output_tokens == held.num_tokens_before:
                 self._put(held, announcement(held))
@@ -246,8 +258,7 @@ class InteractiveLane:
     def give_back_waiting(self) -> None:
         """Give back requests that have not started to run."""
         for held in self._held:
-            sequence = held.sequence
-            if held.request.lane == "interactive" and (sequence is None or sequence.status is SequenceStatus.WAITING):
+            if held.request.lane == "interactive" and held.is_waiting:
                 self.give_back(held)
 
     def advance(self, held: HeldRequest, delta: Delta) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import QueuedMessage
-from shared.consumers import PullConsumer, ensure_consumer
+from shared.consumers import Deliveries, PullConsumer, ensure_consumer, read_deliveries
 from shared.direct_client import DirectClient
 from shared.disaggregation import PROMPT_QUEUES
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream
@@ -94,6 +94,14 @@ class InteractiveQueues:
         """Begin to pull what prefill workers have handed over, once this worker takes it. Raises as `start`."""
         if "ready" in self._taken() and not self.ready.is_started and not self._is_draining:
             await self.ready.start()
+
+    async def deliveries(self, queue: Queue) -> Deliveries | None:
+        """Return how a queue moves; None if it was not there until now. Raises `DependencyError` as `start`."""
+        found = await read_deliveries(self._js, self._model, queue)
+        if found is None:
+            # Requests may wait in the stream all the same.
+            await self._ensure(queue)
+        return found
 
     def note_returned(self, message: QueuedMessage) -> None:
         """Take note that a message is given back some time after it came."""

@@ -1,8 +1,8 @@
 """How many requests a worker should pull: what its free slots and blocks can hold, and a few ahead of need.
 
 Requests left in the queue can go to any worker; pulled ones can only run here. Blocks are estimated from recent
-requests. Where tenants hold more than their share, a full worker still pulls a few from the queue that goes first: they
-begin at once, because others give way (`Admission`).
+requests. Where tenants hold more than their share, a full worker still pulls a few from the queues that go first: they
+begin at once, because others give way (`Admission`). Where they do not begin, it pulls no more.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class PullCapacity:
             return room
         slots, blocks = held.within_shares(config.max_num_seqs, config.num_blocks)
         free = min(config.max_num_seqs - slots, (config.num_blocks - blocks) / self._mean_blocks)
-        return max(room, min(self._look_ahead, math.floor(free)))
+        # As many may wait that were pulled ahead of need.
+        most = min(self._look_ahead, 2 * self._look_ahead - held.num_not_begun)
+        return max(room, min(most, math.floor(free)))
 
     def batch(self, interactive_backlog: int, max_batch_seqs: int) -> int:
         """Return how many batch requests there is room for: none while interactive ones wait."""

@@ -27,9 +27,9 @@ from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.adapter_calls import is_digest
+from shared.adapter_files import AdapterFilesError
 from shared.adapter_names import AdapterNames
-from shared.adapter_store import AdapterFilesError, AdapterStore, AdapterStoreError
-from shared.background_tasks import BackgroundTasks
+from shared.adapter_store import AdapterStore, AdapterStoreError
 from shared.errors import BadRequestError
 from shared.files import TemporaryFolder
 from shared.messages import Request
@@ -50,6 +50,18 @@ _SMOOTHING = 0.3
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why an adapter is not served, and whether it never will be."""
+
+    reason: str
+    is_final: bool
+
+    def error(self) -> BadRequestError:
+        """Return the error of its requests."""
+        return BadRequestError(self.reason, "model", "adapter_refused")
+
+
 @dataclass(eq=False)
 class RequestAdapters:
     """Loads adapters for the requests of one worker. Alone writes `slots`.
@@ -59,6 +71,7 @@ class RequestAdapters:
         load_s: About how long a load takes, in seconds; 0 before the first.
         give_back: Called with a batch request whose adapter has to make room for a person's.
         _forget: Called on the engine's thread with each adapter that was read and placed, or given up.
+        _check_files: Raises `AdapterError` for files that are not served, by their configuration and header alone.
     """
 
     slots: AdapterSlots
@@ -69,10 +82,10 @@ class RequestAdapters:
     _engine: EngineThread
     _held: HeldRequests
     _forget: Callable[[PackedAdapter], object] = lambda _: None
+    _check_files: Callable[[Path], object] = lambda _: None
     named: dict[str, str] = field(default_factory=dict)
     load_s: float = 0.0
     give_back: Callable[[HeldRequest], None] | None = None
-    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
     # Requests that wait for an adapter, and which; those that have one are found by `HeldRequest.adapter`.
     _wanted: dict[HeldRequest, str] = field(default_factory=dict)
     _loading: dict[str, asyncio.Task[bool]] = field(default_factory=dict)
@@ -80,8 +93,8 @@ class RequestAdapters:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _leaving: str | None = None
-    # Content never changes, so a refusal is final.
-    _refused: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    # Why adapters are refused. Content never changes, so this is final where the digest was checked.
+    _refused: OrderedDict[str, _Refusal] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         self._held.on_removed.append(self._note_removed)
@@ -172,14 +185,35 @@ class RequestAdapters:
 
     async def _load(self, digest: str) -> bool:
         """Load an adapter, once for all that wait for it; return whether it was read, be there room for it or not."""
-        if (reason := self._refused.get(digest)) is not None:
-            raise BadRequestError(reason, "model", "adapter_refused")
+        refusal = self._refused.get(digest)
+        if refusal is not None and refusal.is_final:
+            raise refusal.error()
         task = self._loading.get(digest)
         if task is None:
-            task = self._loading[digest] = self._tasks.spawn(self._load_now(digest), f"adapter {digest[:12]}")
-            task.add_done_callback(lambda _: self._loading.pop(digest, None))
+            loads = self._load_now(digest)
+            task = self._loading[digest] = asyncio.create_task(loads, name=f"adapter {digest[:12]}")
+            task.add_done_callback(partial(self._end_load, digest))
         # A waiting request may be cancelled; the others still want the adapter.
         return await asyncio.shield(task)
+
+    def _end_load(self, digest: str, task: asyncio.Task[bool]) -> None:
+        """Log in a sentence why an adapter was not loaded; of a refusal, `_refuse` has done so once."""
+        self._loading.pop(digest, None)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, AdapterStoreError):
+            _log.warning("adapter %s was not loaded: %s", digest[:12], error)
+        elif error is not None and not isinstance(error, BadRequestError):
+            _log.error("adapter %s was not loaded", digest[:12], exc_info=error)
+
+    def _refuse(self, digest: str, error: AdapterError | AdapterFilesError) -> BadRequestError:
+        refusal = _Refusal(f"The adapter cannot be served: {error}.", isinstance(error, AdapterError))
+        if self._refused.get(digest) != refusal:
+            _log.warning("adapter %s is refused: %s", digest[:12], error)
+        self._refused[digest] = refusal
+        self._refused.move_to_end(digest)
+        while len(self._refused) > _MAX_REFUSED:
+            self._refused.popitem(last=False)
+        return refusal.error()
 
     async def _load_now(self, digest: str) -> bool:
         async with self._loads:
@@ -189,12 +223,7 @@ class RequestAdapters:
             try:
                 adapter = await self._read(digest)
             except (AdapterError, AdapterFilesError) as error:
-                reason = f"The adapter cannot be served: {error}."
-                if isinstance(error, AdapterError):
-                    self._refused[digest] = reason
-                    while len(self._refused) > _MAX_REFUSED:
-                        self._refused.popitem(last=False)
-                raise BadRequestError(reason, "model", "adapter_refused") from error
+                raise self._refuse(digest, error) from error
             took_s = time.monotonic() - started
             self.load_s += (took_s - self.load_s) * (_SMOOTHING if self.load_s else 1.0)
             try:
@@ -209,13 +238,20 @@ class RequestAdapters:
 
     async def _read(self, digest: str) -> PackedAdapter:
         with TemporaryFolder("headrace-lora-") as name:
-            await self._store.fetch(digest, Path(name), self.slots.max_bytes)
+            await self._store.fetch(digest, Path(name), self.slots.max_bytes, self._check)
             adapter = await asyncio.to_thread(self._read_files, Path(name))
         if adapter.num_bytes > self.slots.max_bytes:
             self._engine.call(partial(self._forget, adapter))
             problem = f"it takes {adapter.num_bytes} bytes in memory, and HEADRACE_MAX_LORA_BYTES is"
             raise AdapterError(f"{problem} {self.slots.max_bytes}")
         return adapter
+
+    def _check(self, directory: Path) -> None:
+        """Check files whose digest is not known yet."""
+        try:
+            self._check_files(directory)
+        except AdapterError as error:
+            raise AdapterFilesError(str(error)) from None
 
     async def _free_slot(self, digest: str, num_bytes: int) -> int | None:
         """Return a slot as soon as there is room; None once no request wants it, or it gives way to a person's."""

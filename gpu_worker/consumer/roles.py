@@ -2,7 +2,7 @@
 
 A role steers, and binds to nothing: whatever a worker is sent it can do from beginning to end. Where no other worker
 computes prompts, or none decodes, it does both. Other workers are known by their heartbeats; those of earlier versions
-do both.
+do both. Heartbeats may lie: what they leave in a queue for long is taken all the same (`LeftQueues`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import time
 from typing import NamedTuple
 
+from gpu_worker.consumer.left_queues import LeftQueues
 from gpu_worker.consumer.prefixes.peers import PeerBeat
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
 
@@ -41,11 +42,13 @@ class Roles:
     Attributes:
         role: Of this worker; changed by orders.
         maker: Identifies the computation: KV of another maker is of no use here (`RoleNews.maker`).
+        left_queues: Whether others take what this worker leaves to them.
     """
 
     def __init__(self, worker: str, role: Role) -> None:
         self.role = role
         self.maker = ""
+        self.left_queues = LeftQueues()
         self._worker = worker
         self._peers: dict[str, _Peer] = {}
         self._started_at = self._connected_at = time.monotonic()
@@ -74,6 +77,8 @@ class Roles:
 
     def takes(self, now: float) -> tuple[TakenQueue, ...]:
         """Return the queues from which this worker takes requests at present."""
+        if self.left_queues.helps(now):
+            return (*PROMPT_QUEUES, "ready")
         if self.role == "prefill":
             return PROMPT_QUEUES
         if self.role == "decode":
@@ -83,6 +88,12 @@ class Roles:
             return (*PROMPT_QUEUES, "ready")
         heard_at = self._prefill_heard_at
         return (*PROMPT_QUEUES, "ready") if heard_at and now - heard_at < READY_MEMORY_S else PROMPT_QUEUES
+
+    def left(self, now: float) -> tuple[TakenQueue, ...]:
+        """Return the queues that this worker leaves to others which are to take from them, by their heartbeats."""
+        if self.role == "decode":
+            return () if "interactive" in self.takes(now) else PROMPT_QUEUES
+        return ("ready",) if self.hands_over(now) else ()
 
     def missed(self, now: float) -> list[str]:
         """Return the workers whose part this one takes over if they have ended: none was heard for `MISSED_S`.
@@ -104,7 +115,9 @@ class Roles:
 
     def hands_over(self, now: float) -> bool:
         """Return whether another worker continues requests begun here."""
-        return self.role == "prefill" and any(map(self._needs, self._live(now, HEARD_S)))
+        if self.role != "prefill" or self.left_queues.helps(now):
+            return False
+        return any(map(self._needs, self._live(now, HEARD_S)))
 
     def address(self, worker: str, now: float) -> str | None:
         """Return the address of another worker's KV; None if it is silent, or its maker differs."""

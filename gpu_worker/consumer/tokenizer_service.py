@@ -77,7 +77,9 @@ class TokenizerService:
             payload = await self._run(_decode(message.data))
         except LaneBusyError as error:
             payload = encode(_busy(error))
-        except (BadRequestError, *UNDECODABLE) as error:
+        except BadRequestError as error:
+            payload = encode(TokenizerReply(error=str(error)[:500], code=error.code, param=error.param))
+        except UNDECODABLE as error:
             payload = encode(TokenizerReply(error=str(error)[:500]))
         await self._respond(message, payload)
 
@@ -100,7 +102,8 @@ class TokenizerService:
 
     async def _respond(self, message: Msg, payload: bytes) -> None:
         if len(payload) > self._nats.max_payload:
-            payload = encode(TokenizerReply(error="The answer is too large for one message; send less at once."))
+            error = "The answer is too large for one message; send less at once."
+            payload = encode(TokenizerReply(error=error, code="request_too_large"))
         try:
             await self._nats.publish(message.reply, payload)
         except SEND_ERRORS as error:
@@ -142,7 +145,7 @@ class TokenizerService:
             return self._encoder.encode_now(prompt, add_special_tokens=add_special_tokens, max_tokens=limit).token_ids
         except PromptTooLongError as error:
             message = f"The text has {error.num_prompt_tokens} tokens; at most {limit} are returned at once. Send less."
-            raise BadRequestError(message, "prompt") from None
+            raise BadRequestError(message, error.param, error.code) from None
 
 
 def _prompt(call: TokenizeCall) -> str | Conversation:

@@ -101,12 +101,13 @@ class AdapterTargets:
 
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
         self.num_slots = num_slots
-        self.max_rank = 1
         self.experts_per_token = 1
         self.matrices: dict[str, AdaptedMatrix] = {}
         self.experts: dict[str, ExpertModules | None] = {}
         self._device = device
         self._dtype = dtype
+        # Of the adapter in each slot, the largest.
+        self._ranks = np.ones(num_slots, dtype=np.int32)
 
     def add(
         self,
@@ -143,7 +144,8 @@ class AdapterTargets:
 
     def rows(self, slots: npt.NDArray[np.int32]) -> AdapterRows:
         """Return which adapter each row of a step has, by slots; below zero is none."""
-        return AdapterRows(slots, self.max_rank, self.experts_per_token)
+        max_rank = int(np.where(slots >= 0, self._ranks[slots], 1).max(initial=1))
+        return AdapterRows(slots, max_rank, self.experts_per_token)
 
     def pack(self, adapter: Mapping[str, LowRank]) -> Packed:
         """Lay an adapter out as the kernels read it; any thread may do so."""
@@ -153,7 +155,7 @@ class AdapterTargets:
 
     def place(self, slot: int, packed: Packed | None, max_rank: int = 1) -> None:
         """Place a packed adapter in a slot below `num_slots` that no step reads; None clears the slot."""
-        self.max_rank = max(self.max_rank, max_rank)
+        self._ranks[slot] = max_rank
         for name, matrix in self.matrices.items():
             own = None if packed is None else packed.get(name)
             for index, (_, _, table) in enumerate(matrix.tables):
@@ -163,12 +165,13 @@ class AdapterTargets:
 class EmbeddingAdapters:
     """Changes embeddings: an adapter's first matrix has a column for each token, which is looked up."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, device: torch.device) -> None:
         self._adapters: list[LowRank | None] = [None] * num_slots
+        self._device = device
 
     def pack(self, adapter: LowRank) -> LowRank:
-        """Return the adapter as it is."""
-        return adapter
+        """Return the adapter on the device that computes."""
+        return adapter.to(self._device)
 
     def place(self, slot: int, packed: Any) -> None:
         """Put an adapter's part into a slot, or clear it."""
@@ -182,6 +185,6 @@ class EmbeddingAdapters:
                 continue
             own = torch.from_numpy(np.flatnonzero(rows.slots == slot)).to(result.device)
             added = result[own].float()
-            for part in adapter.to(result.device).parts:
-                added += part.down.float().T[x[own]] * part.scale @ part.up.float().T
+            for part in adapter.parts:
+                added += part.down[:, x[own]].float().T * part.scale @ part.up.float().T
             result[own] = added.to(result.dtype)

@@ -247,7 +247,7 @@ def _embedding_adapters(
 ) -> EmbeddingAdapters | None:
     if adapters is None or not isinstance(embedding, Embedding):
         return None
-    lookups = EmbeddingAdapters(adapters.num_slots)
+    lookups = EmbeddingAdapters(adapters.num_slots, embedding.weight.device)
     adapters.add_embedding(config.vocab_size, config.hidden_size, embedding.scale, lookups)
     return lookups
 

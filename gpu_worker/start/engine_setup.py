@@ -59,6 +59,7 @@ class Adapting(NamedTuple):
 
     Attributes:
         place: None clears the slot.
+        check: Raises why an adapter is not served, by its configuration and header alone; in any thread.
         forget: Called once an adapter that was read is placed, or will not be.
     """
 
@@ -66,6 +67,7 @@ class Adapting(NamedTuple):
     read: Callable[[Path], PackedAdapter]
     place: Callable[[int, PackedAdapter | None], None]
     forget: Callable[[PackedAdapter], object] = lambda _: None
+    check: Callable[[Path], object] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ def _build_group(
 def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner | None) -> Adapting | None:
     targets = runner.model.adapters
     if targets is not None:
-        from gpu_worker.adapters.reader import read_packed
+        from gpu_worker.adapters.reader import check_adapter, read_packed
         from gpu_worker.execution.ranks.beside import encoded_pieces
 
         def place(slot: int, adapter: PackedAdapter | None) -> None:
@@ -235,16 +237,18 @@ def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner
             else:
                 targets.place(slot, adapter.packed, adapter.max_rank)
 
-        read = partial(read_packed, targets=targets, renamed=runner.model_config.block.names.renamed)
+        renamed = runner.model_config.block.names.renamed
+        read = partial(read_packed, targets=targets, renamed=renamed)
+        check = partial(check_adapter, targets=targets, renamed=renamed)
         if group is None:
-            return Adapting(targets.num_slots, read, place)
+            return Adapting(targets.num_slots, read, place, check=check)
 
         def read_for_all(directory: Path) -> PackedAdapter:
             adapter = read(directory, encode=encoded_pieces)
             group.prepare_adapter(adapter)
             return adapter
 
-        return Adapting(targets.num_slots, read_for_all, group.place_adapter, group.forget_adapter)
+        return Adapting(targets.num_slots, read_for_all, group.place_adapter, group.forget_adapter, check)
     if lora_modules(config):
         raise ConfigError("HEADRACE_LORA_MODULES", "is set, but this model cannot have adapters")
     return None
@@ -258,7 +262,9 @@ def lora_modules(config: WorkerConfig) -> dict[str, Path]:
     if config.simulate is not None:
         raise ConfigError(variable, "is set, but a simulated engine has no model to adapt")
     if config.pipeline_parallel_size > 1:
-        raise ConfigError(variable, "is set, but adapters need all layers in one stage: use tensor parallel ranks")
+        stages = f"HEADRACE_PIPELINE_PARALLEL_SIZE is {config.pipeline_parallel_size}"
+        remedy = "set that to 1 and divide the model by HEADRACE_TENSOR_PARALLEL_SIZE"
+        raise ConfigError(variable, f"is set and {stages}: adapters need all layers in one stage; {remedy}")
     return {} if config.lora_modules is None else parse_modules(config.lora_modules)
 
 

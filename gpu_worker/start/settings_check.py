@@ -18,7 +18,7 @@ from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
-from shared.adapter_store import CONFIG_NAME
+from shared.adapter_files import CONFIG_NAME
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 from shared.model_hub import local_model

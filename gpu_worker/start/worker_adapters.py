@@ -151,8 +151,8 @@ class WorkerAdapters:
         self.slots = AdapterSlots()
         if adapting is not None and access is not None:
             self.slots = AdapterSlots(adapting.num_slots, access.max_bytes)
-            ways = (adapting.read, adapting.place)
-            self.requests = RequestAdapters(self.slots, *ways, access.store, names, engine, held, adapting.forget)
+            ways, ends = (adapting.read, adapting.place), (adapting.forget, adapting.check)
+            self.requests = RequestAdapters(self.slots, *ways, access.store, names, engine, held, *ends)
         self.orders = AdapterOrders(nats, worker, self.requests, store, names)
 
     @property

@@ -31,8 +31,9 @@ _FIRST_RATE = 500_000.0
 _PIECE_BYTES = 1024
 # How much of the work measured so far still counts at the next piece.
 _MEASURED_KEPT = 0.8
-# A thread that yields to all others runs only while they leave a core to it.
-_LOWEST_PRIORITY = 19
+# About a tenth of a core beside a busy thread. At the lowest priority, 19, it is a hundredth: then a long conversation
+# is not counted within ten seconds on a host without an idle core.
+_LOW_PRIORITY = 10
 
 
 class LaneBusyError(HeadraceError):
@@ -71,7 +72,7 @@ class FairLane:
             num_threads: How many pieces are worked on at once.
             max_bytes: How much may wait, half of it of one owner; None sets no bound.
             max_wait_s: How long that may take at the measured rate, which a slow machine makes the tighter bound.
-            yields: The threads run at the lowest priority, where the system has priorities for threads.
+            yields: The threads run at a low priority, where the system has priorities for threads.
             stack_bytes: Stack of each thread; 0 for that of the system.
         """
         self._pool = ThreadPoolExecutor(num_threads, name, initializer=_yield_to_others if yields else None)
@@ -165,4 +166,4 @@ class FairLane:
 def _yield_to_others() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)

@@ -156,10 +156,13 @@ __attribute__((noinline)) void down_tile(const LowRank& adapter, const void* nex
     }
     multiply_block<W, T, R, K>(weights + i, stride, ends, 0, sums);
   }
+  Floats scales{};
+  std::memcpy(&scales, adapter.scales + rank, K * sizeof(float));
   for (int r = 0; r < R; ++r) {
-    const Floats totals = sum_lanes<K>(sums[r]);
-    for (int k = 0; k < K; ++k)
-      store_scalar(products[r] + rank + k, totals[k * kLanes / K] * adapter.scales[rank + k]);
+    constexpr Ints kPlaces = make_ints([](int lane) { return lane % K * (kLanes / K); });
+    T totals[kLanes];
+    store(totals, __builtin_shuffle(sum_lanes<K>(sums[r]), kPlaces) * scales);
+    std::memcpy(products[r] + rank, totals, K * sizeof(T));
   }
 }
 
@@ -217,39 +220,52 @@ void multiply_down(LowRankTable table, const AdapterRows& adapters, const T* x, 
   });
 }
 
-// Adds what the ranks of half a panel are times their products, two ranks at a time in bfloat16. The last of an odd
-// number has a rank of zeros beside it.
-template <typename T>
-inline void add_half(const LowRank& adapter, const LowRankHalf& half, const T* products, Floats* sums) {
+// Adds what the ranks of one or two halves of a panel are times their products, two ranks at a time in bfloat16. The
+// last of an odd number has a rank of zeros beside it. `second` is where the second half's weights begin.
+template <typename T, int kHalves>
+inline void add_ranks(const LowRank& adapter, const LowRankHalf& half, int64_t second, const T* products, Floats* sums) {
   constexpr int kVectors = kPanelVectors / 2;
   products += half.first;
   if constexpr (std::is_same_v<T, float>) {
     if (adapter.dtype == kFloat32) {
       const auto* weights = static_cast<const float*>(adapter.up) + int64_t{half.offset} * kHalfPanel;
       for (int rank = 0; rank < half.count; ++rank, weights += kHalfPanel)
-        for (int v = 0; v < kVectors; ++v) sums[v] += load(weights + v * kLanes) * products[rank];
+        for (int h = 0; h < kHalves; ++h)
+          for (int v = 0; v < kVectors; ++v)
+            sums[h * kVectors + v] += load(weights + h * second * kHalfPanel + v * kLanes) * products[rank];
       return;
     }
   }
   const auto* weights = static_cast<const int32_t*>(adapter.up) + int64_t{half.offset} * kHalfPanel / 2;
   for (int rank = 0; rank < half.count; rank += 2, weights += kHalfPanel) {
-    for (int v = 0; v < kVectors; ++v) {
-      const Ints pairs = load_raw<Ints>(weights + v * kLanes);
-      if constexpr (std::is_same_v<T, float>) {
-        sums[v] += (Floats)(pairs << 16) * products[rank];
-        sums[v] += (Floats)(pairs & ~0xffff) * products[rank + 1];
-      } else {
-        sums[v] = multiply_word(sums[v], pairs, load_raw<int32_t>(products + rank), products);
+    for (int h = 0; h < kHalves; ++h) {
+      for (int v = 0; v < kVectors; ++v) {
+        Floats& sum = sums[h * kVectors + v];
+        const Ints pairs = load_raw<Ints>(weights + h * second * kHalfPanel / 2 + v * kLanes);
+        if constexpr (std::is_same_v<T, float>) {
+          sum += (Floats)(pairs << 16) * products[rank];
+          sum += (Floats)(pairs & ~0xffff) * products[rank + 1];
+        } else {
+          sum = multiply_word(sum, pairs, load_raw<int32_t>(products + rank), products);
+        }
       }
     }
   }
 }
 
-// Adds the products of an adapter's second matrix to the sums of a panel.
+// Adds the products of an adapter's second matrix to the sums of a panel. Both halves are mostly made of the same ranks.
 template <typename T>
-__attribute__((noinline)) void add_up(const LowRank& adapter, const T* products, int panel, Floats* sums) {
-  for (int half = 0; half < 2; ++half)
-    add_half(adapter, adapter.halves[2 * panel + half], products, sums + half * kPanelVectors / 2);
+__attribute__((noinline)) void add_up(const LowRank& adapter, const T* products, int panel, Floats* target) {
+  const LowRankHalf* halves = adapter.halves + 2 * panel;
+  Floats sums[kPanelVectors];  // In registers: others may not have the address.
+  std::copy(target, target + kPanelVectors, sums);
+  if (halves[0].first == halves[1].first && halves[0].count == halves[1].count) {
+    add_ranks<T, 2>(adapter, halves[0], halves[1].offset - halves[0].offset, products, sums);
+  } else {
+    add_ranks<T, 1>(adapter, halves[0], 0, products, sums);
+    add_ranks<T, 1>(adapter, halves[1], 0, products, sums + kPanelVectors / 2);
+  }
+  std::copy(sums, sums + kPanelVectors, target);
 }
 
 // Takes the row of a token from the first matrix of an adapter beside an embedding, [vocab_size, rank].
@@ -290,18 +306,28 @@ struct AddedAdapters {
         __builtin_prefetch(line, 0, 2);
   }
 
-  // Lists what the tile at a row reads; behind the last row that of the panel that this thread likely takes next.
+  // Returns the slot of a row's adapter; below zero without.
+  int slot_of(int64_t row) const {
+    const int place = adapters.places[row];
+    return place < 0 ? -1 : adapters.slots[place];
+  }
+
+  // Lists what the tile at a row reads, and the one before it did not; behind the last row that of the panel that this
+  // thread likely takes next.
   void list(int64_t row, int panel, RangeList& ranges) const {
+    int before = -1;
     if (row >= num_rows) {
       row = 0;
       panel += omp_get_num_threads();
       if (panel >= num_panels) return;
+    } else if (row > 0) {
+      before = slot_of(row - 1);
     }
     const int64_t end = std::min<int64_t>(row + kTileRows, num_rows);
     // The panel's share of the next matrix's bytes. A division for each adapter would take too long.
     const int64_t part = (int64_t{1} << 20) / num_panels + 1, begun = panel * part, ended = begun + part;
-    for (int before = -1; row < end; ++row) {
-      const int place = adapters.places[row], slot = place < 0 ? -1 : adapters.slots[place];
+    for (; row < end; ++row) {
+      const int slot = slot_of(row);
       if (slot == before || slot < 0) continue;
       before = slot;
       if (const LowRank* adapter = adapter_in(table, slot))

@@ -149,7 +149,7 @@ def _second_token(runner: TorchModelRunner, prompt: int, way: str) -> tuple[floa
 def _open(giving: Transfer, fetching: Transfer, begun: Sequence) -> None:
     lease = giving.leases.grant(begun.id, 1, begun.salt, begun.block_digests)
     assert lease is not None
-    assert fetching.peers.open(giving.server.address, lease.token, begun.id, 1, begun.num_tokens)
+    assert fetching.peers.open("prefill", giving.server.address, lease.token, begun.id, 1, begun.num_tokens)
 
 
 def _read_all(giving: Transfer, fetching: Transfer, begun: Sequence) -> float:

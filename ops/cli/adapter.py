@@ -15,10 +15,11 @@ import msgspec
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import Endpoint, OperatorAccess, ServerRefusedError, find_operator
 from ops.text_table import aligned, printable_cell
-from shared.adapter_store import AdapterContent, AdapterStore
+from shared.adapter_files import AdapterContent
+from shared.adapter_store import AdapterStore
 from shared.config import setting
 from shared.errors import HeadraceError
-from shared.objects.open import store_of
+from shared.objects.open import check_store, store_of
 
 _HEADS = ("NAME", "TENANT", "MODEL", "RANK", "SIZE", "CONTENT", "IN MEMORY OF")
 
@@ -97,6 +98,7 @@ def rm(access: _Access, name: str, tenant: str | None) -> None:
 
 
 async def _put(place: str, directory: Path) -> AdapterContent:
+    check_store(place, "HEADRACE_ADAPTERS")
     store = AdapterStore(store_of(place, "HEADRACE_ADAPTERS"))
     try:
         return await store.put(directory)

@@ -39,9 +39,9 @@ def run(config: DetectConfig, file: str) -> int:
     """Test a text for a watermark.
 
     FILE is a text in UTF-8; - or nothing reads it from standard input. The p-value says how likely it is that a text
-    without the watermark looks as this one does. A small p-value speaks for the watermark: at most 1e-6 means that one
-    unmarked text in a million looks so. Below some 50 scored tokens, nothing can be told. Of several keys, the one that
-    fits best is named, and the p-value is multiplied by their number.
+    without the watermark looks as this one does. A small p-value speaks for the watermark: at most 1e-5 is a proof,
+    since one unmarked text in 100,000 looks so. Some 25 scored tokens of a marked text are enough as a rule. Of several
+    keys, the one that fits best is named, and the p-value is multiplied by their number.
     """
     for name in ("model", "key_file"):
         if getattr(config, name) is None:

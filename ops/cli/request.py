@@ -30,6 +30,8 @@ class RequestConfig(OperatorAccess):
 
     json: bool = setting(False, "Print all that is known, as one JSON object.")
     slow: bool = setting(False, "List the slowest requests that are kept, instead of one.")
+    first: bool = setting(False, "List the requests whose first token took longest, instead of one.")
+    running: bool = setting(False, "List the requests that run, the one that has run longest first, instead of one.")
     failed: bool = setting(False, "List the requests that were not answered, instead of one.")
 
 
@@ -40,9 +42,10 @@ def run(config: RequestConfig, request_id: str | None) -> int:
     line that `/v1/batches` has written. Gateways keep requests for 15 minutes, NATS keeps results of jobs for a week.
     Needs the operator's key.
     """
-    if config.slow and config.failed:
-        raise click.UsageError("Give --slow or --failed, not both.")
-    order = "slow" if config.slow else "failed" if config.failed else "recent"
+    given = [name for name in ("slow", "first", "failed", "running") if getattr(config, name)]
+    if len(given) > 1:
+        raise click.UsageError(f"Give --{given[0]} or --{given[1]}, not both.")
+    order = given[0] if given else "recent"
     if request_id is not None and order != "recent":
         raise click.UsageError(f"--{order} lists requests; leave it out to see {request_id[:64]!r}, or give no ID.")
     if request_id == "":
@@ -64,11 +67,13 @@ def run(config: RequestConfig, request_id: str | None) -> int:
 
 
 def _list(requests: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"{'ID':<42}{'TENANT':<14}{'STATUS':>6} {'OUTCOME':<13}{'FIRST':>9}{'TOTAL':>9}{'TOKENS':>8}{'MOVES':>6}"
+    # Whole, since they are copied from here.
+    width = max([42, *(len(printable_line(each["id"])) + 1 for each in requests)])
+    yield f"{'ID':<{width}}{'TENANT':<14}{'STATUS':>6} {'OUTCOME':<13}{'FIRST':>9}{'TOTAL':>9}{'TOKENS':>8}{'MOVES':>6}"
     for each in requests:
         first = each.get("first_token_s")
         yield (
-            f"{printable_cell(each['id'])[:41]:<42}{printable_cell(each['tenant'])[:13]:<14}{each['status']:>6} "
+            f"{printable_line(each['id']):<{width}}{printable_cell(each['tenant'])[:13]:<14}{each['status']:>6} "
             f"{each['outcome']:<13}{'' if first is None else seconds(first):>9}{seconds(each['ended_s']):>9}"
             f"{each.get('tokens', 0):>8}{each.get('moves', 0):>6}"
         )

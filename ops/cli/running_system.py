@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
 CONNECT_TIMEOUT_S = 10.0
+# Of the operator's port, which waits for no model.
+_OPERATOR_TIMEOUT_S = 60.0
 # The number of served models that an error names.
 _MAX_NAMES = 8
 
@@ -50,10 +52,15 @@ class ServerRefusedError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The HTTP API of a running system. Methods raise `ServerRefusedError` where it is not there or refuses."""
+    """The HTTP API of a running system. Methods raise `ServerRefusedError` where it is not there or refuses.
+
+    Attributes:
+        silence_s: For how long it may say nothing once connected; None: forever, as a request may wait in the queue.
+    """
 
     url: str
     api_key: str | None
+    silence_s: float | None = None
 
     def own_models(self) -> list[str]:
         """Return the served models; an alias only if the key may not use its model."""
@@ -62,7 +69,7 @@ class Endpoint:
 
     def roots(self) -> dict[str, str]:
         """Return the model of each served name: an alias stands for its model, any other name for itself."""
-        body = self._open("GET", "/v1/models").read()
+        body = self._read("GET", "/v1/models")
         try:
             return {str(model["id"]): str(model.get("root") or model["id"]) for model in json.loads(body)["data"]}
         except (ValueError, KeyError, TypeError):
@@ -103,11 +110,18 @@ class Endpoint:
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Make a request and return the JSON object of its answer."""
-        answer = self._open(method, path, body).read()
+        answer = self._read(method, path, body)
         try:
             return dict(json.loads(answer))
         except (ValueError, TypeError):
             raise self._stranger(answer) from None
+
+    def _read(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        try:
+            with self._open(method, path, body) as answer:
+                return answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerRefusedError(0, f"the answer of {self.url} broke off: {error!r}") from error
 
     def _open(self, method: str, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         payload = None if body is None else json.dumps(body).encode()
@@ -124,14 +138,14 @@ class Endpoint:
         own = {"Connection": "close"} | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
         try:
             connection.connect()
-            # A queued request may be silent for long; only connecting is hurried.
-            connection.sock.settimeout(None)
+            connection.sock.settimeout(self.silence_s)
             prefix = place.path.rstrip("/").removesuffix("/v1")
             # A server that refuses a long body before its end says why in its answer.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, prefix + path, payload, {**own, **headers})
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
+            connection.close()
             raise ServerRefusedError(0, f"{self.url} does not answer ({error}); is `headrace up` running?") from error
         if not http.client.OK <= response.status < http.client.MULTIPLE_CHOICES:
             raise ServerRefusedError(response.status, *_error_words(response.read()))
@@ -240,11 +254,11 @@ def find_operator(access: OperatorAccess) -> Endpoint:
         if running is not None and _origin(access.operator_url) == _origin(running.url):
             problem = f"{access.operator_url} is the public port; the operator's is {_operator_url(running)}"
             raise ConfigError("HEADRACE_OPERATOR_URL", problem)
-        return Endpoint(access.operator_url, access.operator_key)
+        return Endpoint(access.operator_url, access.operator_key, _OPERATOR_TIMEOUT_S)
     if running is None:
         raise _none_runs("HEADRACE_OPERATOR_URL", access.state_dir, "--operator-url and --operator-key")
     _check_runs(access.state_dir, running)
-    return Endpoint(_operator_url(running), access.operator_key or running.operator_key or None)
+    return Endpoint(_operator_url(running), access.operator_key or running.operator_key or None, _OPERATOR_TIMEOUT_S)
 
 
 def _operator_url(running: ReadyFile) -> str:

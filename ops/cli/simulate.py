@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _KILL = re.compile(r"w?(\d+)@(\d+(?:\.\d+)?)s?")
 BURSTINESS = "1 for a Poisson process; less for bursts, more for even times. vLLM's: shape of a gamma distribution."
 _REQUESTS = 10_000
-_FORMATS, _CACHES = ("bf16", "fp8", "int4"), ("bf16", "fp8")
+_FORMATS, _CACHES = ("bf16", "fp8", "int4"), ("bf16", "fp8", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PlacedModel:
     device: str = setting("h200", "Kind of device: a100, h100, h200, b200, l40s, rtx4090, rtx5090 or mi300x.")
     gpu_memory_utilization: float = setting(0.9, "Share of a device's memory to use.", minimum=0.1, maximum=1)
     price: float | None = setting(
-        None, "Of a device for an hour, in any currency; without it no cost is shown.", minimum=0
+        None, "Price of a device for an hour, in any currency; without it no cost is shown.", minimum=0
     )
 
 
@@ -58,7 +58,9 @@ class LoadConfig(PlacedModel):
     rate: float | None = setting(None, "Requests a second; all at once if not given.", minimum=1e-6)
     prompt: int = setting(500, "Tokens of a prompt, in the mean.", minimum=1, maximum=1 << 22)
     output: int = setting(200, "Tokens of an answer, in the mean.", minimum=1, maximum=1 << 22)
-    spread: float = setting(0.0, "Standard deviation of lengths' logarithms; 0: all equal.", minimum=0, maximum=4)
+    spread: float = setting(
+        0.0, "How much lengths vary: standard deviation of their logarithm; 0: all equal.", minimum=0, maximum=4
+    )
     burstiness: float = setting(1.0, BURSTINESS, minimum=0.01, maximum=1e6)
     tenants: int = setting(1, "Tenants that send requests, all alike.", minimum=1, maximum=100_000)
     shared_prefix: int = setting(0, "Tokens that prompts begin with in common.", minimum=0, maximum=1 << 22)
@@ -198,23 +200,25 @@ def on_device(
     from ops.sizing.model_size import BLOCK_SIZE, CACHE_DTYPES, FORMATS, read_model_size
     from ops.sizing.roofline import HOST_TIMES, Roofline
 
-    size, (weights, cache, ranks) = read_model_size(config.model), names
+    size, device, (weights, cache, ranks) = read_model_size(config.model), find_device(config.device), names
+    if weights not in size.formats:
+        stored = size.formats[0]
+        raise ConfigError("HEADRACE_WEIGHTS", f"is {weights}; the checkpoint stores about {stored}: give {stored}")
     max_num_seqs, max_num_batched_tokens, max_model_len = limits
     length = min(max_model_len or size.config.max_model_len, size.config.max_model_len)
-    roofline = Roofline(size, find_device(config.device), FORMATS[weights], CACHE_DTYPES[cache], ranks)
+    roofline = Roofline(size, device, FORMATS[weights], CACHE_DTYPES[cache], ranks)
     num_tokens = max(max_num_batched_tokens, max_num_seqs)
     try:
         num_blocks = roofline.num_blocks(length, num_tokens, max_num_seqs, config.gpu_memory_utilization)
     except ConfigError as error:
-        raise ConfigError(error.variable, f"{error.problem}; {_smaller(weights, ranks)}") from None
+        smaller = [form for form in size.formats if FORMATS[form].bits < FORMATS[weights].bits]
+        if device.flops_8bit is None:
+            smaller = [form for form in smaller if not FORMATS[form].computes_8bit]
+        given = [*(f"--weights {form}" for form in smaller[:1]), f"--tensor-parallel-size {2 * ranks}"]
+        if roofline.weight_bytes < device.memory_bytes * config.gpu_memory_utilization:
+            given.append("a smaller --max-model-len")
+        raise ConfigError(error.variable, f"{error.problem}; give {' or '.join(given)}") from None
     return SchedulerConfig(BLOCK_SIZE, num_blocks, max_num_seqs, num_tokens, length), StepTimes(roofline, HOST_TIMES)
-
-
-def _smaller(weights: str, ranks: int) -> str:
-    """Say which settings take less of a device's memory."""
-    smaller = _FORMATS[_FORMATS.index(weights) + 1 :][:1]
-    given = [f"--weights {form}" for form in smaller] + [f"--tensor-parallel-size {2 * ranks}"]
-    return f"give {', '.join(given)} or a smaller --max-model-len"
 
 
 def _arrivals(config: SimulateConfig) -> Iterator[Arrival]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ops.cli.model import hosted_table
 from ops.cli.options import settings_command
-from ops.cli.running_system import OperatorAccess, find_operator
+from ops.cli.running_system import OperatorAccess, ServerRefusedError, find_operator, tell
 from ops.text_table import aligned, printable_cell
 from shared.config import setting
 
@@ -30,22 +30,32 @@ class TopConfig(OperatorAccess):
 
 
 def run(config: TopConfig) -> int:
-    """Show workers, queues and rates until Ctrl-C. Needs the operator's key."""
-    operator = find_operator(config)
-    before = operator.call("GET", "/console/api/now")
+    """Show workers, queues and rates until Ctrl-C. Needs the operator's key.
+
+    It reports a look that fails and goes on; the first look, and both of `--once`, must succeed.
+    """
+    operator, before = find_operator(config), None
     while True:
-        if config.json:
-            print(json.dumps(before), flush=True)
-            if config.once:
+        try:
+            now = operator.call("GET", "/console/api/now")
+        except ServerRefusedError as error:
+            if before is None or config.once:
+                raise
+            tell(f"{time.strftime('%H:%M:%S')}: {error}")
+        else:
+            _show(before, now, config)
+            if config.once and (config.json or before is not None):
                 return 0
+            before = now
         time.sleep(config.interval_s)
-        now = operator.call("GET", "/console/api/now")
-        if not config.json:
-            clear = _CLEAR if sys.stdout.isatty() and not config.once else ""
-            print(clear + "\n".join(screen(before, now)), flush=True)
-            if config.once:
-                return 0
-        before = now
+
+
+def _show(before: dict[str, Any] | None, now: dict[str, Any], config: TopConfig) -> None:
+    if config.json:
+        print(json.dumps(now), flush=True)
+    elif before is not None:
+        clear = _CLEAR if sys.stdout.isatty() and not config.once else ""
+        print(clear + "\n".join(screen(before, now)), flush=True)
 
 
 def screen(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
@@ -90,9 +100,12 @@ def _worker(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tu
 
 def _state(each: dict[str, Any]) -> str:
     golden = each.get("golden") or {}
+    told = [f"role {each['role']}"] if each.get("role", "both") != "both" else []
     if problem := golden.get("problem"):
-        return printable_cell(f"{'withdrawn' if golden['has_withdrawn'] else 'goes on'}: {problem}")
-    return "cordoned or draining" if each["draining"] else ""
+        told.append(f"{'withdrawn' if golden['has_withdrawn'] else 'goes on'}: {problem}")
+    elif each["draining"]:
+        told.append("cordoned or draining")
+    return printable_cell("; ".join(told))
 
 
 def _gateway(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[
         ("moved from a dead worker", f"{outcome.num_moves:,}"),
         ("preempted", f"{outcome.num_preemptions:,}"),
         ("prompt tokens from the cache", if_served(f"{found['cached_prompt_share']:.1%}")),
-        ("devices computing", if_served(f"{outcome.device_share:.1%} of the time")),
+        ("devices computing", if_served(f"{outcome.device_share:.1%} of the time, in steps full or not")),
         ("blocks in use, mean / most", if_served(f"{found['kv_share']:.1%} / {found['kv_share_max']:.1%}")),
     ]
     if outcome.num_too_long:

@@ -23,7 +23,14 @@ from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.awq import AWQ
+from gpu_worker.quantization.compressed_scheme import Layout
+from gpu_worker.quantization.compressed_tensors import CompressedTensors
+from gpu_worker.quantization.fp8 import FP8
 from gpu_worker.quantization.gguf.model_file import SUFFIX
+from gpu_worker.quantization.gptq import GPTQ
+from gpu_worker.quantization.mxfp4 import MXFP4
+from gpu_worker.quantization.quantization_method import QuantizationMethod
 from ops.sizing.traffic import decode_weights, head_weights
 from shared.errors import ConfigError
 
@@ -48,14 +55,26 @@ class WeightFormat:
 # int4: groups of 128 weights share a scale and a zero point of 16 bits each, as AWQ and GPTQ store them.
 _FORMATS = (WeightFormat("bf16", 16), WeightFormat("fp8", 8, computes_8bit=True), WeightFormat("int4", 4.25))
 FORMATS: Mapping[str, WeightFormat] = MappingProxyType({each.name: each for each in _FORMATS})
-CACHE_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn})
+CACHE_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+)
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model of which decode steps can be predicted."""
+    """A model of which decode steps can be predicted.
+
+    Attributes:
+        stored: Format of a checkpoint that is quantized already, the only one that it is served in.
+    """
 
     config: ModelConfig
+    stored: str | None = None
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats that its weights can have."""
+        return tuple(FORMATS) if self.stored is None else (self.stored,)
 
     @property
     def embedding_weights(self) -> int:
@@ -155,13 +174,29 @@ def read_model_size(model: Path) -> ModelSize:
 
 
 def _checked(model: Path, config: ModelConfig) -> ModelSize:
-    problem = None
-    if config.quantization is not None:
-        problem = "its checkpoint is quantized already; give the configuration that it was made of, and a format"
+    problem, stored = None, _stored_format(config.quantization)
+    if stored is None and config.quantization is not None:
+        without = "a copy of its config.json without `quantization_config` is planned, in any format"
+        problem = f"there is no formula here for how its checkpoint is quantized; {without}"
     elif config.is_bidirectional:
         problem = "it generates nothing"
     elif not all(isinstance(layer.mixer, AttentionShape | GatedDeltaShape | None) for layer in config.layers):
         problem = "it has layers for whose steps there is no formula here: latent attention, or another recurrence"
     if problem is not None:
         raise ConfigError("HEADRACE_MODEL", f"{model} is unsupported: {problem}")
-    return ModelSize(config)
+    return ModelSize(config, stored)
+
+
+def _stored_format(method: QuantizationMethod | None) -> str | None:
+    """Return the format that is nearest to a method's, within a few percent of all bytes; None if there is none.
+
+    What a method leaves in 16 bits, as gpt-oss its attention, counts like the rest.
+    """
+    if isinstance(method, FP8):
+        return "fp8"
+    if isinstance(method, AWQ | MXFP4) or (isinstance(method, GPTQ) and method.settings.bits == 4):
+        return "int4"
+    if isinstance(method, CompressedTensors):
+        kinds = {(scheme.layout, scheme.bits) for _, scheme in method.groups}
+        return {(Layout.FLOAT8, 8): "fp8", (Layout.PACKED, 4): "int4"}.get(kinds.pop()) if len(kinds) == 1 else None
+    return None

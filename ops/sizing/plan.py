@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 from ops.sizing.devices import Device
 from ops.sizing.model_size import BLOCK_SIZE, CACHE_DTYPES, FORMATS, ModelSize
@@ -19,7 +20,6 @@ FULL_SHARE = 0.8
 """Of what a worker can serve that is planned for: closer to that, requests that come at random wait long."""
 RANKS = (1, 2, 4, 8)
 MAX_RANKS = 64
-_SUPPORTED = (("bf16", "bf16"), ("fp8", "bf16"), ("fp8", "fp8"), ("int4", "bf16"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Workload:
 
     Attributes:
         rate: Requests a second, each with `prompt` tokens and an answer of `output`.
-        ttft_s: Longest time to first token; an empty queue is assumed.
+        ttft_s: Longest time to first token of a request that finds no queue.
         itl_s: Longest mean time between tokens.
     """
 
@@ -164,12 +164,13 @@ def options(
     """Return the options, that with the fewest devices first, and why others are none."""
     found: list[Option] = []
     reasons: list[str] = []
-    for weights, cache in _SUPPORTED:
-        for count in ranks:
-            name = f"{weights}, cache {cache}, {count} x {device.name}"
-            if weights == "fp8" and device.flops_8bit is None:
-                reasons.append(f"{name}: unsupported: the device does not compute in FP8")
-                continue
+    computes_8bit = device.flops_8bit is not None
+    caches = ("bf16", "fp8" if computes_8bit else "int8")
+    for weights, cache, count in product(size.formats, caches, ranks):
+        name = f"{weights}, cache {cache}, {count} x {device.name}"
+        if FORMATS[weights].computes_8bit and not computes_8bit:
+            reasons.append(f"weights {weights}: unsupported: {device.name} does not compute in FP8")
+        else:
             try:
                 found.append(option(size, device, load, limits, (weights, cache, count)))
             except ConfigError as error:

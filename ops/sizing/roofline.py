@@ -2,7 +2,7 @@
 
 Source: Williams, Waterman, Patterson, Roofline (2009). What steps reach of a device's rates was not measured here. The
 three shares were chosen to lie in the middle of TensorRT-LLM's published throughput of Llama 3.3 70B on two H200 (rows
-from 20 % below to 20 % above), and by vLLM's steps of an 8B model at batch 1. ops/docs/sizing.md has all rows.
+from 19 % below to 20 % above), and by vLLM's steps of an 8B model at batch 1. ops/docs/sizing.md has all rows.
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ class Roofline:
     _weights: dict[int, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.device.flops_8bit is None:
+            problem = f"is unsupported: {self.device.name} does not compute in FP8"
+            if self.form.computes_8bit:
+                raise ConfigError("HEADRACE_WEIGHTS", problem)
+            if self.cache_dtype == torch.float8_e4m3fn:
+                raise ConfigError("HEADRACE_CACHE_DTYPE", f"{problem}; int8 takes as little memory")
         config = self.size.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
         if heads and (heads % self.ranks or (kv_heads % self.ranks and self.ranks % kv_heads)):

@@ -19,6 +19,7 @@ from gpu_worker.start.golden_baseline import golden_baseline, served_name
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
 from ops.stack.console import EVERY_S, Console
 from ops.stack.plan import Plan
+from ops.stack.tether import tethered
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 
@@ -30,7 +31,7 @@ ALWAYS_FIT = frozenset(
         *("model", "served_model_name", "allow_revision_change", "allow_chat_template", "num_threads"),
         *("simulate", "simulate_growth", "nats_url", "nats_user", "nats_password", "nats_creds_file"),
         *("nats_nkey_seed_file", "nats_ca_file", "nats_cert_file", "nats_key_file", "health_host", "health_port"),
-        *("golden", "golden_key_file", "golden_share", "golden_withdraw"),
+        *("golden", "golden_key_file", "golden_share", "golden_withdraw", "adapters"),
         *("drain_timeout_s", "audit_file", "log_format", "log_level", "request_log_per_s", "otlp_endpoint"),
     }
 )
@@ -84,7 +85,9 @@ def _run_told(
 ) -> subprocess.CompletedProcess[bytes] | None:
     """Return the finished check, or None after a timeout; report on the console while it takes long."""
     began, pipe = time.monotonic(), subprocess.PIPE
-    with subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+    with subprocess.Popen(
+        tethered(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+    ) as process:
         try:
             while (passed := time.monotonic() - began) < _CHECK_TIMEOUT_S:
                 try:

@@ -133,7 +133,14 @@ class Supervisor:
         self._start_children(spec for spec in (plan.nats, plan.redis) if spec is not None)
         if plan.redis_url is None:
             self._console.say("redis", "no redis-server found: running without the response cache")
-        await self._roll_call.open()
+        try:
+            await self._roll_call.open()
+        except DependencyError as error:
+            if plan.nats is None:
+                raise
+            log = self._state.logs / f"{plan.nats.name}.log"
+            told = f"This command has started that NATS (its log: {log}); on a busy machine, run it again."
+            raise DependencyError(f"{error} {told}") from error
         self._start_children((plan.gateway, *plan.workers))
         watch = Watch(self._children, self._roll_call, self._console, self._hang_timeout_s)
         self._watching = asyncio.create_task(self._watch(watch))

@@ -103,7 +103,10 @@ class GrammarChecker:
                 raise own.busy(is_own=next(iter(own.waiting)) != digest)
             if task.cancelled():
                 raise LimitedProcessError
-            verdict = task.result()
+            found = task.result()
+            if isinstance(found, LimitedProcessError):
+                raise found
+            verdict = found
         if verdict.reason:
             raise GrammarError(verdict.reason, verdict.path)
 
@@ -117,7 +120,7 @@ class GrammarChecker:
                 del self._tenants[other]
         return own
 
-    def _begin(self, own: _Tenant, digest: bytes, message: bytes) -> asyncio.Task[Verdict]:
+    def _begin(self, own: _Tenant, digest: bytes, message: bytes) -> asyncio.Task[Verdict | LimitedProcessError]:
         if len(own.waiting) >= MAX_WAITING_PER_TENANT:
             raise own.busy(is_own=True)
         if self._waiting_bytes + len(message) > MAX_WAITING_BYTES:
@@ -127,7 +130,8 @@ class GrammarChecker:
         own.waiting[digest] = task
         return task
 
-    async def _find_verdict(self, own: _Tenant, digest: bytes, message: bytes) -> Verdict:
+    async def _find_verdict(self, own: _Tenant, digest: bytes, message: bytes) -> Verdict | LimitedProcessError:
+        """Return the verdict, or the error for those who wait: raised here, it would be logged as a defect."""
         try:
             async with (
                 own.turn,
@@ -141,6 +145,8 @@ class GrammarChecker:
             own.spend(verdict.cpu_s)
             own.keep(digest, verdict)
             return verdict
+        except LimitedProcessError as error:
+            return error
         finally:
             self._waiting_bytes -= len(message)
             del own.waiting[digest]
@@ -151,7 +157,7 @@ class _Tenant:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        self.waiting: dict[bytes, asyncio.Task[Verdict]] = {}
+        self.waiting: dict[bytes, asyncio.Task[Verdict | LimitedProcessError]] = {}
         self.seconds_a_check = 0.0
         self._last_s = self._spent_s = self._spent_at = 0.0
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import shutil
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
@@ -32,6 +31,8 @@ from shared.objects.store import (
 KEPT_FREE_BYTES = 64 << 20
 _ABANDONED_S = 86_400.0
 _THREADS = 4
+# A mount may hang for ever, and its thread with it.
+TIMEOUT_S = 60.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 AWAY = frozenset(
     {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT, errno.EHOSTDOWN}
@@ -104,13 +105,23 @@ class DirectoryStore:
                     if entry.is_file(follow_symlinks=False):
                         state = entry.stat(follow_symlinks=False)
                         found.append(StoredObject(entry.name, state.st_size, state.st_mtime))
-        abandoned = time.time() - _ABANDONED_S
-        for name, _, modified in found:
-            if name.startswith(WRITING) and modified < abandoned:
-                # One that cannot be deleted hides no others.
-                with contextlib.suppress(OSError):
-                    (self._root / folder / name).unlink()
+        writing = [each for each in found if each.name.startswith(WRITING)]
+        if writing:
+            self._delete_abandoned(folder, writing)
         return sorted(each for each in found if not each.name.startswith("."))
+
+    def _delete_abandoned(self, folder: str, writing: list[StoredObject]) -> None:
+        # One that cannot be deleted hides no others.
+        with contextlib.suppress(OSError):
+            # By the clock of the file system, which may be another machine's.
+            probe = temporary_beside(self._root / folder / "clock")
+            probe.touch(mode=0o600)
+            now = probe.stat().st_mtime
+            probe.unlink()
+            for name, _, modified in writing:
+                if modified < now - _ABANDONED_S:
+                    with contextlib.suppress(OSError):
+                        (self._root / folder / name).unlink()
 
     @_in_thread
     def folders(self, folder: str = "") -> list[str]:
@@ -142,7 +153,10 @@ class DirectoryStore:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run work on the directory in a thread; raise `StoreError` if it fails."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            async with asyncio.timeout(TIMEOUT_S):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError as error:
+            raise StoreAwayError(f"{self.place} does not answer") from error
         except FileNotFoundError as error:
             raise MissingObjectError(f"{self.place} has no such file") from error
         except OSError as error:

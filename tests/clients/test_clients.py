@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -175,6 +175,17 @@ def _cell(why: str | None) -> str:
     return "" if why is None else "no" if why else "yes"
 
 
+def cells_of(known: Iterable[str], found: Mapping[str, str], *, has_ended: bool) -> dict[str, str]:
+    """Return the cells of a client that has found these.
+
+    Where its script has not ended by itself, the features known of it that it has not reached are failures.
+    """
+    if has_ended and found:
+        return dict(found)
+    missing = [feature for feature in known if feature not in found] or ["start"] * (not found)
+    return {**found, **dict.fromkeys(missing, "Not reached: the system or the client's script did not run to its end.")}
+
+
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(4500)]
 
 # Name in the table, and the script that tries its features.
@@ -269,7 +280,8 @@ def test_every_feature_of_the_client_works(
 ) -> None:
     script = HERE / CLIENTS[client]
     # Nothing is known to work until it has.
-    table[client] = {}
+    known = list(table[client])
+    table[client] = cells_of(known, {}, has_ended=False)
     system = system_of("long" if script.name in AGENTS else "demo")
     info = system.info
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
@@ -294,7 +306,8 @@ def test_every_feature_of_the_client_works(
         timeout=CLIENT_TIMEOUT_S,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    table[client] = {line["feature"]: line["why"] for line in lines}
+    found = {line["feature"]: line["why"] for line in lines}
+    table[client] = cells_of(known, found, has_ended=done.returncode == 0)
     assert lines, done.stderr[-4000:]
-    failed = {line["feature"]: line["why"] for line in lines if line["why"]}
+    failed = {feature: why for feature, why in table[client].items() if why}
     assert not failed, json.dumps(failed, indent=1) + done.stderr[-4000:]

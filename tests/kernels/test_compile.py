@@ -146,9 +146,11 @@ def test_steps_of_published_mixtures_and_hybrids_fit_the_gpu(tmp_path: Path) -> 
     compiled = compile_launches("tests.kernels.published_launches", (90,), tmp_path / "published.json")
     for kernel in compiled:
         assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, str(kernel)
-        # Sorting is one program of some hundred pairs, whose stack of a few bytes is no traffic.
-        most = 16 if kernel.kernel == "sort_kernel" else 0
-        assert kernel.stack_bytes <= most or CHECKED in kernel.launch, f"{kernel} spills registers"
+        # Sorting is one program of some hundred pairs, whose stack of a few bytes is no traffic. The sums of latent
+        # vectors fill a chunk's registers: six that its result needs are stored before its loops and loaded after them.
+        most = {"sort_kernel": 16, "chunk_attention_kernel": 24 * kernel.launch.startswith("deepseek_lite")}
+        is_kept = kernel.stack_bytes <= most.get(kernel.kernel, 0)
+        assert is_kept or CHECKED in kernel.launch, f"{kernel} spills registers"
     launched = {kernel.kernel for kernel in compiled}
     assert {"split_attention_kernel", "chunk_attention_kernel", "dense_experts_kernel"} <= launched
     assert {"packed_experts_kernel", "sort_kernel", "combine_kernel"} <= launched

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from shared.adapter_files import AdapterContent
 from shared.adapter_names import AdapterNames, NamedAdapter
-from shared.adapter_store import AdapterContent
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import adapter_name_subject

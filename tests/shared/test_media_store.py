@@ -105,6 +105,14 @@ async def test_full_store_refuses_and_keeps_what_it_has(place: Place) -> None:
     assert await store.get("t", ref(first)) == first
 
 
+@pytest.mark.parametrize("tenant_bytes", [0, 8 << 20])
+async def test_store_that_does_not_exist_names_its_stream_and_what_makes_it(place: Place, tenant_bytes: int) -> None:
+    store = MediaStore(place.js, tenant_bytes)
+    await place.js.delete_stream(MEDIA_STREAM)
+    with pytest.raises(MediaStoreError, match="HR_MEDIA does not exist; run `headrace setup`"):
+        await store.put("t", b"image")
+
+
 async def test_store_that_does_not_answer_is_told_apart(place: Place) -> None:
     place.server.kill()
     with pytest.raises(MediaStoreError, match="does not answer"):

@@ -70,7 +70,7 @@ function draw(told, before, passed, speeds) {
     number(speed(each, "generation_tokens")), number(speed(each, "prefill_tokens")),
     `${number(Math.min(100, 100 * speed(each, "busy_s")))}%`, number(each.preemptions),
     each.gpus.map((gpu) => gpu.power_watts === null ? "" : `${number(gpu.power_watts)} W`).join(" "),
-    each.draining ? "cordoned or draining" : "",
+    state(each),
   ]);
   const queues = told.queues.map((each) => [each.model, each.lane, number(each.waiting), seconds(each.oldest_s)]);
   const gateways = told.gateways.map((each) => [
@@ -101,6 +101,13 @@ function draw(told, before, passed, speeds) {
       ["gateway"], ["answers", true], ["refused"], ["over limits"], ["moved"], ["tokens/s", true], ["CPU", true],
     ], gateways, "Gateways")),
   ];
+}
+
+function state(each) {
+  const told = each.role === "both" ? [] : [`role ${each.role}`];
+  if (each.golden?.problem) told.push(`${each.golden.has_withdrawn ? "withdrawn" : "goes on"}: ${each.golden.problem}`);
+  else if (each.draining) told.push("cordoned or draining");
+  return el("span", { class: each.golden?.problem ? "bad" : null }, told.join("; "));
 }
 
 function reasons(counts) {

@@ -3,7 +3,10 @@
 import { ask } from "./api.js";
 import { el, number, seconds, table } from "./dom.js";
 
-const ORDERS = [["recent", "latest"], ["slow", "slowest"], ["failed", "not answered"]];
+const ORDERS = [
+  ["running", "running"], ["recent", "latest ended"], ["slow", "slowest"], ["first", "latest first token"],
+  ["failed", "not answered"],
+];
 const KINDS = [
   ["gateway", "admission"], ["queue", "in the queue"], ["prefix", "waits for its prefix"], ["read", "read"],
   ["wait", "waits"], ["prefill", "prefill"], ["decode", "decode"], ["preempted", "preempted"], ["worker", "with a worker"],

@@ -2,7 +2,8 @@
 
 What becomes findable on the device is copied to the host's memory at once, and from there to files by other threads.
 So nothing has to be copied when the device needs the block, and what a killed process had computed is in files. A load
-takes each content from the nearest tier that has it.
+takes each content from the nearest tier that has it. What other workers have is read by threads of that load alone: one
+that sends nothing keeps no other load waiting.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Values
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 from gpu_worker.core.tiers import FULL, Wanted
 from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
+from gpu_worker.execution.tiers.block_load import BlockLoad
 from gpu_worker.execution.tiers.host_tier import Batch, HostTier
 from gpu_worker.execution.tiers.transfer import Transfer
 from shared.worker_metrics import KvTierReading
@@ -31,6 +34,7 @@ _RATE_MEMORY_BYTES = 256 << 20
 _CLOSE_S = 1.0
 _NUM_FILE_THREADS = 4
 _NUM_PEER_THREADS = 4
+"""Threads of one load."""
 _HANG_S = 0.5
 """A read of a file that takes longer is why a load makes no progress."""
 
@@ -54,68 +58,6 @@ class _LoadMeter:
         self._seconds = self._seconds * keep + seconds
         self.tokens += num_tokens
         self.loaded_bytes += num_bytes
-
-
-class BlockLoad:
-    """What `gpu_worker.core.tiers.Load` says.
-
-    Attributes:
-        salt: Of the sequences that the contents belong to.
-        marks: By group, behind what blocks may be written to.
-        num_ended: Contents that have arrived, or were found unusable.
-    """
-
-    def __init__(self, salt: bytes, wanted: list[Wanted], marks: list[object]) -> None:
-        self.salt = salt
-        self.marks = marks
-        self._wanted = wanted
-        self._arrived = [False] * len(wanted)
-        self._num_taken = 0
-        self.num_ended = 0
-        self._has_ended = self._was_left = False
-        self._lock = threading.Lock()
-
-    def take(self) -> tuple[int, Wanted] | None:
-        """Return the next content to load, and its number; None when there is no more to do."""
-        with self._lock:
-            if self._has_ended or self._num_taken == len(self._wanted):
-                return None
-            self._num_taken += 1
-            return self._num_taken - 1, self._wanted[self._num_taken - 1]
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing of it is wanted any more."""
-        return self._has_ended
-
-    def write(self, number: int, write: Callable[[], None]) -> bool:
-        """Let a content be written, unless the load was ended meanwhile: then its block belongs to others."""
-        with self._lock:
-            if self._has_ended:
-                return False
-            write()
-            self._arrived[number] = True
-            return True
-
-    def note_ended(self) -> None:
-        """Take note that a content has arrived, or does not come."""
-        with self._lock:
-            self.num_ended += 1
-
-    def leave(self) -> list[Wanted] | None:
-        """Return the wanted contents, once: to the thread that ends last, when nothing is under way any more."""
-        with self._lock:
-            has_more = not self._has_ended and self._num_taken < len(self._wanted)
-            if has_more or self.num_ended < self._num_taken or self._was_left:
-                return None
-            self._was_left = True
-            return self._wanted
-
-    def end(self) -> list[bool]:
-        """Stop, and say of each wanted content whether it arrived whole. No block is written to from now on."""
-        with self._lock:
-            self._has_ended = True
-            return self._arrived
 
 
 class BlockTiers:
@@ -142,7 +84,6 @@ class BlockTiers:
         self._num_not_paying = 0
         self._meters = {name: _LoadMeter() for name in ("host", "peer", "files")}
         self._lock = threading.Lock()
-        self._num_threads = 1 if transfer is None else _NUM_PEER_THREADS
         # None ends a thread.
         self._loads: SimpleQueue[BlockLoad | None] = SimpleQueue()
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
@@ -150,9 +91,12 @@ class BlockTiers:
         self._file_reads: SimpleQueue[tuple[BlockLoad, int, Wanted] | None] = SimpleQueue()
         # By thread, since when it has been reading a file.
         self._reading_since: dict[int, float] = {}
-        self._threads = [threading.Thread(target=self._settle_batches, name="kv-store", daemon=True)]
-        for number in range(self._num_threads):
-            self._threads.append(threading.Thread(target=self._load_all, name=f"kv-load-{number}", daemon=True))
+        self._threads = [
+            threading.Thread(target=self._settle_batches, name="kv-store", daemon=True),
+            threading.Thread(target=self._load_all, name="kv-load", daemon=True),
+        ]
+        # Each reads from other workers for one load.
+        self._peer_threads: set[threading.Thread] = set()
         for number in range(0 if files is None else _NUM_FILE_THREADS):
             self._threads.append(threading.Thread(target=self._read_files, name=f"kv-read-{number}", daemon=True))
         for thread in self._threads:
@@ -207,11 +151,8 @@ class BlockTiers:
     def load(self, salt: bytes, wanted: list[Wanted]) -> BlockLoad:
         """Begin to load contents onto the device, after the copies of the contents that they overwrite."""
         self.flush()
-        if self._peers is not None:
-            self._peers.expect([item[:2] for item in wanted if not self._host.knows(*item[:2])])
         load = BlockLoad(salt, wanted, [group.mark() for group in self._groups])
-        for _ in range(self._num_threads):
-            self._loads.put(load)
+        self._loads.put(load)
         return load
 
     def store(self, group: int, block: int, digest: bytes, salt: bytes) -> None:
@@ -283,14 +224,13 @@ class BlockTiers:
         """Wait as `drain` does, then end all threads but those that hang. Nothing may be called afterwards."""
         self.drain(drain_s)
         self._batches.put(None)
-        for _ in range(self._num_threads):
-            self._loads.put(None)
+        self._loads.put(None)
         for _ in range(_NUM_FILE_THREADS):
             self._file_reads.put(None)
         if self._files is not None:
             self._files.close(_CLOSE_S)
         deadline = time.monotonic() + _CLOSE_S
-        for thread in self._threads:
+        for thread in (*self._threads, *filter(threading.Thread.is_alive, self._peer_threads)):
             thread.join(max(0.0, deadline - time.monotonic()))
         # After the loads: NIXL must not release memory into which one of them reads.
         if self.transfer is not None:
@@ -329,39 +269,76 @@ class BlockTiers:
         return load.write(number, write)
 
     def _load_all(self) -> None:
-        """Do one load after another; several threads do each."""
+        """Load what the host's memory has, one load after another, and leave the rest to threads for other tiers."""
         while (load := self._loads.get()) is not None:
-            self._load(load)
+            of_peers: deque[tuple[int, Wanted]] = deque()
+            while (taken := load.take()) is not None:
+                with _logged_failure():
+                    if self._load_from_host(load, *taken):
+                        pass
+                    elif self._peers is not None and self._peers.has(*taken[1][:2]):
+                        of_peers.append(taken)
+                        continue
+                    elif self._files is not None:
+                        self._file_reads.put((load, *taken))
+                        continue
+                load.note_ended()
+            if of_peers:
+                thread = threading.Thread(target=self._read_peers, args=(load, of_peers), name="kv-peer", daemon=True)
+                self._peer_threads.add(thread)
+                with _logged_failure():
+                    thread.start()
 
-    def _load(self, load: BlockLoad) -> None:
-        while (taken := load.take()) is not None:
-            with _logged_failure():
-                if not self._load_near(load, *taken) and self._files is not None:
-                    self._file_reads.put((load, *taken))
-                    continue
-            load.note_ended()
-        self._leave(load)
-
-    def _leave(self, load: BlockLoad) -> None:
-        if (wanted := load.leave()) is not None and self._peers is not None:
-            self._peers.forget(item[:2] for item in wanted)
-
-    def _load_near(self, load: BlockLoad, number: int, wanted: Wanted) -> bool:
-        """Load a content from the host's memory or another worker; False if neither has it."""
+    def _load_from_host(self, load: BlockLoad, number: int, wanted: Wanted) -> bool:
+        """Load a content from the host's memory; return whether it is there."""
         group, digest, _ = wanted
-        blocks, started = self._groups[group], time.monotonic()
-        if not blocks.row_bytes:
+        started = time.monotonic()
+        if not self._groups[group].row_bytes:
             load.write(number, lambda: None)
             return True
         with self._host.pinned(group, digest) as row:
-            if row is not None:
-                if self._land(load, number, wanted, row):
-                    self._observe("host", group, started, self._num_threads)
-                return True
-        received = None if self._peers is None else self._peers.read(group, digest, load.salt)
+            if row is not None and self._land(load, number, wanted, row):
+                self._observe("host", group, started)
+            return row is not None
+
+    def _read_peers(self, load: BlockLoad, asked: deque[tuple[int, Wanted]]) -> None:
+        """Read contents for one load from other workers, in several threads."""
+        assert self._peers is not None
+        names = [wanted[:2] for _, wanted in asked]
+        self._peers.expect(names)
+        helpers = [
+            threading.Thread(target=self._read_from_peers, args=(load, asked), name="kv-peer", daemon=True)
+            for _ in range(min(_NUM_PEER_THREADS, len(names)) - 1)
+        ]
+        with _logged_failure():
+            for helper in helpers:
+                helper.start()
+        self._read_from_peers(load, asked)
+        for helper in helpers:
+            if helper.ident is not None:
+                helper.join()
+        with _logged_failure():
+            self._peers.forget(names)
+        self._peer_threads.discard(threading.current_thread())
+
+    def _read_from_peers(self, load: BlockLoad, asked: deque[tuple[int, Wanted]]) -> None:
+        with suppress(IndexError):
+            while True:
+                number, wanted = asked.popleft()
+                with _logged_failure():
+                    if not self._load_from_peer(load, number, wanted) and self._files is not None:
+                        self._file_reads.put((load, number, wanted))
+                        continue
+                load.note_ended()
+
+    def _load_from_peer(self, load: BlockLoad, number: int, wanted: Wanted) -> bool:
+        """Load a content from another worker; return whether it came, or is not wanted any more."""
+        group, digest, _ = wanted
+        started = time.monotonic()
+        received = None if load.has_ended or self._peers is None else self._peers.read(group, digest, load.salt)
         if received is not None and self._land(load, number, wanted, received):
-            self._observe("peer", group, started, self._num_threads)
-        return received is not None
+            self._observe("peer", group, started, _NUM_PEER_THREADS)
+        return received is not None or load.has_ended
 
     def _read_files(self) -> None:
         """Read one content after another from files, which may wait for a disk as long as it likes."""
@@ -373,7 +350,6 @@ class BlockTiers:
                 self._load_file(*asked)
             del self._reading_since[thread]
             load.note_ended()
-            self._leave(load)
 
     def _load_file(self, load: BlockLoad, number: int, wanted: Wanted) -> None:
         group, digest, _ = wanted
@@ -383,7 +359,7 @@ class BlockTiers:
         if self._land(load, number, wanted, row):
             self._observe("files", group, started, _NUM_FILE_THREADS)
 
-    def _observe(self, tier: str, group: int, started: float, num_threads: int) -> None:
+    def _observe(self, tier: str, group: int, started: float, num_threads: int = 1) -> None:
         """Count a content that has arrived, and the time that one of several threads took for it."""
         seconds = (time.monotonic() - started) / num_threads
         with self._lock:

@@ -1,16 +1,15 @@
 """Index of a store of files, and the choice of files to delete when they are too many.
 
 The content is deleted that costs least to recompute, in tokens a byte, plus the priority of the last one deleted before
-it was used: so unused ones age. All files of one kind cost the same, so each kind has an order of its own, and the
-oldest of each are compared. Retained contents are passed over.
+it was used: so unused ones age. Retained files come behind all others in the heap.
 Source: Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997 (GreedyDual-Size).
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -18,14 +17,16 @@ from math import inf
 from gpu_worker.core.retention import Retention
 from gpu_worker.execution.tiers.file_store import StoredFile
 
-_MAX_PASSED = 64
-"""Retained files of a kind that one search passes over."""
+_MIN_COMPACTED = 64
 
 
 @dataclass(slots=True)
 class _Entry:
+    """A file; among those of one priority the lowest `number` goes first."""
+
     num_bytes: int
-    base: float
+    priority: float
+    number: int
     added_at: float
 
 
@@ -45,14 +46,17 @@ class FileIndex:
         self._tokens_of = tokens_of
         self._retention = Retention(retained_bytes)
         self._clock = clock
-        self._kinds: dict[str, OrderedDict[str, _Entry]] = {}
+        self._entries: dict[str, _Entry] = {}
+        # Whether it is retained, priority, number, key. Items that are not true any more stay until they are popped.
+        self._heap: list[tuple[bool, float, int, str]] = []
         self._folders: dict[str, set[str]] = {}
         self._last_priority = 0.0
+        self._num_uses = 0
         self._lock = threading.Lock()
         self.num_bytes = 0
 
     def __contains__(self, key: str) -> bool:
-        return key in self._kinds.get(_kind(key), ())
+        return key in self._entries
 
     @property
     def retained_bytes(self) -> int:
@@ -68,10 +72,8 @@ class FileIndex:
     def touch(self, key: str) -> None:
         """Take note that a file was used."""
         with self._lock:
-            entries = self._kinds.get(_kind(key), OrderedDict())
-            if (entry := entries.get(key)) is not None:
-                entries.move_to_end(key)
-                entry.base = self._last_priority
+            if (entry := self._entries.get(key)) is not None:
+                self._use(key, entry)
 
     def remove(self, key: str) -> int:
         """Take out a file that is gone, and return its bytes; 0 if it is not here."""
@@ -83,65 +85,81 @@ class FileIndex:
         with self._lock:
             known = self._folders.setdefault(folder, set())
             for key in known - files.keys():
-                if self._kinds[_kind(key)][key].added_at < listed_at:
+                if self._entries[key].added_at < listed_at:
                     self._remove(key)
             for key in known & files.keys():
-                entry = self._kinds[_kind(key)][key]
-                self.num_bytes += files[key].num_bytes - entry.num_bytes
-                entry.num_bytes = files[key].num_bytes
+                entry = self._entries[key]
+                if entry.num_bytes != files[key].num_bytes:
+                    self.num_bytes += files[key].num_bytes - entry.num_bytes
+                    entry.num_bytes = files[key].num_bytes
+                    self._use(key, entry)
             for key in sorted(files.keys() - known, key=lambda new: files[new].modified):
                 self._add(key, files[key].num_bytes)
 
     def retain(self, tenant: str, weight: float, keys: Iterable[str], until: float, num_bytes: int) -> None:
         """Delete files last, until a time, as far as the tenant's quota goes; some may yet have to be written."""
         with self._lock:
-            self._retention.expire(self._clock())
-            self._retention.retain(tenant, weight, map(str.encode, keys), until, num_bytes)
+            self._expire()
+            self._retain_no_longer(self._retention.retain(tenant, weight, map(str.encode, keys), until, num_bytes))
 
     def spend(self, keys: Iterable[str]) -> None:
-        """Delete files before others."""
+        """Delete files before others, the last first: they come in the order of a prefix."""
         with self._lock:
             for key in keys:
                 self._retention.discard(key.encode())
-                entries = self._kinds.get(_kind(key), OrderedDict())
-                if (entry := entries.get(key)) is not None:
-                    entries.move_to_end(key, last=False)
-                    entry.base = -inf
+                if (entry := self._entries.get(key)) is not None:
+                    self._num_uses += 1
+                    entry.priority, entry.number = -inf, -self._num_uses
+                    self._push(key, entry)
 
     def pop_cheapest(self) -> tuple[str, int] | None:
         """Take out the file that is missed least, and return its key and bytes; None where there is none."""
         with self._lock:
-            self._retention.expire(self._clock())
-            heads: list[tuple[bool, float, str]] = []
-            for kind, entries in self._kinds.items():
-                if entries:
-                    entry = entries[key := self._head(entries)]
-                    priority = entry.base + self._tokens_of(kind) / max(1, entry.num_bytes)
-                    heads.append((key.encode() in self._retention, priority, key))
-            if not heads:
-                return None
-            _, priority, key = min(heads)
-            self._last_priority = max(self._last_priority, priority)
-            return key, self._remove(key)
+            self._expire()
+            while self._heap:
+                was_retained, priority, number, key = heapq.heappop(self._heap)
+                entry = self._entries.get(key)
+                if entry is None or (entry.priority, entry.number) != (priority, number):
+                    continue
+                if was_retained == (key.encode() in self._retention):
+                    self._last_priority = max(self._last_priority, priority)
+                    return key, self._remove(key)
+                if not was_retained:
+                    self._push(key, entry)
+            return None
 
-    def _head(self, entries: OrderedDict[str, _Entry]) -> str:
-        """Return the oldest file of a kind; retained ones before it become the youngest."""
-        for _ in range(_MAX_PASSED):
-            key = next(iter(entries))
-            if key.encode() not in self._retention:
-                break
-            entries.move_to_end(key)
-            entries[key].base = self._last_priority
-        return next(iter(entries))
+    def _expire(self) -> None:
+        self._retain_no_longer(self._retention.expire(self._clock()))
+
+    def _retain_no_longer(self, let_go: Iterable[bytes]) -> None:
+        for digest in let_go:
+            if (entry := self._entries.get(key := digest.decode())) is not None:
+                self._push(key, entry)
+
+    def _use(self, key: str, entry: _Entry) -> None:
+        """Give a file the priority of one that is used now."""
+        self._num_uses += 1
+        entry.number = self._num_uses
+        entry.priority = self._last_priority + self._tokens_of(_kind(key)) / max(1, entry.num_bytes)
+        self._push(key, entry)
+
+    def _push(self, key: str, entry: _Entry) -> None:
+        heapq.heappush(self._heap, self._item(key, entry))
+        if len(self._heap) > 2 * len(self._entries) + _MIN_COMPACTED:
+            self._heap = [self._item(*pair) for pair in self._entries.items()]
+            heapq.heapify(self._heap)
+
+    def _item(self, key: str, entry: _Entry) -> tuple[bool, float, int, str]:
+        return key.encode() in self._retention, entry.priority, entry.number, key
 
     def _add(self, key: str, num_bytes: int) -> None:
-        entries = self._kinds.setdefault(_kind(key), OrderedDict())
-        entries[key] = _Entry(num_bytes, self._last_priority, time.monotonic())
+        entry = self._entries[key] = _Entry(num_bytes, 0.0, 0, time.monotonic())
+        self._use(key, entry)
         self._folders.setdefault(key.rpartition("/")[0], set()).add(key)
         self.num_bytes += num_bytes
 
     def _remove(self, key: str, *, is_gone: bool = True) -> int:
-        entry = self._kinds.get(_kind(key), OrderedDict()).pop(key, None)
+        entry = self._entries.pop(key, None)
         if entry is None:
             return 0
         if is_gone:

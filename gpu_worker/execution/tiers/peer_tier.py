@@ -31,7 +31,11 @@ _log = logging.getLogger(__name__)
 
 CONNECT_S = 1.0
 DISTRUST_S = 5.0
-"""Seconds for which a worker that did not answer is not asked."""
+"""Seconds for which a worker that did not answer is not asked, wherever it says that it is found."""
+HANG_S = 0.5
+"""A read that takes longer is why a load makes no progress."""
+_NUM_VERIFYING = 4
+"""Threads that verify contents at once. More may wait for contents, and would keep the engine from the interpreter."""
 WITHOUT_NIXL_S = 60.0
 """Seconds for which KV comes over TCP from a worker whose memory NIXL could not read."""
 MAX_SESSIONS = 64
@@ -42,9 +46,15 @@ class PeerSession:
     """A connection on which one lease is read. Several threads may have a `get` on its way."""
 
     def __init__(
-        self, connection: socket.socket, receiver: peer_wire.Receiver, contents: frozenset[Name], address: str
+        self,
+        connection: socket.socket,
+        receiver: peer_wire.Receiver,
+        contents: frozenset[Name],
+        worker: str,
+        address: str,
     ) -> None:
         self.contents = contents
+        self.worker = worker
         self.address = address
         self.is_closed = False
         self._connection = connection
@@ -57,11 +67,6 @@ class PeerSession:
         self._received: dict[Name, object | None] = {}
         # When all that was asked for has to be here, although each content has time of its own.
         self._due_at = 0.0
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether contents that were asked for are not here yet."""
-        return bool(self._asked)
 
     def expect(self, names: Iterable[Name]) -> None:
         """Ask for these contents as soon as one of them is wanted: they come without a round trip for each."""
@@ -163,27 +168,30 @@ class PeerTier:
         self._without_nixl: dict[str, float] = {}
         # By address, how its KV comes, as the log says.
         self._told: dict[str, str] = {}
+        # By thread, which session it reads, and since when.
+        self._reading: dict[int, tuple[PeerSession, float]] = {}
+        self._verifying = threading.Semaphore(_NUM_VERIFYING)
         self._log_limit, self._lock = LogLimit(_log), threading.Lock()
         self.num_refused = self.num_failed = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, address: str, lease: str, request: str, epoch: int, num_tokens: int) -> bool:
+    def open(self, worker: str, address: str, lease: str, request: str, epoch: int, num_tokens: int) -> bool:
         """Open a lease for an attempt of a request of this many tokens; return whether there is something to fetch."""
         now = time.monotonic()
-        if self.maker is None or len(self._sessions) >= MAX_SESSIONS or self._distrusted.get(address, 0.0) > now:
+        if self.maker is None or len(self._sessions) >= MAX_SESSIONS or self._distrusted.get(worker, 0.0) > now:
             return False
         try:
             most_contents = len(self._rows) * (1 + num_tokens // self._block_tokens)
-            nixl = self._nixl if self._without_nixl.get(address, 0.0) <= now else None
+            nixl = self._nixl if self._without_nixl.get(worker, 0.0) <= now else None
             opening = encode(peer_wire.Opening(peer_wire.VERSION, lease, request, epoch, has_nixl=nixl is not None))
-            session = _open(address, opening, self._rows, most_contents, nixl)
+            session = _open(worker, address, opening, self._rows, most_contents, nixl)
         except (OSError, ValueError, ConfigError) as error:
             # The address is what a heartbeat says.
-            self._failed(address, error)
+            self._failed(worker, address, error)
             if not isinstance(error, PeerError):
-                self._distrust(address)
+                self._distrust(worker)
             return False
         with self._lock:
             before = session if self._has_ended else self._sessions.pop((request, epoch), None)
@@ -211,11 +219,11 @@ class PeerTier:
         """Drop contents of `expect` that were not read: the load that wanted them has ended."""
         names = list(names)
         for session in list(self._sessions.values()):
-            if not session.is_closed:
+            if not session.is_closed and not session.contents.isdisjoint(names):
                 try:
                     session.forget(names)
                 except OSError as error:
-                    self._failed(session.address, error)
+                    self._failed(session.worker, session.address, error)
 
     def has(self, group: int, digest: bytes) -> bool:
         """Return whether the content can be fetched."""
@@ -226,14 +234,19 @@ class PeerTier:
         session, maker = self._find(group, digest), self.maker
         if session is None or maker is None:
             return None
+        thread = threading.get_ident()
+        self._reading[thread] = session, time.monotonic()
         try:
             data = session.get((group, digest))
         except OSError as error:
-            self._failed(session.address, error)
+            self._failed(session.worker, session.address, error)
             return None
+        finally:
+            del self._reading[thread]
         if data is None:
             return None
-        payload = maker.payload(data, group, digest, salt, self._rows[group])
+        with self._verifying:
+            payload = maker.payload(data, group, digest, salt, self._rows[group])
         if payload is None:
             self.num_refused += 1
             text = "KV from %s is damaged, or does not match the request; the prompt is computed"
@@ -243,22 +256,23 @@ class PeerTier:
         return np.frombuffer(payload, dtype=np.uint8)
 
     def suspend(self) -> bool:
-        """Close all sessions, one of which may hang; return whether there were any.
+        """Close the sessions that hang, and leave their workers alone for a while; return whether there is any session.
 
-        Workers that owe contents are left alone for a while: one of them has made all loads stand still.
+        The others are read by threads of their own loads.
         """
-        with self._lock:
-            sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
-            if session.is_awaited:
-                self._failed(session.address, SlowPeerError("the other side is too slow"))
+        now = time.monotonic()
+        for session in {session for session, since in list(self._reading.values()) if now - since > HANG_S}:
+            self._failed(session.worker, session.address, SlowPeerError("the other side is too slow"))
             session.close()
-        return bool(sessions)
+        return bool(self._sessions)
 
     def end(self) -> None:
         """Close all sessions, and open no more."""
-        self._has_ended = True
-        self.suspend()
+        with self._lock:
+            self._has_ended = True
+            sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.close()
 
     def _find(self, group: int, digest: bytes) -> PeerSession | None:
         name = (group, digest)
@@ -274,27 +288,29 @@ class PeerTier:
             self._told[address] = way
             _log.info("KV of %s is %s", address, way)
 
-    def _distrust(self, address: str) -> None:
+    def _distrust(self, worker: str) -> None:
         now = time.monotonic()
         with self._lock:
             self._distrusted = {name: until for name, until in self._distrusted.items() if until > now}
-            self._distrusted[address] = now + DISTRUST_S
+            self._distrusted[worker] = now + DISTRUST_S
 
-    def _failed(self, address: str, error: Exception) -> None:
+    def _failed(self, worker: str, address: str, error: Exception) -> None:
         if isinstance(error, SlowPeerError):
-            self._distrust(address)
+            self._distrust(worker)
         now = time.monotonic()
         with self._lock:
             self.num_failed += 1
             if isinstance(error, NixlError):
                 self._without_nixl = {name: until for name, until in self._without_nixl.items() if until > now}
-                self._without_nixl[address] = now + WITHOUT_NIXL_S
+                self._without_nixl[worker] = now + WITHOUT_NIXL_S
             self._log_limit.warning(
                 "failed", "KV cannot be fetched from %s: %s; the prompt is computed", address, error
             )
 
 
-def _open(address: str, opening: bytes, rows: list[int], most_contents: int, nixl: NixlAgent | None) -> PeerSession:
+def _open(
+    worker: str, address: str, opening: bytes, rows: list[int], most_contents: int, nixl: NixlAgent | None
+) -> PeerSession:
     host, port = split_address(address)
     # `ValueError` if it is a name: to look one up may take as long as its domain's servers like.
     ipaddress.ip_address(host)
@@ -314,7 +330,7 @@ def _open(address: str, opening: bytes, rows: list[int], most_contents: int, nix
             kind, body = receive_frame(connection, most_bytes)
         if kind is not Kind.CONTENTS or len(body) % ITEM.size or len(body) > most_bytes:
             raise PeerError("the lease is not known there, or over")
-        return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), address)
+        return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), worker, address)
     except BaseException:
         receiver.close()
         connection.close()

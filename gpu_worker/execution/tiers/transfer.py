@@ -27,6 +27,7 @@ class Transfer:
 
     Attributes:
         openers: Threads in which leases of other workers are opened: one that hangs takes one of them for a second.
+        num_openers: Their number.
         block_bytes: Bytes of a block of the group that keeps all tokens; a block is of `block_tokens`.
     """
 
@@ -46,7 +47,8 @@ class Transfer:
         self._nixl = nixl
         self.peers = PeerTier(rows, block_tokens, nixl)
         self.server = BlockServer(address, self.leases, lambda: self.peers.maker, nixl)
-        self.openers = ThreadPoolExecutor(NUM_OPENERS, "kv-open")
+        self.num_openers = NUM_OPENERS
+        self.openers = ThreadPoolExecutor(self.num_openers, "kv-open")
         self.block_bytes, self.block_tokens = groups[0].row_bytes, block_tokens
         threading.Thread(target=self._find_maker, args=(make_maker,), name="kv-maker", daemon=True).start()
         _log.info("KV is given to other workers at %s", self.server.address)

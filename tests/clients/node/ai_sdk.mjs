@@ -34,12 +34,12 @@ async function loop(model) {
   check(calls >= NUM_TURNS, calls);
 }
 
-async function look(model) {
+async function look(model, answer = generateText) {
   const content = [
     { type: "image", image: Buffer.from(PICTURE, "base64"), mediaType: "image/png" }, { type: "text", text: "Look" },
   ];
-  const { usage } = await generateText({ model, maxRetries: 0, maxOutputTokens: 16, messages: [{ role: "user", content }] });
-  check(usage.inputTokens === NUM_SEEN, usage);
+  const { usage } = await answer({ model, maxRetries: 0, maxOutputTokens: 16, messages: [{ role: "user", content }] });
+  check((await usage).inputTokens === NUM_SEEN, await usage);
 }
 
 // By its APIs: Responses, chat and Anthropic's Messages.
@@ -180,4 +180,9 @@ await run({
   },
   "images in Responses": () => look(createOpenAI(seeing)(SEEING_MODEL)),
   "images in Messages": () => look(createAnthropic(seeing)(SEEING_MODEL)),
+  "streamed images": async () => {
+    for (const make of [createOpenAI(seeing), createOpenAI(seeing).chat, createAnthropic(seeing)]) {
+      await look(make(SEEING_MODEL), streamText);
+    }
+  },
 });

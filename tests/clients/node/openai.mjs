@@ -294,4 +294,22 @@ await run({
     await answer({ file_id: file.id });
     await seeing.files.delete(file.id);
   },
+  "streamed images": async () => {
+    const content = [{ type: "input_image", detail: "auto", image_url: `data:image/png;base64,${PICTURE}` }, { type: "input_text", text: "Look" }];
+    let end;
+    const ask = { model: SEEING_MODEL, input: [{ role: "user", content }], max_output_tokens: 4, stream: true };
+    for await (const event of await seeing.responses.create(ask)) end = event;
+    check(end.response.usage.input_tokens === NUM_SEEN, end);
+  },
+  truncation: async () => {
+    const context = (await client.models.retrieve(MODEL)).max_model_len;
+    const turn = { role: "user", content: "one two three four ".repeat(Math.floor(context / 40)) };
+    const ask = { model: MODEL, input: Array(12).fill(turn), truncation: "auto", max_output_tokens: 4 };
+    const refusal = await client.responses.create({ ...ask, truncation: "disabled" }).then(() => ({}), (error) => error);
+    check(refusal.code === "context_length_exceeded" && refusal.param === "input", refusal);
+    const { usage } = await client.responses.create(ask);
+    check(usage.input_tokens > context / 2 && usage.input_tokens < context, usage);
+    const end = await client.responses.stream(ask).finalResponse();
+    check(end.usage.input_tokens === usage.input_tokens, end.usage);
+  },
 });

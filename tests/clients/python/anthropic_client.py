@@ -8,6 +8,7 @@ from cells import (
     CALLING,
     KEY,
     MODEL,
+    NUM_OF_PICTURE,
     NUM_SEEN,
     NUM_TURNS,
     PICTURE,
@@ -227,6 +228,30 @@ def images() -> None:
     assert seeing.models.retrieve(SEEING.model).capabilities.image_input.supported
 
 
+def streamed_images() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PICTURE}
+    turn = {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "Look"}]}
+    with seeing.messages.stream(model=SEEING.model, max_tokens=4, messages=[turn]) as stream:
+        usage = stream.get_final_message().usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == NUM_SEEN, usage
+
+
+def result_images() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PICTURE}
+    parts = [{"type": "text", "text": "Look"}, {"type": "image", "source": source}]
+    counts = []
+    for content in (parts, parts[:1]):
+        turns = [
+            {"role": "user", "content": "Look"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": content}]},
+        ]
+        counts.append(seeing.messages.count_tokens(model=SEEING.model, messages=turns).input_tokens)
+        usage = seeing.messages.create(model=SEEING.model, max_tokens=4, messages=turns).usage
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counts[-1], usage
+    assert counts[0] == counts[1] + NUM_OF_PICTURE, counts
+
+
 def file_images() -> None:
     file = seeing.beta.files.upload(file=("a.png", picture(), "image/png"))
     _looked({"type": "file", "file_id": file.id}, seeing.beta)
@@ -264,5 +289,7 @@ run(
         "images": images,
         "files": files,
         "images of files": file_images,
+        "streamed images": streamed_images,
+        "images in results of tools": result_images,
     }
 )

@@ -67,7 +67,8 @@ def picture() -> bytes:
 PICTURE = base64.b64encode(picture()).decode()
 PICTURE_URL = f"data:image/png;base64,{PICTURE}"
 # The picture, the letters of `Look`, and what the template adds.
-NUM_SEEN = 12 + 5
+NUM_OF_PICTURE = 12
+NUM_SEEN = NUM_OF_PICTURE + 5
 
 
 def check_person(value: object) -> None:

@@ -94,6 +94,14 @@ def images() -> None:
     _looked({"type": "image", "base64": PICTURE, "mime_type": "image/png"})
 
 
+def streamed_images() -> None:
+    place = {"base_url": f"{SEEING.url}/v1", "api_key": SEEING.key, "model": SEEING.model, "max_tokens": 4}
+    asked = HumanMessage([{"type": "image_url", "image_url": {"url": PICTURE_URL}}, {"type": "text", "text": "Look"}])
+    chunks = ChatOpenAI(**place, max_retries=0, timeout=120, stream_usage=True).stream([asked])
+    counts = [chunk.usage_metadata["input_tokens"] for chunk in chunks if chunk.usage_metadata]
+    assert counts == [NUM_SEEN], counts
+
+
 def response_images() -> None:
     _looked({"type": "image", "base64": PICTURE, "mime_type": "image/png"}, use_responses_api=True)
 
@@ -111,5 +119,6 @@ run(
         "call of a tool that was not offered": tool_not_offered,
         "images": images,
         "images in Responses": response_images,
+        "streamed images": streamed_images,
     }
 )

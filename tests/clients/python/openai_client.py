@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import openai
 from cells import (
     CALLING,
     KEY,
     MODEL,
+    NUM_OF_PICTURE,
     NUM_SEEN,
     NUM_TURNS,
     PICTURE_URL,
@@ -462,6 +463,83 @@ def _answered(content: list[dict[str, str]]) -> None:
     assert answer.usage.input_tokens == NUM_SEEN, answer.usage
 
 
+def streamed_images() -> None:
+    part = {"type": "image_url", "image_url": {"url": PICTURE_URL}}
+    message = {"role": "user", "content": [part, {"type": "text", "text": "Look"}]}
+    usage = {"include_usage": True}
+    asked = {"model": SEEING.model, "messages": [message], "max_tokens": 4, "stream": True, "stream_options": usage}
+    *_, last = seeing.chat.completions.create(**asked)
+    assert last.usage.prompt_tokens == NUM_SEEN, last.usage
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": PICTURE_URL}]}
+    item["content"].append({"type": "input_text", "text": "Look"})
+    *_, end = seeing.responses.create(model=SEEING.model, input=[item], max_output_tokens=4, stream=True)
+    assert end.response.usage.input_tokens == NUM_SEEN, end.response.usage
+
+
+def result_images() -> None:
+    output = [{"type": "input_text", "text": "Look"}, {"type": "input_image", "image_url": PICTURE_URL}]
+    items = [
+        {"role": "user", "content": "Look"},
+        {"type": "function_call", "call_id": "c", "name": "person", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": output},
+    ]
+    asked = {"model": SEEING.model, "max_output_tokens": 4}
+    seen = seeing.responses.create(**asked, input=items).usage.input_tokens
+    items[2]["output"] = output[:1]
+    assert seen == seeing.responses.create(**asked, input=items).usage.input_tokens + NUM_OF_PICTURE, seen
+
+
+def batched_images() -> None:
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": PICTURE_URL}]}
+    item["content"].append({"type": "input_text", "text": "Look"})
+    (answer,) = _batched(seeing, {"model": SEEING.model, "input": [item], "max_output_tokens": 4})
+    assert answer["usage"]["input_tokens"] == NUM_SEEN, answer
+
+
+def _batched(asking: openai.OpenAI, *bodies: dict[str, object]) -> list[dict[str, Any]]:
+    """Return the answers to lines of `/v1/responses`, in their order."""
+    lines = [
+        json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/responses", "body": body})
+        for number, body in enumerate(bodies)
+    ]
+    file = asking.files.create(file=("a.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = asking.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h")
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        time.sleep(0.5)
+        batch = asking.batches.retrieve(batch.id)
+    assert batch.output_file_id, batch
+    answers = [json.loads(line) for line in asking.files.content(batch.output_file_id).text.splitlines()]
+    return [each["response"]["body"] for each in sorted(answers, key=lambda each: int(each["custom_id"]))]
+
+
+def truncation() -> None:
+    context = client.models.retrieve(MODEL).to_dict()["max_model_len"]
+    turn = {"role": "user", "content": "one two three four " * (context // 40)}
+    asked = {"model": MODEL, "input": [turn] * 12, "truncation": "auto", "max_output_tokens": 4}
+    try:
+        client.responses.create(**asked | {"truncation": "disabled"})
+        raise AssertionError("it is not too long")
+    except openai.BadRequestError as error:
+        assert (error.code, error.param) == ("context_length_exceeded", "input"), error
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        *_, end = stream
+    (line,) = _batched(client, asked)
+    counts = {whole.usage.input_tokens, end.response.usage.input_tokens, line["usage"]["input_tokens"]}
+    assert len(counts) == 1, counts
+    assert context // 2 < counts.pop() < context
+    calls = [
+        item
+        for number in range(12)
+        for item in (
+            {"type": "function_call", "call_id": f"c{number}", "name": "person", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": f"c{number}", "output": turn["content"]},
+        )
+    ]
+    agent = client.responses.create(**asked | {"input": [{"role": "user", "content": "hello"}, *calls]})
+    assert context // 2 < agent.usage.input_tokens < context
+
+
 run(
     {
         "chat": chat,
@@ -500,5 +578,9 @@ run(
         "images": images,
         "images in Responses": response_images,
         "images of files": file_images,
+        "streamed images": streamed_images,
+        "images in results of tools": result_images,
+        "images in batches": batched_images,
+        "truncation": truncation,
     }
 )

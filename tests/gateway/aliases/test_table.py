@@ -27,8 +27,8 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from gateway.generation import Generation
 from shared.adapter_calls import AdapterBeat
+from shared.adapter_files import AdapterContent
 from shared.adapter_names import NamedAdapter
-from shared.adapter_store import AdapterContent
 from shared.messages import Delta, Lane, TokenLogprob
 from tests.gateway.fleet.test_fleet import Watched
 

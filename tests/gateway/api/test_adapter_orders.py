@@ -19,14 +19,16 @@ from gateway.api.schemas.decoding import decode_typed
 from gateway.errors import ApiError
 from shared import adapter_store
 from shared.adapter_calls import AdapterBeat, AdapterReply, NamesRead
+from shared.adapter_files import MAX_ADAPTER_BYTES, MAX_TOLD_RANK, AdapterContent
 from shared.adapter_names import NamedAdapter
-from shared.adapter_store import MAX_ADAPTER_BYTES, MAX_TOLD_RANK, AdapterContent, AdapterStore, AdapterStoreError
+from shared.adapter_store import AdapterStore, AdapterStoreError
 from shared.direct_client import DirectClient
 from shared.features import ADAPTER_STORE, FEATURES
 from shared.messages import encode
 from shared.objects.directory import DirectoryStore
 from shared.task_supervisor import TaskSupervisor
 from tests.gateway.fleet.test_fleet import Watched
+from tests.shared.stored_adapters import write_stored
 
 DAY_S = 86400.0
 DIGEST = "a" * 64
@@ -61,11 +63,7 @@ class Bench:
         return await self.store.put(self.adapter(text))
 
     def adapter(self, text: str) -> Path:
-        adapter = self.directory / text
-        adapter.mkdir(exist_ok=True)
-        (adapter / "adapter_config.json").write_text('{"r": 4}')
-        (adapter / "adapter_model.safetensors").write_text(text)
-        return adapter
+        return write_stored(self.directory / text, text.encode())
 
     def name(self, name: str, content: AdapterContent | None, tenant: str | None = None) -> None:
         self.fleet.named_adapters.note(NamedAdapter(name, tenant, "m", content))

@@ -30,7 +30,8 @@ from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.settings_check import check_operator_settings
 from shared.adapter_calls import AdapterBeat, AdapterOrder, AdapterReply, NamesRead, pack_residents
-from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStoreError
+from shared.adapter_files import AdapterContent, AdapterFilesError
+from shared.adapter_store import AdapterStoreError
 from shared.errors import ConfigError
 from shared.features import ADAPTER_STORE, FEATURES
 from shared.messages import GatewayHeartbeat, Heartbeat, encode

@@ -31,7 +31,8 @@ from gateway.metrics import GatewayMetrics
 from gateway.process.settings_check import check_settings
 from ops.chaos.system import WallClock
 from shared.errors import ConfigError
-from shared.objects.open import store_of
+from shared.objects import open as open_module
+from shared.objects.open import check_store, store_of
 from tests.gateway.batches.conftest import Place
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.servers import NatsServer, free_port
@@ -371,8 +372,9 @@ async def test_directory_that_does_not_answer_is_opened_once_it_does(
 
     for owner, name, call in ((os, "scandir", scandir), (Path, "open", open_file)):
         monkeypatch.setattr(owner, name, checked(call))
-    if how != "hangs":
-        monkeypatch.setattr(os, "stat", checked(stat))
+    monkeypatch.setattr(os, "stat", checked(stat))
+    monkeypatch.setattr(open_module, "_CHECK_S", 0.1)
+    check_store(str(directory), "HEADRACE_FILES")
     store = store_of(str(directory), "HEADRACE_FILES")
     catalog = FileCatalog(store, 1 << 20, GatewayMetrics())
     await endpoint.open_directory(catalog)
@@ -399,7 +401,7 @@ async def test_directory_that_may_not_be_used_is_told_at_the_start(
 
     for missing in (tmp_path / "none" / "files", tmp_path / "file" / "files", tmp_path / "file" / "none" / "files"):
         with pytest.raises(ConfigError, match=rf"there is no {missing.parent} either"):
-            store_of(str(missing), "HEADRACE_FILES")
+            check_store(str(missing), "HEADRACE_FILES")
 
     def refuse(path: Path) -> os.stat_result:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -407,7 +409,7 @@ async def test_directory_that_may_not_be_used_is_told_at_the_start(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", refuse)
         with pytest.raises(ConfigError, match=r"HEADRACE_FILES.*Permission denied"):
-            store_of(str(tmp_path / "files"), "HEADRACE_FILES")
+            check_store(str(tmp_path / "files"), "HEADRACE_FILES")
 
 
 async def test_downloads_that_nobody_reads_are_bounded_by_tenant(

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from gateway.admission.caller import Caller
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
 from gateway.api.model_fit import with_defaults
 from gateway.api.output_reading import with_reading
 from gateway.api.schemas.parsing import parse_chat
@@ -85,6 +85,10 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
     blame = {"error_param": "messages", "error_code": "context_length_exceeded"}
     error = answered(line, finish="failed", error="too long", **blame)["response"]["body"]["error"]
     assert (error["message"], error["param"], error["code"]) == ("too long", "messages", "context_length_exceeded")
+    body = {"model": "m", "input": "hello", "instructions": "Be brief. " * 100}
+    fields = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    error = answered(read_openai_line(fields, "default", "batch"), finish="failed", error="too long", **blame)
+    assert error["response"]["body"]["error"]["param"] == "instructions"
 
 
 @pytest.mark.parametrize(
@@ -255,11 +259,12 @@ async def test_line_is_constrained_and_read_as_its_model_writes() -> None:
 
 
 async def test_grammars_of_lines_are_made_in_a_thread_so_that_streams_go_on() -> None:
-    bodies: Any = Mock(read_kept=AsyncMock(side_effect=lambda tenant, num_bytes, read: read()))
+    bodies: Any = Mock(in_thread=AsyncMock(side_effect=lambda tenant, work: work()))
     offered = {"tools": [{"type": "function", "function": {"name": "f"}}]}
-    for body, is_large in (({}, False), (offered, True), ({"response_format": {"type": "json_object"}}, True)):
+    for body, is_beside in (({}, False), (offered, True), ({"response_format": {"type": "json_object"}}, True)):
+        bodies.in_thread.reset_mock()
         await with_model_reading(parsed_line(chat_line(**body))[1], load_of("hermes"), bodies, "t")
-        assert (bodies.read_kept.call_args.args[1] > LARGE_BYTES) == is_large
+        assert bodies.in_thread.await_count == is_beside
 
 
 @pytest.mark.parametrize("status", [400, 429, 501, 503])

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
+import msgspec
 import pytest
 
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
 from gateway.batches.input_lines import InputLine
 from gateway.batches.line import BatchLine
 from gateway.batches.line_maker import LineMaker, NotReadyError
+from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
+from shared.adapter_files import AdapterContent
 from shared.adapter_names import NamedAdapter
-from shared.adapter_store import AdapterContent
 from shared.errors import BadRequestError
 from shared.sampling import Sampling
 from tests.gateway.batches.test_line import chat_line
+from tests.gateway.dispatch.test_inflight import fleet_load
 from tests.gateway.fleet.test_fleet import Watched
+from tests.gateway.responses.test_truncated_images import CONTEXT, Words
 
 
 def test_line_whose_adapter_was_removed_is_answered_and_one_whose_workers_are_away_waits() -> None:
@@ -86,20 +89,14 @@ async def test_grammars_of_a_batch_are_checked_one_at_a_time_and_lines_do_not_wa
 
 
 @pytest.mark.parametrize(
-    ("body", "are_large"),
-    [({}, [False, False]), ({"user": "u" * 500, "stop": ["s" * 999] * 4}, [True, False]), ({"n": 128}, [False, True])],
+    ("body", "num_beside"), [({}, 0), ({"user": "u" * 500, "stop": ["s" * 999] * 4}, 1), ({"n": 128}, 1)]
 )
 async def test_lines_that_take_long_are_made_beside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], are_large: list[bool]
+    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], num_beside: int
 ) -> None:
-    bodies, sizes = LargeBodies(), list[int]()
-    read_kept = bodies.read_kept
-
-    async def measured(tenant: str, num_bytes: int, read: Callable[[], Any]) -> Any:
-        sizes.append(num_bytes)
-        return await read_kept(tenant, num_bytes, read)
-
-    monkeypatch.setattr(bodies, "read_kept", measured)
+    bodies = LargeBodies()
+    in_thread = AsyncMock(side_effect=bodies.in_thread)
+    monkeypatch.setattr(bodies, "in_thread", in_thread)
     services: Any = Mock(bodies=bodies, settled=lambda generation, tenant: generation, max_line_bytes=1 << 20)
     services.fleet.find_adapter.return_value = None
     services.clock.now.return_value = 1.0
@@ -107,4 +104,54 @@ async def test_lines_that_take_long_are_made_beside_the_event_loop(
     data = json.dumps(chat_line(**{"temperature": 1, **body})).encode()
     line = await maker.line_to_read(InputLine(1, 0, len(data), data), "batch-1")
     assert len(line.requests) == body.get("n", 1)
-    assert [size > LARGE_BYTES for size in sizes] == are_large
+    assert in_thread.await_count == num_beside
+
+
+def long_response_line() -> bytes:
+    messages = [{"role": "user", "content": " ".join([name, *["w"] * 3999])} for name in ("u1", "u2", "u3")]
+    body = {"model": "m", "input": messages, "truncation": "auto", "max_output_tokens": 4}
+    return json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}).encode()
+
+
+def shortening_maker(words: Words, num_workers: int) -> LineMaker:
+    services: Any = Mock(
+        bodies=LargeBodies(),
+        settled=lambda generation, tenant: generation,
+        watermark_of=lambda tenant, key: None,
+        tokenizer=words,
+        max_line_bytes=1 << 20,
+    )
+    load = msgspec.structs.replace(fleet_load(), num_workers=num_workers, max_model_len=CONTEXT, chat_format="hermes")
+    services.fleet.find_adapter.return_value = None
+    services.fleet.named_adapters.was_removed.return_value = False
+    services.fleet.load.return_value = load
+    services.clock.now.return_value = 1.0
+    return LineMaker(services, cast("Any", Mock(tenant="acme", key="key", weight=1.0, expires_at=100.0)))
+
+
+async def test_line_that_may_be_truncated_is_shortened_as_a_request_once_a_worker_can_count() -> None:
+    words, data = Words(), long_response_line()
+    place = InputLine(1, 0, len(data), data)
+    with pytest.raises(NotReadyError, match="No worker of `m`"):
+        await shortening_maker(words, 0).line_to_publish(place, "batch-1")
+    line = await shortening_maker(words, 1).line_to_publish(place, "batch-1")
+    (request,) = line.requests
+    assert [message.content[:2] for message in request.messages or ()] == ["u2", "u3"]
+    assert request.id == "batch-1-0"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ApiError(400, "Roles must alternate.", param="messages", code="invalid_value"), BadRequestError),
+        (ApiError(504, "No worker answered within 10 s.", code="timeout"), NotReadyError),
+    ],
+)
+async def test_line_whose_tokens_are_not_counted_is_refused_alone_or_waits(
+    error: ApiError, expected: type[Exception]
+) -> None:
+    words, data = Words(error=error), long_response_line()
+    with pytest.raises(expected) as refusal:
+        await shortening_maker(words, 1).line_to_publish(InputLine(1, 0, len(data), data), "batch-1")
+    if isinstance(refusal.value, BadRequestError):
+        assert (refusal.value.param, str(refusal.value)) == ("body.input", "body: Roles must alternate.")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from gateway.admission.stored_reads import ReadSize
+from gateway.batches.endpoint import BatchRoutes
 from gateway.batches.log import BatchLog
 from gateway.batches.record import BatchRecord
+from gateway.errors import ApiError
 from shared.direct_client import DirectClient
-from tests.gateway.batches.conftest import EchoWorker, Place
+from shared.streams import ensure_streams
+from tests.gateway.batches.conftest import LIMITS, EchoWorker, Place
 
 
 def record(tenant: str, number: int) -> BatchRecord:
@@ -44,6 +49,22 @@ async def test_batch_is_found_by_its_tenant_and_id_among_those_that_run_or_else_
     assert await log.get(tenant, batch.id) == ended.record == batch
     for other, batch_id in (("another", batch.id), (tenant, record(tenant, 2).id), (tenant, "batch_1")):
         assert await log.get(other, batch_id) is None
+
+
+async def test_batches_that_are_created_at_once_are_counted_one_after_another(
+    log: BatchLog, place: Place, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.endpoint.MAX_ACTIVE", 3)
+    nats = DirectClient()
+    await nats.connect(place.nats_url)
+    await ensure_streams(nats.jetstream(), LIMITS, (tenant,))
+    nothing: Any = None
+    routes = BatchRoutes(nothing, nothing, log, nothing, nats, nothing)
+    puts = [routes._put(record(tenant, number)) for number in range(10)]
+    refused = [each for each in await asyncio.gather(*puts, return_exceptions=True) if isinstance(each, ApiError)]
+    assert {error.code for error in refused} == {"too_many_batches"}
+    assert len(await log.list_active(tenant)) == 10 - len(refused) == 3
+    await nats.close()
 
 
 async def test_large_records_of_one_tenant_leave_those_of_others(

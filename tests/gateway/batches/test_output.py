@@ -12,7 +12,6 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from gateway.admission.stored_reads import StoredReads
-from gateway.api.large_bodies import LARGE_BYTES
 from gateway.batches.driver import BatchDriver
 from gateway.batches.endpoint import MAX_ACTIVE, BatchRoutes
 from gateway.batches.input_lines import InputLine
@@ -112,14 +111,14 @@ async def test_results_that_are_there_are_not_looked_for_again(monkeypatch: pyte
 
 
 async def test_large_results_are_read_beside_the_event_loop() -> None:
-    bodies: Any = Mock(read_kept=AsyncMock(return_value=WrittenLine(b"{}", is_answer=True, reasoning_tokens=0)))
+    bodies: Any = Mock(in_thread=AsyncMock(return_value=WrittenLine(b"{}", is_answer=True, reasoning_tokens=0)))
     driver: Any = Mock(_services=Mock(bodies=bodies), tenant="t")
-    for text in ("a", "a" * 5000):
-        line = BatchLine("a", GENERATION, [])
-        line.results["1"] = BatchResult(id="1", model="m", tenant="t", text=text, finish="stop")
+    for text, is_beside in (("a", False), ("a" * 5000, True)):
+        bodies.in_thread.reset_mock()
+        line = BatchLine("a", GENERATION, [Request(id="1-0", model="m", text="x")])
+        line.results["1-0"] = BatchResult(id="1-0", model="m", tenant="t", text=text, finish="stop")
         await BatchDriver._answer(driver, Mock(line=line, place=InputLine(1, 0, 9, b"")))
-    sizes = [call.args[1] for call in bodies.read_kept.call_args_list]
-    assert [size > LARGE_BYTES for size in sizes] == [False, True]
+        assert bodies.in_thread.await_count == is_beside
 
 
 @pytest.mark.parametrize("is_full", [False, True])

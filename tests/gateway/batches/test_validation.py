@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.api.large_bodies import LargeBodies
 from gateway.batches.input_lines import CHUNK_BYTES, InputLine, input_lines
 from gateway.batches.record import MAX_ERRORS_BYTES, BatchError, BatchRecord, bounded_errors
 from gateway.batches.validation import InputCheck
@@ -117,7 +117,7 @@ async def test_large_bodies_of_others_are_read_between_lines_that_are_checked(tm
     loop = asyncio.get_running_loop()
 
     async def of_other() -> int:
-        return await bodies.read_kept("other", LARGE_BYTES + 1, lambda: check.num_lines)
+        return await bodies.in_thread("other", lambda: check.num_lines)
 
     class Check(InputCheck):
         def check(self, group: list[InputLine]) -> None:

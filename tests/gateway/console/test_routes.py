@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
@@ -11,6 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.console import routes
 from gateway.console.routes import PLAYGROUND, ConsoleFiles, ConsoleRoutes, _not_found, with_playground
 from gateway.console.views import _letter, tenants_view
 from gateway.errors import ApiError
@@ -103,13 +106,41 @@ async def test_request_that_no_process_keeps_is_not_found_and_orders_are_named(m
         "gateway.console.routes.JobTimelines", lambda js: SimpleNamespace(find=AsyncMock(return_value=[]))
     )
     exchange = SimpleNamespace(find=AsyncMock(return_value=[]), summaries=AsyncMock(return_value=["one"]))
-    routes = ConsoleRoutes(SimpleNamespace(exchange=exchange, js=None, device_hour_cost=None))  # type: ignore[arg-type]
+    served = ConsoleRoutes(SimpleNamespace(exchange=exchange, js=None, device_hour_cost=None))  # type: ignore[arg-type]
     with pytest.raises(ApiError, match="No gateway keeps a request") as refused:
-        await routes._request(Request({"type": "http", "path_params": {"id": "r"}}))
+        await served._request(Request({"type": "http", "path_params": {"id": "r"}}))
     assert (refused.value.status, refused.value.code) == (404, "request_not_found")
-    with pytest.raises(ApiError, match="'order' must be one of recent, slow, failed"):
-        await routes._requests(Request({"type": "http", "query_string": b"order=other"}))
-    assert await routes._requests(Request({"type": "http", "query_string": b"order=slow&limit=7"})) == {
+    with pytest.raises(ApiError, match="'order' must be one of recent, slow, first, failed, running"):
+        await served._requests(Request({"type": "http", "query_string": b"order=other"}))
+    assert await served._requests(Request({"type": "http", "query_string": b"order=slow&limit=7"})) == {
         "requests": ["one"]
     }
     exchange.summaries.assert_called_once_with("slow", 7)
+
+
+def luminance(color: str) -> float:
+    """Return the relative luminance of `#rrggbb` (WCAG 2.2)."""
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (each / 12.92 if each <= 0.03928 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_bars_stand_out_from_their_track_and_like_hues_from_each_other_in_both_themes() -> None:
+    css = (Path(routes.__file__).parent / "static/console.css").read_text()
+    themes = [dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", part)) for part in css.split(":root[", 1)]
+    kinds = ("queue", "prefix", "read", "wait", "prefill", "decode", "gateway", "preempted", "worker")
+    alike = (
+        ("queue", "gateway"),
+        ("queue", "worker"),
+        ("gateway", "worker"),
+        ("prefix", "wait"),
+        ("prefill", "decode"),
+    )
+    for theme in themes:
+        assert {kind for kind in kinds if contrast(theme[kind], theme["back"]) < 3} == set()
+        assert {pair for pair in alike if contrast(theme[pair[0]], theme[pair[1]]) < 1.4} == set()

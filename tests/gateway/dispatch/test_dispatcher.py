@@ -174,6 +174,19 @@ async def test_handoff_moves_the_request_at_once_without_the_place_of_its_kv_whe
     assert sink.text == expected_text(2)
 
 
+async def test_handovers_without_a_token_are_limited_as_any_others_are(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    await bench.submit(sink)
+    for epoch in range(FAST_RECOVERY.max_moves + 1):
+        request = await worker.next_request()
+        assert request.epoch == epoch
+        await worker.claim(request)
+        await worker.end(request, 0, Finish("handoff", ready=KvReady(request.id, request.epoch, "w1")))
+    await sink.end()
+    assert sink.error is not None
+    assert (sink.error.status, sink.error.code) == (500, "request_quarantined")
+
+
 async def test_cancelled_request_is_taken_from_its_worker(bench: Bench) -> None:
     worker, sink = await bench.worker("a"), ListSink()
     request = await bench.submit(sink)

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from gateway.dispatch import poison
-from gateway.dispatch.inflight import Flight, FlightTable, Loss
+from gateway.dispatch.flight_log import Loss
+from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.poison import (
     HARMLESS_TOKENS,
     MAX_SOLO_LOSSES,

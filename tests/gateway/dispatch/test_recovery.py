@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from gateway.dispatch.inflight import Flight, FlightTable, Loss
+from gateway.dispatch.flight_log import Loss
+from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.dispatch.poison import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.recovery import Recovery
 from gateway.dispatch.timeouts import RecoveryLimits
@@ -332,6 +333,46 @@ async def test_who_does_not_take_from_a_queue_says_nothing_of_what_waits_in_it(m
     assert flight.epoch == 2, "it has room, sees an empty queue, and has not claimed it"
 
 
+async def hand_over(moves: Moves, flight: Flight, now: float) -> None:
+    """Have a prefill worker take a flight, make one token, and hand it over."""
+    moves.flights.claim(flight, "w1")
+    flight.emitted.append(1)
+    flight.ready = msgspec.structs.replace(READY, epoch=flight.epoch)
+    await moves.move([flight], "prefilled")
+    flight.queue, flight.stream_seq, flight.published_at = "ready", 10, now
+
+
+async def test_wait_for_a_claim_goes_on_doubling_over_handovers_until_a_worker_goes_on(moves: Moves) -> None:
+    flight, now = moves.flight("a"), 100.0
+    idle = {"waiting": 0, "running": 0, "last_pulled": 10, "last_resumed": 10}
+    for factor in (1, 2, 4, 1):
+        if factor == 1:
+            # A worker that decodes has claimed it, and was lost.
+            moves.flights.claim(flight, "w2")
+            await moves.move([flight], "worker_dead")
+        await hand_over(moves, flight, now)
+        for late_s, has_moved in ((-0.2, False), (0.2, True)):
+            at, epoch = now + LIMITS.claim_timeout_s * factor + late_s, flight.epoch
+            moves.hear(at, **idle, roles=RoleNews("prefill"))
+            moves.hear(at, worker="w2", **idle, roles=RoleNews("decode", ("ready",), last_ready=10))
+            await moves.sweep(at)
+            assert (flight.epoch > epoch, factor) == (has_moved, factor)
+        now += 10.0
+
+
+async def test_token_of_a_handover_does_not_hide_that_no_worker_goes_on(moves: Moves) -> None:
+    flight = moves.flight("a")
+    for _ in range(LIMITS.max_moves):
+        await hand_over(moves, flight, 0.0)
+        moves.flights.claim(flight, "w2")
+        await moves.move([flight], "handoff")
+    assert moves.wire.failed == []
+    await hand_over(moves, flight, 0.0)
+    moves.flights.claim(flight, "w2")
+    await moves.move([flight], "handoff")
+    assert (moves.wire.failed, moves.wire.quarantined) == ([("a", 500)], [("a", "attempts_exhausted")])
+
+
 async def test_what_a_worker_may_have_given_back_is_not_taken_for_delivered(moves: Moves) -> None:
     now = 100.0
     before, after = moves.flight("a"), moves.flight("b")
@@ -529,6 +570,23 @@ async def test_pause_of_this_process_moves_nothing(moves: Moves) -> None:
     assert (silent.progressed_at, unclaimed.delivered_at) == (now + 600, now + 599)
     moves.recovery.discount_pause(600.0, now + 600)
     assert unclaimed.delivered_at == now + 600
+
+
+async def test_pause_of_this_process_is_in_the_timeline_and_moves_none_of_its_times(moves: Moves) -> None:
+    flight, now = moves.flight("a", "w"), 5000.0
+    flight.published_at, flight.log.claimed_at = now - 2, now - 1.5
+    moves.recovery.discount_pause(3.0, now + 3)
+    moves.recovery.discount_pause(1.0, now + 5)
+    attempt = flight.attempt_ended("stop", now + 6, now - 4)
+    assert (attempt.published_s, attempt.claimed_s, attempt.ended_s) == (2.0, 2.5, 10.0)
+    assert attempt.pauses == ((7.0, 3.0), (9.0, 1.0))
+    # The next attempt has times and pauses of its own.
+    flight.log.end(flight.attempt_ended("silent", now + 6))
+    flight.published_at = now + 7
+    assert flight.log.earlier(now - 4)[0].published_s == 2.0
+    assert flight.log.earlier(now - 4)[0].pauses == ((7.0, 3.0), (9.0, 1.0))
+    later = flight.attempt_ended("stop", now + 8, now - 4)
+    assert (later.published_s, later.pauses) == (11.0, ())
 
 
 @pytest.mark.parametrize("is_same_stream", [True, False])

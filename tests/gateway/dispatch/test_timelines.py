@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -365,6 +366,39 @@ def test_lists_have_the_slowest_or_the_failed_first() -> None:
         bench.end(None, bench.timeline(name, ended_s=ended_s, status=status, outcome=outcome))
     assert [each.id for each in bench.keeper.summaries("slow", 2)] == ["b", "c"]
     assert [each.id for each in bench.keeper.summaries("failed", 10)] == ["c"]
+
+
+def test_list_of_running_requests_has_the_oldest_first_and_no_others() -> None:
+    bench = Bench()
+    bench.end(bench.begin("ended"), bench.timeline("ended"))
+    for name in ("old", "new"):
+        bench.flights.append(bench.begin(name))
+    for seen, ended_s in zip(bench.running.values(), (9.0, 2.0), strict=True):
+        seen.told = msgspec.structs.replace(seen.told, ended_s=ended_s)
+    assert [each.id for each in bench.keeper.summaries("running", 10)] == ["old", "new"]
+    assert [each.id for each in bench.keeper.summaries("recent", 10)] == ["ended"]
+
+
+def test_list_of_running_requests_looks_once_at_each_flight() -> None:
+    bench = Bench()
+    bench.flights += [bench.begin(str(number)) for number in range(50)]
+    num_looks = 0
+
+    def flights() -> Iterator[Flight]:
+        nonlocal num_looks
+        for flight in bench.flights:
+            num_looks += 1
+            yield flight
+
+    bench.keeper._flights = flights
+    assert len(bench.keeper.summaries("running", 100)) == num_looks == 50
+
+
+def test_list_by_first_tokens_has_what_waited_longest_first() -> None:
+    bench = Bench()
+    for name, first_token_s, ended_s in (("long", 0.1, 60.0), ("late", 20.0, 21.0), ("never", None, 30.0)):
+        bench.end(None, bench.timeline(name, ended_s=ended_s, first_token_s=first_token_s))
+    assert [each.id for each in bench.keeper.summaries("first", 10)] == ["never", "late", "long"]
 
 
 def test_nothing_is_kept_where_nothing_is_wanted_and_use_counts_all_the_same() -> None:

@@ -22,8 +22,8 @@ from gateway.errors import ApiError
 from gateway.fleet.adapter_names import LEASE_S, AdapterNameFollower, FoundAdapter, NamedAdapters
 from gateway.generation import Generation, Prompt
 from shared.adapter_calls import AdapterBeat, AdapterReply, NamesRead
+from shared.adapter_files import AdapterContent
 from shared.adapter_names import AdapterNames, NamedAdapter
-from shared.adapter_store import AdapterContent
 from shared.direct_client import DirectClient
 from shared.features import ADAPTER_STORE, FEATURES
 from shared.hosted_models import HostBeat, HostedModel

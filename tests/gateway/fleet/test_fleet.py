@@ -13,6 +13,7 @@ from gateway.fleet import fleet as fleet_module
 from gateway.fleet.fleet import GATEWAY_SILENCE_S, MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.liveness import FleetLimits
+from shared.disaggregation import PROMPT_QUEUES, RoleNews
 from shared.features import FEATURES
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
@@ -261,6 +262,7 @@ def test_format_of_a_model_is_that_of_the_workers_that_go_on(watched: Watched) -
         ({"free_blocks": 6}, False),
         ({"draining": True}, False),
         ({"model": "other"}, False),
+        ({"roles": RoleNews("decode", ("ready",))}, False),
     ],
 )
 def test_room_elsewhere_is_for_a_whole_sequence_at_once(
@@ -268,7 +270,30 @@ def test_room_elsewhere_is_for_a_whole_sequence_at_once(
 ) -> None:
     watched.hear(waiting=0)
     watched.hear(**{"worker": "w2", "waiting": 0} | other)
-    assert watched.fleet.has_room_elsewhere("m", "w1", 6 * BEAT.block_size) == has_room
+    assert watched.fleet.has_room_elsewhere("m", "w1", 6 * BEAT.block_size, has_output=False) == has_room
+
+
+@pytest.mark.parametrize(
+    ("others", "has_room"),
+    [
+        ((RoleNews("prefill"),), False),
+        ((RoleNews("prefill"), RoleNews("decode", ("ready",))), True),
+        ((RoleNews("both", (*PROMPT_QUEUES, "ready")),), True),
+        ((None,), False),
+    ],
+)
+def test_room_for_a_stream_is_at_workers_to_which_it_is_handed_over(
+    others: tuple[RoleNews | None, ...], has_room: bool, watched: Watched
+) -> None:
+    watched.hear(waiting=1, roles=RoleNews("decode", ("ready",)))
+    for number, roles in enumerate(others):
+        watched.hear(worker=f"other{number}", waiting=0, roles=roles)
+    assert watched.fleet.has_room_elsewhere("m", "w1", 1, has_output=True) == has_room
+    # Where none decodes for others, those that compute prompts go on with them.
+    watched.hear(waiting=1, roles=RoleNews("prefill"))
+    watched.hear(worker="other0", waiting=0, roles=RoleNews("prefill"))
+    watched.hear(worker="other1", waiting=0, roles=RoleNews("prefill"))
+    assert watched.fleet.has_room_elsewhere("m", "w1", 1, has_output=True)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,18 @@ async def test_store_that_takes_nothing_is_an_honest_answer(
     assert e.value.retry_after_s is not None
 
 
+async def test_store_that_cannot_be_used_is_logged_once_a_minute(
+    parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts.error, images = MediaStoreError("the stream HR_MEDIA does not exist"), intake(parts)
+    for _ in range(3):
+        with pytest.raises(ApiError):
+            await images.references([source()], "t", 1.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "images cannot be stored: the stream HR_MEDIA does not exist"
+    ]
+
+
 def test_pixels_of_an_image_in_the_body_are_known_at_once() -> None:
     import base64
 

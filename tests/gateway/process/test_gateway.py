@@ -179,7 +179,7 @@ async def test_gateway_waits_for_a_stream_that_it_may_not_make(
     server = start_nats("-c", str(_restricted_users(tmp_path)))
     url = server.url.replace("//", "//part:part@")
     with starting_gateway(tmp_path, url, ("-c", SOON_GIVING_UP)) as gateway:
-        await until(lambda: "stream HR_INTERACTIVE could not be created, because this login may not" in gateway.log, 60)
+        await until(lambda: "stream HR_INTERACTIVE could not be created: NATS did not answer. If" in gateway.log, 60)
         assert "Traceback" not in gateway.log
         admin = await connect(server.url, role="admin", name="test", user="admin", password="admin")
         await ensure_interactive_stream(admin.jetstream(), StreamLimits())

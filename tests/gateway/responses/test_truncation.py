@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -39,17 +41,22 @@ def num_words(messages: tuple[ChatMessage, ...], chat: ChatOptions | None) -> in
 
 @dataclass
 class Words:
-    """A tokenizer of words, and the calls that it has answered."""
+    """A tokenizer of words, and the calls that it has answered.
+
+    Attributes:
+        refusal: Returns why a call is refused; None for one that is answered.
+    """
 
     worker: WireWorker
     calls: list[TokenizeCall] = field(default_factory=list)
+    refusal: Callable[[TokenizeCall], TokenizerReply | None] = field(default=lambda call: None)
 
     async def answer(self, message: Msg) -> None:
         call = msgspec.msgpack.decode(message.data, type=TokenizeCall)
         assert call.messages is not None
         self.calls.append(call)
         reply = TokenizerReply(token_ids=(1,) * num_words(call.messages, call.chat), max_model_len=CONTEXT)
-        await message.respond(encode(reply))
+        await message.respond(encode(self.refusal(call) or reply))
 
     async def read(self) -> tuple[Request, list[str]]:
         """Answer the next request, as a worker whose tokens are words; return it, and how each message begins."""
@@ -125,6 +132,39 @@ async def test_tools_take_their_part_of_the_context(words: Words, client: openai
     await asking
 
 
+def refuses_two_users_in_a_row(call: TokenizeCall) -> TokenizerReply | None:
+    roles = [message.role for message in call.messages or ()]
+    if ("user", "user") not in pairwise(roles):
+        return None
+    return TokenizerReply(error="Roles must alternate.", code="invalid_value", param="messages")
+
+
+async def test_conversation_that_is_refused_for_another_reason_than_its_length_is_not_shortened(
+    words: Words, client: openai.AsyncOpenAI
+) -> None:
+    words.refusal = refuses_two_users_in_a_row
+    items = [said("user", "u0", 1200), said("user", "u1", 1200), said("assistant", "a1"), said("user", "last")]
+    with pytest.raises(openai.BadRequestError, match="Roles must alternate") as refusal:
+        await ask(client, words, items)
+    assert (refusal.value.code, refusal.value.param) == ("invalid_value", "input")
+    # A worker of an earlier version gives no code.
+    words.refusal = lambda call: TokenizerReply(error="It cannot be read.")
+    with pytest.raises(openai.BadRequestError, match="It cannot be read"):
+        await ask(client, words, items)
+
+
+async def test_text_that_is_too_long_to_be_counted_is_shortened(words: Words, client: openai.AsyncOpenAI) -> None:
+    def refusal(call: TokenizeCall) -> TokenizerReply | None:
+        is_long = num_words(call.messages or (), None) > CONTEXT
+        return TokenizerReply(error="It is too long.", code="context_length_exceeded") if is_long else None
+
+    words.refusal = refusal
+    asking = ask(client, words, [*turn("1", 6000), *turn("2", 6000), said("user", "last")])
+    _, read = await words.read()
+    assert read == ["u2 w w w", "a2", "last"]
+    await asking
+
+
 async def test_short_conversation_is_not_counted(words: Words, client: openai.AsyncOpenAI) -> None:
     asking = ask(client, words, [*turn("1", 100), said("user", "last")])
     assert len((await words.read())[1]) == 3
@@ -139,6 +179,20 @@ async def test_few_calls_count_many_turns(words: Words, client: openai.AsyncOpen
     assert read[0].split()[0] == f"u{100 - (LIMIT - 1) // 200}"
     await asking
     assert len(words.calls) <= 8
+
+
+async def test_agent_that_continues_stored_responses_keeps_its_newest_calls(
+    words: Words, client: openai.AsyncOpenAI
+) -> None:
+    asking = ask(client, words, [said("user", "task"), *steps(*[1000] * 6)])
+    assert len((await words.read())[1]) == 1 + 2 * 6
+    asking = ask(client, words, called("next", 4000), previous_response_id=(await asking).id, stream=True)
+    request, read = await words.read()
+    assert read[:3] == ["task", "f2", "o2"]
+    results = [message.tool_call_id for message in request.messages or () if message.tool_call_id]
+    assert results == ["2", "3", "4", "5", "next"]
+    events = [event async for event in await asking]
+    assert events[-1].response.status == "completed"
 
 
 async def test_conversation_of_stored_responses_is_shortened_each_time(
@@ -179,6 +233,32 @@ async def test_call_and_result_are_dropped_or_kept_together(words: Words, client
     await asking
 
 
+def steps(*nums: int) -> list[dict[str, Any]]:
+    return [item for number, num in enumerate(nums) for item in called(str(number), num)]
+
+
+async def test_oldest_calls_and_results_of_the_only_turn_are_dropped(words: Words, client: openai.AsyncOpenAI) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
+    parallel = [item for both in zip(called("p", 1000), called("q", 1000), strict=True) for item in both]
+    items = [said("system", "rule"), *turn("1", 10), said("user", "task"), *steps(*[200] * 50), thought, *parallel]
+    asking = ask(client, words, items)
+    request, read = await words.read()
+    # 2,002 words of the last step, 201 of each other one, and two messages.
+    assert read[:3] == ["rule", "task", f"f{50 - (LIMIT - 2004) // 201}"]
+    assert read[-3:] == ["fp", "op", "oq"]
+    assert (request.messages or ())[-3].reasoning == "hm"
+    await asking
+
+
+async def test_last_call_is_kept_even_where_it_is_too_long(words: Words, client: openai.AsyncOpenAI) -> None:
+    asking = ask(client, words, [said("user", "task"), *steps(200, 200, CONTEXT)])
+    _, read = await words.read()
+    assert read == ["task", "f2", "o2"]
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await asking
+    assert refusal.value.code == "context_length_exceeded"
+
+
 async def test_streamed_response_is_shortened(words: Words, client: openai.AsyncOpenAI) -> None:
     asking = ask(client, words, [*turn("1", 6000), *turn("2", 6000), said("user", "last")], stream=True)
     _, read = await words.read()
@@ -210,8 +290,18 @@ async def test_last_turn_that_is_too_long_is_refused_as_without_truncation(
         assert len(read) == (1 if truncation == "auto" else 3)
         with pytest.raises(openai.BadRequestError) as refusal:
             await asking
-        refusals.append((refusal.value.status_code, refusal.value.code))
-    assert refusals == [(400, "context_length_exceeded")] * 2
+        refusals.append((refusal.value.status_code, refusal.value.code, refusal.value.param))
+    assert refusals == [(400, "context_length_exceeded", "input")] * 2
+
+
+async def test_error_of_length_names_the_longest_field(words: Words, client: openai.AsyncOpenAI) -> None:
+    for num, field_name in ((CONTEXT, "instructions"), (CONTEXT // 2 - 1, "input")):
+        instructions = " ".join(["w"] * num)
+        asking = ask(client, words, said("user", "last", CONTEXT // 2 + 1)["content"], instructions=instructions)
+        await words.read()
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await asking
+        assert (refusal.value.code, refusal.value.param) == ("context_length_exceeded", field_name)
 
 
 async def test_count_of_input_tokens_is_of_what_would_be_read(words: Words, client: openai.AsyncOpenAI) -> None:
@@ -223,7 +313,16 @@ async def test_count_of_input_tokens_is_of_what_would_be_read(words: Words, clie
 
 
 def test_long_answer_keeps_half_of_the_context_for_the_conversation() -> None:
-    assert [max_prompt_tokens(CONTEXT, each) for each in (None, 1, 100, CONTEXT)] == [8191, 8191, 8092, 4096]
+    assert [max_prompt_tokens(CONTEXT, each) for each in (1, 100, CONTEXT)] == [8191, 8092, 4096]
+
+
+async def test_answer_of_any_length_has_a_quarter_of_the_context(words: Words, client: openai.AsyncOpenAI) -> None:
+    assert [max_prompt_tokens(length, None) for length in (CONTEXT, 1 << 20)] == [6144, (1 << 20) - 16384]
+    asking = ask(client, words, [*turn("1", 3000), *turn("2", 3000), said("user", "last", 145)], max_output_tokens=None)
+    request, read = await words.read()
+    assert read == ["u2 w w w", "a2", "last w w"]
+    assert request.sampling.max_tokens is None
+    await asking
 
 
 def test_images_of_dropped_turns_are_dropped() -> None:

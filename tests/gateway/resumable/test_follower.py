@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
+from gateway.resumable import follower
 from gateway.resumable.calls import OwnerReply
 from gateway.resumable.fences import Fence
 from gateway.resumable.follower import Follower, LogReader
@@ -36,9 +37,10 @@ class Log:
         self.may_revoke = asyncio.Event()
         self.may_revoke.set()
         self.revoked: set[str] = set()
+        self.has_head = self.has_fence = True
         self.may_read = asyncio.Event()
         self.may_read.set()
-        self.num_asked = 0
+        self.num_asked = self.num_waiting = 0
         self.calls = Calls(0)
 
     def write(self, owner: str, texts: str, *, is_whole: bool = False) -> None:
@@ -52,11 +54,13 @@ class Log:
         return SimpleNamespace(find=self.fence, revoke=self.revoke)
 
     async def find(self, tenant: str, stream_id: str) -> Stored | None:
-        return Stored(self.head, self.seq)
+        return Stored(self.head, self.seq) if self.has_head else None
 
     async def pieces(self, head: StreamHead, first: int, num_ahead: int = 1) -> list[bytes]:
         self.num_asked += 1
+        self.num_waiting += 1
         await self.may_read.wait()
+        self.num_waiting -= 1
         return (self.stale.pop() if self.stale else self.written.get(head.owner, []))[first:]
 
     async def revoke(self, writer: str) -> JournalTail:
@@ -65,7 +69,12 @@ class Log:
         return JournalTail(self.journal)
 
     async def fence(self, writer: str) -> Fence | None:
-        return Fence(writer not in self.revoked, 1)
+        return Fence(writer not in self.revoked, 1) if self.has_fence else None
+
+    def lose(self) -> None:
+        """Lose everything, as a NATS does that restarts."""
+        self.written.clear()
+        self.has_head = self.has_fence = False
 
 
 class Calls:
@@ -84,8 +93,8 @@ def case(num_shown: int = 0) -> tuple[Log, LiveStream, asyncio.Task[None]]:
     log.write("w", "ab")
     owner = cast("Any", SimpleNamespace(writer=SimpleNamespace(name="own")))
     log.calls.num_shown = num_shown
-    follower = Follower(cast("Any", log), cast("Any", log.calls), owner, stream)
-    return log, stream, asyncio.create_task(follower.follow({stream}))
+    following = Follower(cast("Any", log), cast("Any", log.calls), owner, stream).follow({stream})
+    return log, stream, asyncio.create_task(following)
 
 
 def texts(stream: LiveStream) -> str:
@@ -167,6 +176,65 @@ async def test_pieces_that_are_dropped_end_the_stream_with_a_410_unless_a_client
     failure = stream.failure
     assert isinstance(failure, ApiError)
     assert (failure.status, failure.code) == told
+
+
+@pytest.mark.parametrize("num_kept", [2, 900])
+async def test_pieces_that_were_lost_with_nats_are_read_on_when_their_owner_has_put_them_back(num_kept: int) -> None:
+    log, stream, following = case()
+    text = "".join(chr(ord("a") + at % 26) for at in range(num_kept))
+    log.write("w", text)
+    await until(lambda: stream.num_shown == num_kept)
+    log.lose()
+    await asyncio.sleep(0.2)
+    # The head comes first, by another number; then the pieces, and the fence last.
+    log.has_head, log.seq = True, 77
+    await asyncio.sleep(0.2)
+    assert (stream.ended.done(), texts(stream)) == (False, text)
+    log.write("w", text + "yz", is_whole=True)
+    log.has_fence = True
+    await asyncio.wait_for(following, 30)
+    assert (texts(stream), stream.is_complete, stream.failure) == (text + "yz", True, None)
+
+
+async def test_pieces_that_are_put_back_between_two_looks_are_read() -> None:
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    log.written.clear()
+    log.may_read.clear()
+    await until(lambda: log.num_waiting == 1)
+    find = log.find
+
+    async def find_later(tenant: str, stream_id: str) -> Stored | None:
+        log.write("w", "abcd", is_whole=True)
+        return await find(tenant, stream_id)
+
+    log.find = find_later  # type: ignore[method-assign]
+    log.may_read.set()
+    await asyncio.wait_for(following, 30)
+    assert (texts(stream), stream.failure) == ("abcd", None)
+
+
+async def test_pieces_that_no_owner_puts_back_end_the_stream_after_the_longest_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follower, "OUTAGE_S", 0.3)
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    log.lose()
+    await asyncio.wait_for(following, 30)
+    assert isinstance(stream.failure, ApiError)
+    assert (stream.failure.status, texts(stream)) == (503, "ab")
+
+
+async def test_the_end_of_a_stream_that_was_lost_with_nats_is_never_put_back() -> None:
+    """Its owner has it no more once it has ended."""
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    stream.head = msgspec.structs.replace(stream.head, ended=1.0)
+    log.lose()
+    await asyncio.wait_for(following, 10)
+    assert isinstance(stream.failure, ApiError)
+    assert stream.failure.code == "stream_expired"
 
 
 async def test_a_piece_that_was_read_before_the_next_one_was_begun_is_read_again() -> None:

@@ -196,3 +196,17 @@ async def test_a_stream_goes_on_when_nats_has_lost_its_memory(pair: Pair, nats: 
         await read_until_cut(reading)
     rest, _ = await rest_of(pair.two, reading)
     check(reading, rest, expected_text(1000))
+
+
+async def test_a_stream_that_is_followed_goes_on_when_nats_has_lost_its_memory(pair: Pair, nats: NatsServer) -> None:
+    async with (
+        pair.one.post("/v1/completions", pair.body(1000)) as reading,
+        pair.two.resumed((await reading.read(5)).stream_id) as followed,
+    ):
+        await followed.read(50)
+        nats.kill()
+        await asyncio.sleep(0.5)
+        nats.start()
+        await asyncio.gather(followed.read(), reading.read())
+    assert followed.text == expected_text(1000)
+    assert reading.events == followed.events

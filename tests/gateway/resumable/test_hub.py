@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -11,11 +12,12 @@ import msgspec
 import pytest
 
 from gateway.api.endpoint import IdempotencyKey
+from gateway.api.generation_starter import Membership
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from gateway.resumable import hub as hub_module
-from gateway.resumable.calls import OwnerReply
+from gateway.resumable.calls import OwnerCall, OwnerReply
 from gateway.resumable.hub import CLAIM_S, StreamHub
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import Stored
@@ -106,6 +108,20 @@ async def test_stream_that_another_gateway_generates_is_stopped_and_forgotten(
     assert log.revoked == (["w"] if is_revoked else [])
 
 
+async def test_stream_that_could_not_be_stopped_is_not_told_to_be_deleted() -> None:
+    class BrokenLog(HeadLog):
+        async def delete(self, head: StreamHead) -> None:
+            raise ConnectionError
+
+    head, generation = head_and_generation()
+    hub = hub_of(BrokenLog(msgspec.structs.replace(head, ended=1.0)))
+    stream = hub._streams["t", "s"] = LiveStream(head, generation, 0.0)
+    with pytest.raises(ApiError) as raised:
+        await hub.stop(head)
+    assert raised.value.status == 503
+    assert not stream.is_deleted
+
+
 @pytest.mark.parametrize(
     ("begun_with", "is_shown"),
     [
@@ -157,11 +173,11 @@ class SilentLog(Log):
         self.released.append((digest, seq))
 
 
-async def test_generation_ends_whose_head_comes_too_late_for_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "CLAIM_S", 0.05)
-    monkeypatch.setattr(hub_module, "_WITHDRAW_EVERY_S", 0.0)
+def begin_stream(
+    log: Log, window: Mock, answer: object = None
+) -> tuple[StreamHub, Callable[[IdempotencyKey | None], Awaitable[Membership]]]:
+    """Return a hub, and what begins the stream `s` there."""
     head, generation = head_and_generation()
-    window = Mock(flights=[])
 
     async def checked(generation: Generation, *_: object) -> Generation:
         return generation
@@ -170,15 +186,49 @@ async def test_generation_ends_whose_head_comes_too_late_for_its_key(monkeypatch
         return None, window
 
     starter = SimpleNamespace(checked=checked, dispatch=dispatch, requests=lambda *_: [Request(id="s-0", model="m")])
-    log = SilentLog()
     hub = hub_of(log, starter, clock=ServerClock())
     hub._owner._log = cast("Any", log)
     caller = SimpleNamespace(request_id="s", tenant="t", key_id="k")
-    asked = SimpleNamespace(caller=caller, answer=None, generation=generation, load=None)
+    asked = SimpleNamespace(caller=caller, answer=answer, generation=generation, load=None)
     exchange = SimpleNamespace(head=SimpleNamespace(headers=[(b"x-request-id", b"s")]))
     stamped = SimpleNamespace(stamp=head.stamp, fingerprint=None, head=SimpleNamespace(started=0.0), exchange=exchange)
+
+    def begin(key: IdempotencyKey | None) -> Awaitable[Membership]:
+        return hub.start_logged("completion", cast("Any", asked), cast("Any", stamped), cast("Any", None), key)
+
+    return hub, begin
+
+
+async def test_stream_that_begins_here_is_known_to_later_readers_and_to_other_gateways() -> None:
+    class StoringLog(Log):
+        async def create(self, head: StreamHead, requests: list[bytes], *, is_unused: bool) -> int:
+            self.head = head
+            return 8
+
+        async def find(self, tenant: str, stream_id: str) -> None:  # type: ignore[override]
+            raise AssertionError("a stream of this process needs no reading")
+
+    log = StoringLog(head_and_generation()[0])
+    hub, begin = begin_stream(log, Mock(flights=[]), Mock(done=asyncio.Future(), is_paused=False))
+    await begin(None)
+    found = await hub.find("t", "s")
+    assert found == (log.head, 8)
+    stream = hub.open(found)
+    assert stream.is_owned
+    assert hub._answer_call(OwnerCall("watch", "t", "s")) == 0
+    assert stream.is_followed
+    assert hub._answer_call(OwnerCall("stop", "t", "s")) == 0
+    assert stream.is_deleted
+    await hub._owner.close()
+
+
+async def test_generation_ends_whose_head_comes_too_late_for_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "CLAIM_S", 0.05)
+    monkeypatch.setattr(hub_module, "_WITHDRAW_EVERY_S", 0.0)
+    log, window = SilentLog(), Mock(flights=[])
+    hub, begin = begin_stream(log, window)
     with pytest.raises(ApiError) as raised:
-        await hub.start_logged("completion", cast("Any", asked), cast("Any", stamped), cast("Any", None), KEY)
+        await begin(KEY)
     assert raised.value.status == 503
     await hub._tasks.wait()
     # A repeated request starts a new generation; these tokens have no reader.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -11,6 +13,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from gateway.api.sequences import SequenceWindow
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from gateway.resumable.live import LiveStream, LoggedSink, fail
@@ -44,6 +47,9 @@ class Heads:
 
     async def release_key(self, tenant: str, digest: str, seq: int) -> None:
         self.released.append((tenant, digest, seq))
+
+    async def delete(self, head: StreamHead) -> None:
+        self.stored.clear()
 
     def send(self, *place: str | int, payload: bytes) -> None:
         """Drop pieces."""
@@ -86,6 +92,28 @@ async def test_a_stream_that_ends_while_its_head_is_written_again_is_not_left_ru
         end()
     await until(lambda: any(head.ended is not None for head in log.stored.values()))
     await owner.close()
+
+
+async def test_stream_that_has_ended_is_freed_without_the_garbage_collector() -> None:
+    log = Heads()
+    log.stored = {3: head_and_generation()[0]}
+    owner = owner_of(log)
+    stream = LiveStream(*head_and_generation(), 0.0)
+    owner.begin(stream)
+    submit: Any = lambda _, sink: SimpleNamespace(sink=sink)  # noqa: E731
+    stream.window = SequenceWindow(submit, lambda _: None, owner.sinks(stream), 1)
+    stream.window.begin()
+    owner.opened(stream, 3)
+    freed = weakref.ref(stream)
+    gc.disable()
+    try:
+        deliver_end(stream)
+        await until(lambda: log.num_replaced == 1)
+        await owner.close()
+        del stream
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 async def test_stream_that_is_handed_over_is_neither_written_nor_counted_here_any_more() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from nats.errors import ConnectionReconnectingError
+from nats.errors import TimeoutError as NatsTimeoutError
 
 from gateway.resumable import store as store_module
 from gateway.resumable.log import StreamLog
@@ -64,6 +65,27 @@ async def test_requests_under_way_fail_as_soon_as_the_connection_is_lost(
     assert (found.seq, found.data) == (seq, b"written")
     await store.close()
     assert not nats.lost_callbacks
+
+
+async def test_requests_that_nats_does_not_answer_fail_each_in_its_time(
+    server: NatsServer, nats: DirectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_TIMEOUT_S", 0.5)
+    store = MessageStore(nats)
+    await store.start()
+    server.pause()
+    began = time.monotonic()
+    first = asyncio.ensure_future(store.last(SUBJECT))
+    await asyncio.sleep(0.25)
+    second = asyncio.ensure_future(store.last(SUBJECT))
+    for request, after_s in ((first, 0.4), (second, 0.65)):
+        with pytest.raises(NatsTimeoutError):
+            await asyncio.wait_for(request, 10)
+        assert time.monotonic() - began > after_s
+    assert not store._answers
+    server.resume()
+    assert await store.last(SUBJECT) is None
+    await store.close()
 
 
 async def test_round_that_a_restart_of_nats_interrupts_is_repeated_when_nats_is_back(

@@ -94,6 +94,13 @@ def test_first_token_comes_after_the_steps_that_made_it() -> None:
     assert at["sequence 1 prefilled 5 tokens"] <= at["first token"]
 
 
+def test_pause_of_the_gateway_is_one_event_for_all_sequences() -> None:
+    attempt = Attempt(epoch=0, published_s=0.1, ended_s=4.0, end="stop", pauses=((3.5, 3.0),))
+    view = view_of(timeline(sequences=[SequenceLife("s-0", [attempt]), SequenceLife("s-1", [attempt])]), None)
+    told = [(event.at_s, event.text) for event in view.events if "heard nothing" in event.text]
+    assert told == [(3.5, "the gateway heard nothing for 3.00 s: it was paused, or NATS was silent")]
+
+
 def test_claim_that_is_told_late_comes_before_the_first_step() -> None:
     receipt = Receipt(taken=0.0, scheduled_s=0.01, first_s=0.05, ended_s=0.2, prefills=(PrefillPart(0.01, 0.04, 5),))
     attempt = Attempt(epoch=0, published_s=0.1, claimed_s=0.2, worker="w", ended_s=0.3, end="stop", receipt=receipt)

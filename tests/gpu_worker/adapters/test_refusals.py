@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.adapters import config
 from gpu_worker.adapters.config import AdapterConfig, AdapterError, parse_modules, read_config
-from gpu_worker.adapters.reader import read_packed
+from gpu_worker.adapters.reader import check_adapter, read_packed
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.models.errors import CheckpointError
 from shared.adapter_calls import MAX_ADAPTERS
-from shared.adapter_store import content_digest
+from shared.adapter_files import content_digest
 from shared.errors import ConfigError
 from tests.gpu_worker.adapters.peft_files import write_adapter
 
@@ -29,6 +29,8 @@ _A = f"base_model.model.{_MODULE}.lora_A.weight"
 _B = f"base_model.model.{_MODULE}.lora_B.weight"
 _A_BYTES, _B_BYTES = 4 * 4 * 12, 4 * 8 * 4
 _HEAD, _WORDS = (f"base_model.model.{name}.base_layer.weight" for name in ("lm_head", "model.embed_tokens"))
+
+_RESIZED = "base_model.model.model.embed_tokens.weight"
 
 
 @pytest.fixture
@@ -127,6 +129,7 @@ _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
         (_set(peft_type="LOHA"), "only LORA is served"),
         (_set(use_dora=True), "DoRA"),
         (_set(bias="all"), "biases"),
+        (_set(use_bdlora={"nblocks": 2, "match_strict": True}), "BD-LoRA"),
         (_set(modules_to_save=["lm_head"]), "whole modules"),
         (_set(init_lora_weights="pissa_niter_4"), "save it converted"),
         (_set(r=257), "from 1 to 256"),
@@ -147,6 +150,10 @@ _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
         (_tensors(lambda tensors: tensors.clear()), "has no matrices"),
         (_tensors(lambda tensors: tensors.update({_HEAD: torch.ones(6, 12)})), "that of this model has [5, 12]"),
         (_tensors(lambda tensors: tensors.update({_WORDS: torch.ones(5, 12)})), "neither lora_A nor lora_B"),
+        (
+            _tensors(lambda tensors: tensors.update({_RESIZED: torch.ones(6, 12)})),
+            "tokens that were added to the tokenizer",
+        ),
         (lambda directory: (directory / "adapter_model.safetensors").unlink(), "is missing"),
         (lambda directory: (directory / "adapter_config.json").write_text("["), "not valid JSON"),
     ],
@@ -163,6 +170,19 @@ def test_adapter_is_refused(
     # Clients read it, and the directory is the worker's own.
     assert str(tmp_path) not in str(raised.value)
     assert len(str(raised.value)) < 1000
+    if problem != "not finite":
+        # Nothing but numbers is needed for that.
+        with pytest.raises(AdapterError, match=f"^{re.escape(str(raised.value))}$"):
+            check_adapter(tmp_path / "adapter", targets)
+
+
+def test_adapter_is_checked_without_its_numbers(targets: AdapterTargets, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", {_MODULE: (8, 12)})
+    weights = adapter / "adapter_model.safetensors"
+    size, length = weights.stat().st_size, struct.unpack("<Q", weights.read_bytes()[:8])[0]
+    os.truncate(weights, 8 + length)
+    os.truncate(weights, size)
+    check_adapter(adapter, targets)
 
 
 def test_patterns_are_not_compared_with_very_many_modules(
@@ -272,3 +292,8 @@ def test_more_modules_than_can_be_named_are_refused() -> None:
     assert len(parse_modules(",".join(modules[:-1]))) == MAX_ADAPTERS
     with pytest.raises(ConfigError, match=f"has {MAX_ADAPTERS + 1} adapters; at most {MAX_ADAPTERS} are served"):
         parse_modules(",".join(modules))
+
+
+def test_configuration_of_later_releases_is_read(tmp_path: Path) -> None:
+    fields = {"target_modules": "all-linear", "exclude_modules": r"(?:.*\.)?layers\.[0-3]\..*", "peft_version": "9.9"}
+    assert _read(tmp_path, **fields, some_later_field={"a": [1]}).rank_of("q_proj") == 1

@@ -12,7 +12,9 @@ from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
+from gpu_worker.core.sequence import Sequence, SequenceStatus
 from shared.messages import Lane, Request
+from shared.sampling import Sampling
 
 MESSAGE = QueuedMessage("s", b"", "a", 1, 1, 0)
 
@@ -23,6 +25,13 @@ def _hold(
     request = HeldRequest(key, Request(id=key, model="m", text="x", lane=lane, tenant=tenant), MESSAGE)
     held.add(request)
     held.expect_blocks(request, num_blocks)
+    return request
+
+
+def _begin(held: HeldRequests, key: str, num_blocks: int = 0, tenant: str = "") -> HeldRequest:
+    request = _hold(held, key, num_blocks, tenant=tenant)
+    request.sequence = Sequence(key, [1], 1, Sampling(), 1, status=SequenceStatus.RUNNING)
+    held.by_sequence[key] = request
     return request
 
 
@@ -51,18 +60,38 @@ async def test_full_worker_pulls_a_few_more_for_whom_tenants_with_more_than_thei
     held = HeldRequests()
     capacity = _capacity(held)
     assert capacity.first(0) == 16
-    greedy = [_hold(held, str(index), 4, tenant="greedy") for index in range(40)]
+    greedy = [_begin(held, str(index), 4, tenant="greedy") for index in range(40)]
     assert (capacity.interactive(0), capacity.first(0), capacity.first(1000)) == (0, 2, 2)
     # With one of theirs, and one that may still come, there are three tenants: six of 16 slots are left.
     for index in range(10):
-        _hold(held, f"polite {index}", 4, tenant="polite")
+        _begin(held, f"polite {index}", 4, tenant="polite")
     assert capacity.first(0) == 2
     for index in range(20):
-        _hold(held, f"third {index}", tenant=f"third {index}")
+        _begin(held, f"third {index}", tenant=f"third {index}")
     assert capacity.first(0) == 0
     for request in greedy:
         held.remove(request)
     assert "greedy" not in held._of_tenants
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_tenants"), [(16, 1), (16, 3), (64, 1)])
+async def test_full_worker_pulls_no_more_from_a_queue_that_goes_first_while_what_it_pulled_has_not_begun(
+    max_num_seqs: int, num_tenants: int
+) -> None:
+    held = HeldRequests()
+    capacity = _capacity(held, max_num_seqs, num_blocks=100_000)
+    num_pulled = 0
+    while (room := capacity.first(1000)) > 0 and num_pulled < 1000:
+        for _ in range(room):
+            # Those with a slot begin, and none ends.
+            hold = _begin if num_pulled < max_num_seqs else _hold
+            hold(held, str(num_pulled), tenant=f"{num_pulled % num_tenants}")
+            num_pulled += 1
+    assert num_pulled == max_num_seqs + 2 * (max_num_seqs // 8)
+    # One begins whose tenant had less than its share.
+    held.remove(next(each for each in held if each.is_waiting))
+    _begin(held, "polite", tenant="polite")
+    assert capacity.first(1000) == 1
 
 
 async def test_blocks_beyond_a_tenants_share_are_pulled_for_too() -> None:
@@ -70,7 +99,7 @@ async def test_blocks_beyond_a_tenants_share_are_pulled_for_too() -> None:
     capacity = _capacity(held)
     for _ in range(100):
         capacity.expected_blocks(192, 10_000)
-    _hold(held, "greedy", 100, tenant="greedy")
+    _begin(held, "greedy", 100, tenant="greedy")
     assert (capacity.interactive(0), capacity.first(0)) == (0, 2)
     _hold(held, "polite", 40, tenant="polite")
     # A third of 100 blocks is left, and a request has needed 20.

@@ -49,7 +49,7 @@ class Line:
         self.held, self.outbox = HeldRequests(), Outbox()
         self.begun: list[str] = []
         intake: Any = SimpleNamespace(
-            begin=lambda held, lane: self.begun.append(held.request.id), is_crowded=lambda request: False
+            begin=lambda held, lane: self.begun.append(held.request.id), leaves_to_others=lambda request: False
         )
         nothing: Any = None
         outbox: Any = self.outbox

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from gpu_worker.consumer import handover, roles
+from gpu_worker.consumer import handover, left_queues, roles
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core import restores
@@ -105,6 +105,7 @@ async def pair(make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytes
         (restores, "STALL_S"),
         (restores, "_GRACE_S"),
         (roles, "HEARD_S"),
+        (left_queues, "LEFT_S"),
     )
     for module, name in limits:
         monkeypatch.setattr(module, name, 60.0)
@@ -225,6 +226,36 @@ async def test_threads_that_open_leases_are_not_waited_for_where_other_workers_h
     await wait_until(lambda: pair.is_free, 5)
 
 
+async def test_worker_that_opens_no_lease_leaves_threads_to_other_workers(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "OPEN_S", 60.0)
+    fetching, may_go_on, opened = pair.decode.worker._handover, threading.Event(), list[str]()
+
+    def open_lease(peers: PeerTier, worker: str, *lease: Any) -> bool:
+        if worker == "liar":
+            may_go_on.wait(60)
+        opened.append(worker)
+        return False
+
+    monkeypatch.setattr(PeerTier, "open", open_lease)
+    monkeypatch.setattr(roles.Roles, "address", lambda *_: "127.0.0.1:9")
+    assert fetching is not None
+
+    async def fetch(worker: str, number: int) -> None:
+        ready = KvReady(f"r{number}", 0, worker, f"{number:032}", 0)
+        request = pair.gateway.request(id=ready.request, epoch=1, emitted=(5,), ready=ready)
+        await fetching.fetch(HeldRequest(request.id, request, QueuedMessage("subject", b"", "", 1, 1, 0)), 100)
+
+    lying = [asyncio.create_task(fetch("liar", number)) for number in range(NUM_OPENERS)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(fetch("other", 99), 30)
+    assert opened == ["other"]
+    may_go_on.set()
+    await asyncio.gather(*lying)
+    assert opened == ["other", *["liar"] * NUM_OPENERS]
+
+
 @pytest.mark.parametrize("ending", ["late", "cancelled"])
 async def test_an_attempt_that_opens_its_lease_too_late_leaves_the_next_attempt_its_own(
     pair: Pair, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -234,11 +265,13 @@ async def test_an_attempt_that_opens_its_lease_too_late_leaves_the_next_attempt_
     is_opening, may_go_on, open_lease = threading.Event(), threading.Event(), PeerTier.open
     opened, closers = list[bool](), list[str]()
 
-    def open_first_late(peers: PeerTier, address: str, lease: str, request: str, epoch: int, size: int) -> bool:
+    def open_first_late(
+        peers: PeerTier, worker: str, address: str, lease: str, request: str, epoch: int, size: int
+    ) -> bool:
         if epoch == 1:
             is_opening.set()
             may_go_on.wait(60)
-        opened.append(open_lease(peers, address, lease, request, epoch, size))
+        opened.append(open_lease(peers, worker, address, lease, request, epoch, size))
         return opened[-1]
 
     def note_thread(*arguments: Any, **options: Any) -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_worker.adapters.reader import PackedAdapter, read_packed
+from gpu_worker.adapters.reader import PackedAdapter, check_adapter, read_packed
 from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer import request_adapters
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.request_adapters import RequestAdapters
 from gpu_worker.layers.adapters import AdapterTargets
 from kernels.low_rank.form import PAGE_BYTES
+from shared import adapter_store
+from shared.adapter_files import AdapterContent
 from shared.adapter_names import NamedAdapter
-from shared.adapter_store import AdapterContent, AdapterStore, AdapterStoreError
+from shared.adapter_store import AdapterStore, AdapterStoreError
 from shared.errors import BadRequestError
 from shared.messages import Request
 from shared.objects.directory import DirectoryStore
@@ -68,7 +72,8 @@ class Bench:
             self.placed[slot] = adapter
 
         parts: Any = (self.slots, read, place, self.store, self.names, Engine(), self.held)
-        self.adapters = RequestAdapters(*parts, self.forgotten.append)
+        check = partial(check_adapter, targets=self.targets)
+        self.adapters = RequestAdapters(*parts, self.forgotten.append, check)
 
     async def put(self, seed: int, **config: Any) -> str:
         adapter = write_adapter(self.directory / f"adapter{seed}", {_MODULE: (8, 12)}, seed=seed, **config)
@@ -111,7 +116,9 @@ async def test_workers_own_name_counts_where_no_operator_has_said_anything(tmp_p
     await bench.adapters.close()
 
 
-async def test_refused_adapter_is_the_requests_fault_and_takes_no_slot(tmp_path: Path) -> None:
+async def test_refused_adapter_is_the_requests_fault_and_takes_no_slot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(tmp_path)
     digest = await bench.put(1, use_dora=True)
     for _ in range(2):
@@ -119,6 +126,34 @@ async def test_refused_adapter_is_the_requests_fault_and_takes_no_slot(tmp_path:
             await bench.prepare(bench.hold(digest))
     await bench.prepare(bench.hold(await bench.put(2)))
     await bench.adapters.close()
+    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told.getMessage().startswith(
+        f"adapter {digest[:12]} is refused: adapter_config.json has use_dora 'True': DoRA"
+    )
+    assert told.exc_info is None
+
+
+async def test_large_adapter_is_refused_by_its_header_and_each_time_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest was not checked: the store may have been damaged."""
+    bench = Bench(tmp_path)
+    digest = await bench.put(1, use_dora=True)
+    monkeypatch.setattr(adapter_store, "CHECKED_FIRST_BYTES", 0)
+    for _ in range(2):
+        with pytest.raises(BadRequestError, match="DoRA"):
+            await bench.prepare(bench.hold(digest))
+    assert not bench.read
+    assert caplog.text.count("is refused: adapter_config.json has use_dora") == 1
+    (config,) = (tmp_path / "store").rglob("adapter_config.json")
+    config.write_text(config.read_text().replace("true", "null"))
+    with pytest.raises(AdapterStoreError, match="is something else"):
+        await bench.prepare(bench.hold(digest))
+    bench.slots.max_bytes = 99
+    with pytest.raises(BadRequestError, match=r"bytes; 99 have room \(HEADRACE_MAX_LORA_BYTES\)"):
+        await bench.prepare(bench.hold(digest))
+    await bench.adapters.close()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_adapter_that_the_store_lacks_is_unavailable_until_it_has_it(tmp_path: Path) -> None:

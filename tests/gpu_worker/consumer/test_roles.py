@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.consumer.left_queues import LEFT_S
 from gpu_worker.consumer.prefixes.peers import PeerBeat
 from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, MISSED_S, READY_MEMORY_S, Roles
-from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews
+from shared.consumers import Deliveries
+from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
 from shared.prefixes import PrefixNews
 
 EVERYTHING = (*PROMPT_QUEUES, "ready")
@@ -135,6 +137,28 @@ def test_requests_are_handed_over_where_another_worker_can_use_the_kv(
     role: Role, others: list[PeerBeat], expected: bool
 ) -> None:
     assert roles(role, *others).hands_over(NOW) is expected
+
+
+@pytest.mark.parametrize(
+    ("role", "others", "expected"),
+    [
+        ("decode", ["prefill"], PROMPT_QUEUES),
+        ("decode", ["decode"], ()),
+        ("prefill", ["decode"], ("ready",)),
+        ("prefill", ["prefill"], ()),
+        ("both", ["prefill", "decode"], ()),
+    ],
+)
+def test_what_is_left_to_others_and_taken_by_none_is_taken_here(
+    role: Role, others: list[Role | None], expected: tuple[TakenQueue, ...]
+) -> None:
+    made = roles(role, *(beat(f"w{number}", other) for number, other in enumerate(others)))
+    assert made.left(NOW) == expected
+    for at in (NOW - LEFT_S, NOW):
+        for queue in expected:
+            made.left_queues.note(queue, Deliveries(1, 7), at)
+    if expected:
+        assert (made.takes(NOW), made.left(NOW), made.hands_over(NOW)) == (EVERYTHING, (), False)
 
 
 def test_nothing_is_handed_over_while_the_weights_are_not_known() -> None:

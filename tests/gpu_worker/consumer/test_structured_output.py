@@ -21,6 +21,7 @@ from shared.conversation import ChatMessage, ChatOptions
 from shared.errors import BadRequestError
 from shared.grammar import GRAMMAR_PARAM, Grammar
 from shared.grammar.checker import CheckerBusyError
+from shared.limited_link import LimitedProcessError
 from shared.messages import Request
 from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway
@@ -82,6 +83,28 @@ async def test_grammar_that_cannot_be_compiled_is_refused_with_the_reason(
     assert answer.finish.error_param == GRAMMAR_PARAM
     assert problem in answer.finish.error
     assert (await gateway.ask()).finish.reason == "length", "others are served"
+
+
+async def test_worker_whose_checker_does_not_start_leaves_grammars_to_others_until_it_does(
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = worker.worker.consumer._interactive._intake._constraints._checker._link
+    may_start, start = asyncio.Event(), link.start
+
+    async def start_if_it_may() -> None:
+        if not may_start.is_set():
+            raise LimitedProcessError("it does not start")
+        await start()
+
+    monkeypatch.setattr(link, "start", start_if_it_may)
+    monkeypatch.setattr(constraint_source, "RESTART_S", 0.1)
+    monkeypatch.setattr(constraint_source, "MAX_RESTARTS", 10_000)
+    assert (await gateway.ask(sampling=sampling_of(seed=1))).finish.reason == "handoff"
+    waiting = await gateway.publish(gateway.request(sampling=sampling_of(seed=1)))
+    assert (await gateway.ask()).finish.reason == "length", "others are served"
+    assert waiting.deltas == []
+    may_start.set()
+    assert (await waiting.wait()).finish.reason == "stop"
 
 
 async def test_batch_request_follows_its_grammar(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -249,4 +272,5 @@ async def test_worker_says_whether_the_prompt_has_opened_the_reasoning_and_follo
     options = ChatOptions(continue_final_message=True)
     answer = await gateway.ask(text=None, messages=messages, chat=options, sampling=sampling_of(grammar))
     assert answer.text == text
-    assert answer.deltas[0].in_reasoning is (text != "yes")
+    claim = next(delta for delta in answer.deltas if delta.prompt_tokens is not None)
+    assert claim.in_reasoning is (text != "yes")

@@ -9,13 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_worker.consumer.tokenizer_service import MAX_CALLS_OF_ONE, TokenizerService
+from gpu_worker.text import prompt_encoder
 from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHARACTERS
 from shared.conversation import ChatMessage, ChatOptions
 from shared.media import ContentImage
 from shared.messages import encode
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply
-from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import TOKENIZER, MakeWorker, RunningWorker, TestGateway, wait_until
 
 
 async def _call(gateway: TestGateway, call: TokenizerCall) -> TokenizerReply:
@@ -47,7 +48,9 @@ async def test_long_text_is_tokenized_next_to_short_ones(worker: RunningWorker, 
 async def test_bad_call_is_answered_with_an_error(worker: RunningWorker, gateway: TestGateway) -> None:
     assert "4096" in ((await _call(gateway, DetokenizeCall(token_ids=(4096,)))).error or "")
     assert (await _call(gateway, TokenizeCall())).error
-    assert (await _call(gateway, TokenizeCall(text="x", messages=()))).error
+    reply = await _call(gateway, TokenizeCall(text="x", messages=()))
+    assert reply.error
+    assert (reply.code, reply.param) == ("invalid_value", "prompt")
 
 
 async def test_empty_text_has_no_tokens(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -59,7 +62,16 @@ async def test_text_too_long_is_refused_by_its_length(worker: RunningWorker, gat
     reply = await _call(gateway, TokenizeCall(text="x" * (limit + 1)))
     assert reply.error is not None
     assert f"at most {limit}" in reply.error
-    assert reply.retry_after_s is None
+    assert (reply.code, reply.retry_after_s) == ("context_length_exceeded", None)
+
+
+async def test_conversation_of_too_many_tokens_is_refused_for_its_length(
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_encoder, "MIN_CALL_CHARACTERS", 1)
+    await make_worker()
+    reply = await _call(gateway, TokenizeCall(messages=(ChatMessage(role="user", content="\u0994 " * 1000),)))
+    assert (reply.code, reply.param) == ("context_length_exceeded", "messages")
 
 
 async def test_full_lane_is_answered_at_once_and_says_when_to_return(

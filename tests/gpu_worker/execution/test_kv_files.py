@@ -786,13 +786,50 @@ def test_files_that_are_retained_are_deleted_last_and_spent_ones_first() -> None
     index.retain("a", 1.0, keys[:3], 60.0, 1000)
     for key in keys:
         index.add(key, 1000)
-    index.spend(keys[5:])
-    assert cheapest(index, 5) == [keys[5], keys[2], keys[3], keys[4], keys[0]]
+    index.spend(keys[4:])
+    assert cheapest(index, 5) == [keys[5], keys[4], keys[2], keys[3], keys[0]]
     index.add(keys[4], 1000)
     now[0] = 60.0
     index.add(keys[3], 1000)
     assert cheapest(index, 3) == [keys[1], keys[4], keys[3]]
     assert index.pop_cheapest() is None
+
+
+@pytest.mark.parametrize("count", [60, 200])
+def test_no_retained_file_is_deleted_while_others_are_there(count: int) -> None:
+    index = FileIndex(lambda kind: 16, retained_bytes=1e9, clock=lambda: 0.0)
+    retained = [f"m/0/00/retained {number:03}.kv" for number in range(count)]
+    others = [f"m/0/00/other {number:03}.kv" for number in range(2 * count)]
+    for key in retained:
+        index.add(key, 1000)
+    index.retain("a", 1.0, retained, 60.0, 1000)
+    for key in others:
+        index.add(key, 1000)
+    assert cheapest(index, 2 * count) == others
+    assert cheapest(index, count) == retained
+
+
+@pytest.mark.parametrize("has_grown", [False, True])
+def test_huge_file_is_deleted_before_others_of_its_folder(has_grown: bool) -> None:
+    index = FileIndex(lambda kind: 16)
+    keys = [f"m/0/00/{number:02}.kv" for number in range(10)]
+    for key in keys:
+        index.add(key, 1000)
+    files = {key: StoredFile(1000, 0.0) for key in keys}
+    huge = keys[-1] if has_grown else "m/0/00/huge.kv"
+    index.renew("m/0/00", {**files, huge: StoredFile(1 << 40, 1.0)}, time.monotonic())
+    assert cheapest(index, 3) == [huge, *keys[:2]]
+
+
+def test_files_that_are_used_often_take_no_memory() -> None:
+    index = FileIndex(lambda kind: 16)
+    keys = [f"m/0/00/{number}.kv" for number in range(3)]
+    for key in keys:
+        index.add(key, 1000)
+    for _ in range(1000):
+        index.touch(keys[0])
+    assert len(index._heap) < 100
+    assert cheapest(index, 3) == [*keys[1:], keys[0]]
 
 
 def test_spent_files_do_not_make_others_old() -> None:

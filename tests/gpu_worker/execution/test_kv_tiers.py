@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.execution.tiers.block_tiers import BlockLoad, BlockTiers
+from gpu_worker.execution.tiers.block_load import BlockLoad
+from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.host_tier import HostTier
 from shared.cache_hints import CacheHints
 from shared.errors import ConfigError
@@ -89,10 +91,10 @@ def test_a_preempted_sequence_goes_on_from_what_was_kept(models: Models) -> None
 def test_a_request_that_is_aborted_while_it_waits_for_its_prefix_leaves_nothing_behind(served: Served) -> None:
     served.serve(sequence("first", PROMPT))
     served.fill()
-    loads, tiers = [], served.tiers
+    tiers = served.tiers
     assert tiers is not None
-    run = tiers._load
-    tiers._loads = SimpleNamespace(put=loads.append)  # type: ignore[assignment]
+    # Its own thread waits at the queue of before.
+    tiers._loads = SimpleQueue()
     served.engine.add(sequence("again", PROMPT))
     served.engine.step()
     assert served.engine.stats.waiting == 1
@@ -101,8 +103,9 @@ def test_a_request_that_is_aborted_while_it_waits_for_its_prefix_leaves_nothing_
     served.scheduler.check_integrity()
     # The block belongs to nobody now; its content must stay as it is.
     before = [memory.clone() for memory in served.runner.cache.layers[0].tensors]
-    (load,) = loads
-    run(load)
+    tiers._loads.put(None)
+    tiers._load_all()
+    assert tiers._loads.empty()
     assert all(map(torch.equal, before, served.runner.cache.layers[0].tensors))
 
 

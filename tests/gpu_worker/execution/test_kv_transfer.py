@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 import random
 import socket
@@ -22,12 +24,12 @@ import pytest
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire, shared_memory
+from gpu_worker.execution.tiers.block_load import BlockLoad
 from gpu_worker.execution.tiers.block_server import BlockServer, split_address
-from gpu_worker.execution.tiers.block_tiers import BlockLoad
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
-from gpu_worker.execution.tiers.leases import GIVE_WAY_S, Lease, Leases
+from gpu_worker.execution.tiers.leases import Lease
 from gpu_worker.execution.tiers.nixl_transport import NixlAgent, NixlSender
-from gpu_worker.execution.tiers.peer_tier import PeerTier
+from gpu_worker.execution.tiers.peer_tier import HANG_S, PeerTier
 from gpu_worker.execution.tiers.peer_wire import (
     _PLACE,
     ITEM,
@@ -90,7 +92,7 @@ class Pair:
         return lease
 
     def open(self, lease: Lease) -> bool:
-        return self.fetching.peers.open(self.giving.server.address, lease.token, "r", 1, len(PROMPT))
+        return self.fetching.peers.open("w", self.giving.server.address, lease.token, "r", 1, len(PROMPT))
 
     def connect(self) -> socket.socket:
         return socket.create_connection(split_address(self.giving.server.address), timeout=10)
@@ -195,13 +197,13 @@ def test_a_lease_is_opened_once_in_time_by_the_attempt_that_it_is_for(pair: Pair
     peers, address = pair.fetching.peers, pair.giving.server.address
     if what == "twice":
         assert pair.open(lease)
-        assert not peers.open(address, lease.token, "r", 1, 61)
+        assert not peers.open("w", address, lease.token, "r", 1, 61)
         assert len(peers) == 1, "the first reader keeps it"
         return
     if what == "over":
         pair.giving.leases.sweep(lease.ends_at + 1)
     token = "0" * 32 if what == "token" else lease.token
-    assert not peers.open(address, token, "q" if what == "request" else "r", 2 if what == "epoch" else 1, 61)
+    assert not peers.open("w", address, token, "q" if what == "request" else "r", 2 if what == "epoch" else 1, 61)
     assert pair.go_on(begun) == (expected, 0)
 
 
@@ -238,7 +240,7 @@ def test_fetching_that_has_measured_slower_than_computing_is_not_begun(
 def test_rows_are_free_again_however_a_lease_ends(pair: Pair, how: str) -> None:
     _, gone = pair.begin()
     lease = pair.grant(gone)
-    assert pair.giving.leases.num_bytes == lease.num_bytes > 0
+    assert pair.giving.leases.num_bytes == pair.giving.leases.host.num_bytes_of(lease.rows) > 0
     if how == "time":
         pair.giving.leases.sweep(lease.ends_at + 0.001)
     elif how == "cancel":
@@ -269,48 +271,14 @@ def test_leased_rows_are_not_reused_and_leases_are_bounded(make_pair: Callable[.
     _, gone = pair.begin()
     leases = pair.giving.leases
     lease = pair.grant(gone)
-    assert 2 * lease.num_bytes > leases.max_bytes
-    assert leases.grant("other", 1, SALT, gone.block_digests) is None, "more than half would be leased"
+    size = leases.num_bytes
+    assert 2 * size > leases.max_bytes
+    assert leases.grant("other choice", 1, SALT, gone.block_digests) is not None, "of the same rows"
+    assert leases.num_bytes == size
+    assert not leases.has_room(size), "more than half would be leased"
     pair.prefill.fill()
     assert leases.host.num_evicted > 0, "the host's memory is full"
     assert all(leases.host.has(*name) for name in lease.rows)
-
-
-def test_leases_that_nobody_reads_give_way_to_new_ones(pair: Pair) -> None:
-    _, gone = pair.begin()
-    now = 0.0
-    leases = Leases(pair.giving.leases.host, 60.0, clock=lambda: now)
-    most = leases.max_bytes // pair.grant(gone).num_bytes
-
-    def grant(name: str) -> Lease | None:
-        return leases.grant(name, 1, gone.salt, gone.block_digests)
-
-    lost = [grant(f"lost {number}") for number in range(most)]
-    size = leases.num_bytes // most
-    now = GIVE_WAY_S
-    assert not leases.has_room(size)
-    assert grant("early") is None
-    now += 1
-    assert leases.has_room(size)
-    first = grant("first")
-    assert first is not None
-    assert lost[0] is not None
-    assert lost[0].has_ended
-    assert len(leases) == most
-    # Who decodes may only be behind: until one is opened, no other gives way so soon.
-    now += 1
-    assert not leases.has_room(size)
-    reader, other = socket.socketpair()
-    with reader, other:
-        assert leases.open(first.token, "first", 1, reader) is first
-        # It was the latest, so the others were passed over.
-        now += GIVE_WAY_S / 2
-        later = [grant(f"later {number}") for number in range(most - 1)]
-        assert all(later)
-        assert grant("one more") is None, "one is read, and the others are new"
-        assert not first.has_ended
-        leases.close()
-    assert leases.num_bytes == 0
 
 
 Act = Callable[[socket.socket], None]
@@ -384,7 +352,7 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
 
     with lying(act) as address:
         started = time.monotonic()
-        pair.fetching.peers.open(address, "0" * 32, "r", 1, 61)
+        pair.fetching.peers.open("w", address, "0" * 32, "r", 1, 61)
         answer, num_cached = pair.go_on(begun)
         is_over.set()
         pair.fetching.peers.close("r", 1)
@@ -461,7 +429,8 @@ def test_closed_session_ends_reads_without_a_failure(pair: Pair, caplog: pytest.
     closing.join(10)
     wait_for(lambda: load.num_ended == len(gone.block_digests))
     assert load.end() == [False] * len(gone.block_digests)
-    assert (peers.num_failed, [record.message for record in caplog.records if "KV" in record.message]) == (0, [])
+    warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (peers.num_failed, warned) == (0, [])
 
 
 class OpeningBefore(msgspec.Struct, frozen=True, array_like=True):
@@ -628,7 +597,7 @@ def count_loaded(count: int, way: str) -> tuple[int, int]:
     peers, num_loaded = peers_of(ROW_BYTES, ROW_BYTES, nixl=agents[1] if agents else None), 0
     with lying(act, is_near=way == "shared") as address:
         for number in range(count):
-            assert peers.open(address, "0" * 32, str(number), 1, 4)
+            assert peers.open("w", address, "0" * 32, str(number), 1, 4)
             num_loaded += peers.read(0, digest, SALT) is not None
             peers.close(str(number), 1)
     os.close(file)
@@ -741,7 +710,7 @@ def session_with(names: list[tuple[int, bytes]], asked: list[int]) -> Iterator[p
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    session = peer_tier.PeerSession(reader, Receiver(reader, [32]), frozenset(names), "a:1")
+    session = peer_tier.PeerSession(reader, Receiver(reader, [32]), frozenset(names), "w", "a:1")
     try:
         yield session
     finally:
@@ -770,15 +739,8 @@ def test_what_a_load_has_asked_for_and_not_read_is_taken_off_the_wire_and_let_go
         peers._sessions["r", 1] = session
         peers.expect(names)
         assert session.get(names[0]) is not None
-        load = BlockLoad(b"", [Wanted(group, digest, 0) for group, digest in names], [])
-        assert load.take() is not None
-        load.end()
-        assert load.leave() is None, "a content is under way"
-        load.note_ended()
-        left = load.leave()
-        assert left is not None
-        peers.forget(item[:2] for item in left)
-        assert (load.leave(), list(session._asked), session._received) == (None, [], {})
+        peers.forget(names)
+        assert (list(session._asked), session._received) == ([], {})
         # What was expected is not asked for with what another load wants.
         assert bytes(session.get(names[99]) or b"") == names[99][1]
         assert asked == [64, 1]
@@ -791,7 +753,7 @@ def test_of_a_load_that_ends_early_nothing_is_left(pair: Pair) -> None:
     assert pair.decode.tiers is not None
     with session._lock:
         load = pair.decode.tiers.load(SALT, [Wanted(0, digest, 0) for digest in gone.block_digests])
-        assert session._expected
+        wait_for(lambda: session._expected)
         load.end()
     wait_for(lambda: not (session._expected or session._asked or session._received))
     assert not session.is_closed
@@ -815,7 +777,7 @@ def test_a_worker_that_sends_each_content_just_in_time_holds_loads_up_once(
 
     peers = peers_of(32)
     with lying(act) as address:
-        assert peers.open(address, "0" * 32, "r", 1, 161)
+        assert peers.open("w", address, "0" * 32, "r", 1, 161)
         peers.expect(names)
         assert peers.read(*names[0], SALT) is not None
         started = time.monotonic()
@@ -824,11 +786,56 @@ def test_a_worker_that_sends_each_content_just_in_time_holds_loads_up_once(
         elif how == "forgotten":
             peers.forget(names)
         else:
-            peers.suspend()
+            monkeypatch.setattr(peer_wire, "MOST_FRAME_S", 60.0)
+            reading = threading.Thread(target=peers.read, args=(*names[39], SALT))
+            reading.start()
+            wait_for(lambda: any(time.monotonic() - since > HANG_S for _, since in peers._reading.values()))
+            assert peers.suspend()
+            reading.join(10)
         assert time.monotonic() - started < 5, "all 40 take ten seconds"
         assert not peers.has(*names[39])
-        assert not peers.open(address, "0" * 32, "r", 1, 161), "it is left alone for a while"
+        assert not peers.open("w", address, "0" * 32, "r", 1, 161), "it is left alone for a while"
         is_over.set()
+
+
+def test_worker_that_sends_nothing_keeps_no_other_load_waiting(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_wire, "FRAME_S", 60.0)
+    (_, gone), tiers, peers = pair.begin(), pair.decode.tiers, pair.fetching.peers
+    assert tiers is not None
+    names, is_over, numbers = numbered(12), threading.Event(), itertools.count()
+
+    def act(connection: socket.socket) -> None:
+        receive_frame(connection, 512, 5)
+        send_frame(connection, Kind.CONTENTS, ITEM.pack(*names[next(numbers)]))
+        is_over.wait(60)
+
+    def load(*digests: bytes) -> BlockLoad:
+        return tiers.load(SALT, [Wanted(0, digest, 0) for digest in digests])
+
+    with lying(act) as address, lying(act) as elsewhere:
+        for number in range(len(names)):
+            assert peers.open(f"liar {number}", address, "0" * 32, f"lie {number}", 1, 61)
+        hanging = [load(digest) for _, digest in names]
+        wait_for(lambda: len(peers._reading) == len(names))
+        assert pair.open(pair.grant(gone))
+        fetched = load(*gone.block_digests)
+        wait_for(lambda: fetched.num_ended == len(gone.block_digests))
+        assert all(fetched.end())
+        tiers.store(0, 0, b"own" * 8, SALT)
+        tiers.flush()
+        wait_for(lambda: tiers._host.has(0, b"own" * 8))
+        own = load(b"own" * 8)
+        wait_for(lambda: own.num_ended == 1)
+        assert own.end() == [True]
+        wait_for(lambda: all(time.monotonic() - since > HANG_S for _, since in list(peers._reading.values())))
+        tiers.suspend()
+        wait_for(lambda: all(each.num_ended == 1 for each in hanging))
+        assert not any(peers.has(*name) for name in names)
+        assert peers.has(0, gone.block_digests[0]), "it does not hang"
+        assert not peers.open("liar 0", elsewhere, "0" * 32, "lie", 1, 61), "it is not trusted elsewhere either"
+        is_over.set()
+        for number in range(len(names)):
+            peers.close(f"lie {number}", 1)
 
 
 def test_right_contents_are_loaded_from_the_same_server() -> None:
@@ -843,7 +850,7 @@ def test_right_contents_are_loaded_from_the_same_server() -> None:
 
     peers = peers_of(32)
     with lying(act) as address:
-        assert peers.open(address, "0" * 32, "r", 1, 61)
+        assert peers.open("w", address, "0" * 32, "r", 1, 61)
         peers.expect(names)
         read = [peers.read(*name, SALT) for name in names]
         peers.close("r", 1)
@@ -869,7 +876,7 @@ def test_no_longer_list_of_contents_is_read_than_the_request_can_need(
     with lying(act) as address:
         started = time.monotonic()
         # Two groups of 16 blocks.
-        assert peers.open(address, "0" * 32, "r", 1, 61) is is_open
+        assert peers.open("w", address, "0" * 32, "r", 1, 61) is is_open
         assert is_open or time.monotonic() - started < 20, "it waits for the rest"
         peers.close("r", 1)
         assert hangs_up.wait(10)
@@ -879,19 +886,19 @@ def test_a_worker_that_did_not_answer_is_left_alone_for_a_while(monkeypatch: pyt
     peers = peers_of(ROW_BYTES)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    assert not peers.open(address, "0" * 32, "r", 1, 61)
+    assert not peers.open("w", address, "0" * 32, "r", 1, 61)
 
     def fail(*arguments: object, **settings: object) -> None:
         pytest.fail("it is asked again")
 
     monkeypatch.setattr(peer_tier, "_open", fail)
-    assert not peers.open(address, "0" * 32, "r", 1, 61)
+    assert not peers.open("w", address, "0" * 32, "r", 1, 61)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "h:70000", "h:\u00b2", f"{'a' * 64}:1", "a..b:1", "\ufffd:1"])
 def test_of_a_worker_that_tells_an_address_that_is_none_nothing_is_fetched(address: str) -> None:
     peers = peers_of(ROW_BYTES)
-    assert not peers.open(address, "0" * 32, "r", 1, 61)
+    assert not peers.open("w", address, "0" * 32, "r", 1, 61)
     assert peers.num_failed == 1
 
 
@@ -910,7 +917,7 @@ def test_no_name_that_a_worker_tells_is_looked_up(pair: Pair, monkeypatch: pytes
     assert pair.open(pair.grant(gone))
     peers = peers_of(ROW_BYTES)
     for address in ("localhost:9", "kv.example:7000", "[kv]:9"):
-        assert not peers.open(address, "0" * 32, "r", 1, 61)
+        assert not peers.open("w", address, "0" * 32, "r", 1, 61)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "", ":7000", "a:b", "h:70000", "*"])

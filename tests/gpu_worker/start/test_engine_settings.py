@@ -74,7 +74,8 @@ def test_a_model_that_sees_is_served_for_text_by_several_ranks_and_says_so(
 @pytest.mark.parametrize(("field", "value"), [("max_loras", 2), ("lora_modules", "a=/b")])
 def test_adapters_need_all_layers_in_one_stage(field: str, value: Any) -> None:
     config = WorkerConfig(model=DEMO_MODEL, pipeline_parallel_size=2, **{field: value})
-    problem = f"HEADRACE_{field.upper()}: is set, but adapters need all layers in one stage: use tensor parallel ranks"
+    problem = f"HEADRACE_{field.upper()}: is set and HEADRACE_PIPELINE_PARALLEL_SIZE is 2: adapters need all layers in "
+    problem += "one stage; set that to 1 and divide the model by HEADRACE_TENSOR_PARALLEL_SIZE"
     with pytest.raises(ConfigError, match=problem):
         engine_setup.lora_modules(config)
 

@@ -10,7 +10,8 @@ import pytest
 
 from gpu_worker.core.scheduler import RESTORE_POLL_S
 from gpu_worker.core.tiers import Wanted
-from gpu_worker.execution.tiers.block_tiers import BlockLoad, BlockTiers
+from gpu_worker.execution.tiers.block_load import BlockLoad
+from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from ops.bench.stepping import SteppedEngine
 from tests.gpu_worker.execution.engine_run import make_runner, save_tiny_model
 from tests.gpu_worker.execution.tiered_engine import NUM_BLOCKS, OPENED, Served
@@ -21,13 +22,13 @@ LOAD_S = 0.2
 def test_engine_pauses_while_a_prefix_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path)
     runner = make_runner(tmp_path, num_blocks=NUM_BLOCKS, max_num_seqs=4, max_model_len=80)
-    load_near: Callable[[BlockTiers, BlockLoad, int, Wanted], bool] = BlockTiers._load_near
+    load_from_host: Callable[[BlockTiers, BlockLoad, int, Wanted], bool] = BlockTiers._load_from_host
 
     def load_slowly(tiers: BlockTiers, load: BlockLoad, number: int, wanted: Wanted) -> bool:
         time.sleep(LOAD_S if number == 0 else 0.0)
-        return load_near(tiers, load, number, wanted)
+        return load_from_host(tiers, load, number, wanted)
 
-    monkeypatch.setattr(BlockTiers, "_load_near", load_slowly)
+    monkeypatch.setattr(BlockTiers, "_load_from_host", load_slowly)
     with OPENED:
         served = Served(runner)
         engine = SteppedEngine(served.engine, runner)

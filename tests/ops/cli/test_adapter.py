@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from shared.adapter_store import read_content
+from ops.cli.adapter import _put
+from shared.adapter_files import content_digest, read_content
+from shared.errors import ConfigError
 from tests.ops.cli.command import headrace_here
+from tests.shared.stored_adapters import write_stored
 
 DIGEST = "3fa" + "0" * 61
 SHOWN = {"name": "pirate", "tenant": None, "base": "demo", "rank": 8, "bytes": 2_400_000, "digest": DIGEST}
@@ -82,10 +85,7 @@ def test_list_shows_whose_names_mean_what_and_where_it_is(operator: Operator) ->
 
 
 def test_path_is_the_gateways_unless_this_machine_writes_the_store(operator: Operator, tmp_path: Path) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text('{"r": 8}')
-    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    adapter = write_stored(tmp_path / "adapter")
     status, out, _ = _adapter(operator, "add", "pirate", str(adapter))
     assert (status, "w1, w2" in out, "mine" in out) == (0, True, False)
     assert _adapter(operator, "add", "mine", "/of/the/gateway", "--tenant", "acme", "--base", "demo")[0] == 0
@@ -98,7 +98,7 @@ def test_path_is_the_gateways_unless_this_machine_writes_the_store(operator: Ope
         {"lora_name": "pirate", "lora_content": [content.digest, content.num_bytes, 8]},
     ]
     assert {path for path, _ in operator.orders} == {"/v1/load_lora_adapter"}
-    assert (store / "headrace" / "adapters" / content.digest / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert content_digest(store / "headrace" / "adapters" / content.digest) == content.digest
 
 
 def test_what_is_refused_is_one_line(operator: Operator, tmp_path: Path) -> None:
@@ -111,6 +111,16 @@ def test_what_is_refused_is_one_line(operator: Operator, tmp_path: Path) -> None
     status, _, told = _adapter(operator, "add", "a", str(tmp_path), HEADRACE_ADAPTERS=str(tmp_path / "store"))
     assert (status != 0, told.count("\n"), "adapter_config.json is missing" in told) == (True, 1, True)
     assert len(operator.orders) == 1
+
+
+async def test_store_in_a_place_that_does_not_exist_is_refused_and_not_made(tmp_path: Path) -> None:
+    directory = tmp_path / "adapter"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text("{}")
+    (directory / "adapter_model.safetensors").write_bytes(b"weights")
+    with pytest.raises(ConfigError, match=r"there is no .* either"):
+        await _put(str(tmp_path / "none" / "store"), directory)
+    assert not (tmp_path / "none").exists()
 
 
 def test_removed_name_is_told(operator: Operator) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +19,8 @@ from click.testing import CliRunner
 
 import ops.cli.request
 from gateway.timelines.view import view_of
-from ops.cli import top
-from ops.cli.running_system import OperatorAccess
+from ops.cli import running_system, top
+from ops.cli.running_system import OperatorAccess, ServerRefusedError
 from ops.stack.state import ReadyFile, write_ready_file
 from tests.gateway.timelines.test_view import timeline
 from tests.ops.cli.command import headrace_here
@@ -51,6 +57,80 @@ def test_empty_id_is_refused() -> None:
 def test_worker_that_takes_nothing_is_cordoned_or_draining() -> None:
     assert top._state({"draining": True}) == "cordoned or draining"
     assert top._state({"draining": False}) == ""
+
+
+def test_role_and_wrong_answers_of_a_worker_are_its_state() -> None:
+    assert top._state({"draining": False, "role": "both"}) == ""
+    golden = {"problem": "2 of 8 differ", "has_withdrawn": True}
+    told = top._state({"draining": True, "role": "decode", "golden": golden})
+    assert told == "role decode; withdrawn: 2 of 8 differ"
+
+
+def test_ids_are_listed_whole_and_orders_exclude_each_other() -> None:
+    line = {"tenant": "t", "status": 200, "outcome": "completed", "ended_s": 1.0}
+    heads, first, second = ops.cli.request._list([line | {"id": "chatcmpl-" + "x" * 60}, line | {"id": "short"}])
+    assert first.split()[0] == "chatcmpl-" + "x" * 60
+    assert heads.index("TENANT") == first.index(" t ") + 1 == second.index(" t ") + 1
+    assert next(ops.cli.request._list([])).startswith("ID ")
+    refused = headrace_here("request", "--running", "--first")
+    assert (refused.returncode, "Give --first or --running, not both." in refused.stderr) == (2, True)
+
+
+@pytest.fixture
+def operator_port() -> Iterator[tuple[str, list[bytes | None]]]:
+    """A port that gives its answers in turn, the last one for ever: None says nothing and keeps the connection."""
+    answers: list[bytes | None] = []
+
+    def serve() -> None:
+        with contextlib.ExitStack() as kept:
+            while True:
+                connection = kept.enter_context(listener.accept()[0])
+                if not answers:
+                    return
+                connection.recv(65_536)
+                answer = answers.pop(0) if len(answers) > 1 else answers[0]
+                if answer is not None:
+                    connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", answers
+        answers.clear()
+        socket.create_connection(listener.getsockname()).close()
+        thread.join()
+
+
+def test_top_goes_on_after_a_look_that_fails(
+    operator_port: tuple[str, list[bytes | None]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, answers = operator_port
+    state = json.dumps({"at": 1.0, "queues": [], "workers": [], "gateways": []}).encode()
+    good = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(state), state)
+    answers += [good, b"", good[:-5], good, good]
+    looks = iter(range(5))
+
+    def sleep(_: float) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        top.run(top.TopConfig(operator_url=url))
+    shown = capsys.readouterr()
+    assert shown.out.count("GATEWAY") == 3
+    assert [url in line for line in shown.err.splitlines()] == [True, True]
+
+
+def test_operators_port_that_says_nothing_is_given_up(
+    operator_port: tuple[str, list[bytes | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, answers = operator_port
+    answers.append(None)
+    monkeypatch.setattr(running_system, "_OPERATOR_TIMEOUT_S", 0.1)
+    with pytest.raises(ServerRefusedError, match="does not answer"):
+        top.run(top.TopConfig(operator_url=url, once=True))
 
 
 @pytest.mark.parametrize(("energy", "shown", "told"), [({}, "-", "null"), ({"energy_mj": 1500}, "1.500", "1500")])

@@ -151,7 +151,7 @@ def test_trace_is_simulated_whole_or_as_many_requests_as_are_asked_for(
 
 def test_model_that_does_not_fit_is_told_with_what_takes_less(tmp_path: Path) -> None:
     model = write_config(tmp_path, LLAMA_33_70B, "llama.json")
-    fixes = "give --weights fp8, --tensor-parallel-size 2 or a smaller --max-model-len"
+    fixes = "give --weights fp8 or --tensor-parallel-size 2"
     with pytest.raises(HeadraceError, match=rf"^--device: 1 x h200: 141\.1 GB of weights .*; {fixes}$"):
         simulated("--model", model)
     fitting = ("--weights", "fp8", "--max-model-len", 4096, "--requests", 1)
@@ -180,3 +180,33 @@ def test_limit_that_prompts_exceed_is_named(profile: Path) -> None:
     done = CliRunner().invoke(command, ["--profile", str(profile), "--prompt", "3000", "--requests", "5"])
     assert "prompts that no worker holds" in done.output
     assert "5; the limit, --max-model-len or the profile's, is 2,048 with the answer" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--device", "a100", "--weights", "fp8"), "--weights: is unsupported: a100 does not compute in FP8"),
+        (
+            ("--device", "a100", "--cache-dtype", "fp8"),
+            "--cache-dtype: is unsupported: a100 does not compute in FP8; int8",
+        ),
+        (("--device", "a100"), "--device: 1 x a100: 141.1 GB .*; give --weights int4 or --tensor-parallel-size 2$"),
+        (
+            ("--weights", "fp8", "--gpu-memory-utilization", "0.6"),
+            "leave .*; give --weights int4 or --tensor-parallel-size 2 or a smaller --max-model-len$",
+        ),
+    ],
+)
+def test_format_and_memory_of_a_device_are_checked_as_plan_does(
+    tmp_path: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(HeadraceError, match=problem):
+        simulated("--model", write_config(tmp_path, LLAMA_33_70B), *arguments)
+
+
+def test_quantized_checkpoint_is_simulated_in_its_own_format_alone(tmp_path: Path) -> None:
+    model = write_config(
+        tmp_path, LLAMA_33_70B | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    )
+    with pytest.raises(HeadraceError, match="--weights: is bf16; the checkpoint stores about int4: give int4"):
+        simulated("--model", model)

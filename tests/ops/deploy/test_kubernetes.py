@@ -167,6 +167,8 @@ def test_scaling_asks_for_metrics_that_there_are() -> None:
     names = {*re.findall(r"headrace_\w+", trigger["metadata"]["query"]), metric["external"]["metric"]["name"]}
     assert names == {"headrace_fleet_workers_needed"}
     assert f"`{names.pop()}`" in documented
+    # By default KEDA takes a query without a result as 0 workers.
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
     # The figure is a number of workers, so each stands for one.
     assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
     assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}

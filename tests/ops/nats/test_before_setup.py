@@ -35,8 +35,9 @@ async def test_missing_streams_are_one_line_that_names_setup(
         await until(lambda: num_attempts > 2, 30)
         (line,) = caplog.messages
         assert line == (
-            "waiting for the streams of batch results: NATS stream HR_RESULTS could not be created, because this login "
-            "may not: run `headrace setup` once, with the admin user."
+            "waiting for the streams of batch results: NATS stream HR_RESULTS could not be created: NATS did not "
+            "answer. If this login may not create it, run `headrace setup` once, with the admin user; if NATS is slow, "
+            "its log says `took too long`."
         )
         admin = (await connect_as(server.url, "admin")).client
         await ensure_streams(admin.jetstream(), StreamLimits())

@@ -61,11 +61,42 @@ def test_configuration_may_have_any_name(tmp_path: Path) -> None:
     assert named.config == read_model_size(write_config(tmp_path, LLAMA_31_8B).parent).config
 
 
+FLOAT8_CHANNELS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "stored"),
+    [
+        ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "int4"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "gptq", "bits": 4}, "int4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": FLOAT8_CHANNELS}},
+            },
+            "fp8",
+        ),
+    ],
+)
+def test_quantized_checkpoint_is_planned_in_its_own_format_alone(
+    tmp_path: Path, method: dict[str, Any], stored: str
+) -> None:
+    size = read_model_size(write_config(tmp_path, LLAMA_31_8B | {"quantization_config": method}))
+    assert (size.stored, size.formats) == (stored, (stored,))
+    assert read_model_size(write_config(tmp_path, LLAMA_31_8B)).formats == ("bf16", "fp8", "int4")
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
         (LLAMA_31_8B | {"architectures": ["NobodyForCausalLM"]}, "unsupported architecture"),
-        (LLAMA_31_8B | {"quantization_config": {"quant_method": "fp8"}}, "is unsupported: its checkpoint is quantized"),
+        (
+            LLAMA_31_8B | {"quantization_config": {"quant_method": "gptq", "bits": 8}},
+            "no formula here for how its checkpoint is quantized; a copy of its config.json without",
+        ),
         (LLAMA_31_8B | {"num_hidden_layers": None}, "num_hidden_layers"),
     ],
 )

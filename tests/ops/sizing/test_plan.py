@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,13 @@ def test_prompts_that_steps_cannot_keep_up_with_bound_the_batch(llama_8b: ModelS
 def test_format_that_the_device_does_not_compute_in_is_unsupported(llama_8b: ModelSize) -> None:
     found, reasons = options(llama_8b, find_device("a100"), LOAD, LIMITS, (1,))
     assert {each.weights for each in found} == {"bf16", "int4"}
-    assert "fp8, cache fp8, 1 x a100: unsupported: the device does not compute in FP8" in reasons
+    assert {each.cache for each in found} == {"bf16", "int8"}
+    assert reasons == ["weights fp8: unsupported: a100 does not compute in FP8"]
+
+
+def test_formats_of_weights_and_cache_are_combined_freely(llama_8b: ModelSize) -> None:
+    found, _ = options(llama_8b, find_device("h200"), LOAD, LIMITS, (1,))
+    assert {(each.weights, each.cache) for each in found} == set(product(("bf16", "fp8", "int4"), ("bf16", "fp8")))
 
 
 def planned(*arguments: object) -> Any:
@@ -127,6 +134,11 @@ def test_plan_is_tried_until_its_times_hold_and_with_a_death(tmp_path: Path) -> 
     assert alive[0]["devices"] == told["options"][0]["devices"]
     assert any(each["ttft_p99_ms"] <= 800 for each in alive)
     assert dead["moved"] >= 0
+    # As a share of what the workers could serve, not of the time in which any step runs.
+    (option, *_), served = told["options"], alive[0]["devices"]
+    assert float(alive[0]["load"].rstrip("%")) == pytest.approx(
+        100 * 4 / (served * option["requests_per_s_at_most"]), abs=1
+    )
 
 
 def test_table_is_printed_before_it_is_verified_and_progress_is_told(
@@ -152,6 +164,13 @@ def test_times_that_nothing_keeps_are_told_beside_those_that_could_be_kept(tmp_p
     done = CliRunner().invoke(command, ["--model", str(model), "--ttft-p99-ms", "0.1", "--ranks", "1"])
     assert done.output.splitlines()[0] == "no option fits"
     assert re.search(r"the times that are asked for: TTFT [\d.]+ ms, ITL [\d.]+ ms\n", done.output)
+
+
+def test_first_token_of_an_empty_queue_is_not_called_a_p99(tmp_path: Path) -> None:
+    arguments = ["--model", str(write_config(tmp_path, LLAMA_31_8B)), "--ranks", "1"]
+    for more, is_told in (([], False), (["--ttft-p99-ms", "500"], True)):
+        done = CliRunner().invoke(command, [*arguments, *more])
+        assert ("finds no queue; the p99 needs --verify" in done.stderr) == is_told
 
 
 @pytest.mark.parametrize(

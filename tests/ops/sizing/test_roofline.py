@@ -93,13 +93,23 @@ def test_memory_beside_the_weights_holds_the_cache(llama_33: ModelSize) -> None:
     roofline = Roofline(llama_33, find_device("h200"), FORMATS["fp8"], CACHE_DTYPES["bf16"])
     num_blocks = roofline.num_blocks(8192, 8192, 256, 0.9)
     used = roofline.weight_bytes + roofline.activation_bytes(8192, 256) + num_blocks * 16 * 327_680
-    assert used == pytest.approx(0.9 * 141e9, rel=0.001)
+    assert used == pytest.approx(0.9 * 139.7 * 2**30, rel=0.001)
+
+
+def test_70b_in_16_bits_on_two_h100_serves_tens_of_sequences(llama_33: ModelSize) -> None:
+    """As people run it: a device of "80 GB" has 85 * 10**9 bytes, and nearly all of the rest is weights."""
+    roofline = Roofline(llama_33, find_device("h100"), FORMATS["bf16"], torch.bfloat16, 2)
+    assert 40 < roofline.num_blocks(700, 8192, 256, 0.9) * 16 // 704 < 52
 
 
 def test_unknown_device_is_unsupported_and_known_ones_name_their_source() -> None:
     with pytest.raises(ConfigError, match=r"'v100' is unsupported; known are a100, h100"):
         find_device("v100")
+    # The same variable says where a worker runs.
+    with pytest.raises(ConfigError, match="is where a worker runs"):
+        find_device("cuda")
     assert find_device("RTX 4090") is DEVICES["rtx4090"]
+    assert find_device("H100-SXM") is DEVICES["h100"]
     for device in DEVICES.values():
         assert "data sheet" in device.source or "white paper" in device.source
         assert device.flops_8bit is None or device.flops_8bit == pytest.approx(2 * device.flops, rel=0.02)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ops.stack.state import StateDirectory
 from shared.config import resolve
 from shared.errors import ConfigError
 from shared.golden import make_key
+from tests.architecture.source import ROOT
 
 Make = Callable[[dict[str, str]], Plan]
 
@@ -91,6 +94,15 @@ def test_check_that_fails_itself_is_told_and_stops_nothing(
     assert output.out + output.err == "" if told is None else told in output.out + output.err
 
 
+def test_demo_model_with_defaults_starts_no_check(
+    make: Make, worker_check: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make({})
+    worker_check("exit 7")
+    check_parts(plan, Console(), is_demo=True)
+    assert capsys.readouterr().err == ""
+
+
 class _ReleasingConsole(Console):
     """Lets what waits for a line of a pipe go on when something is said for the first time."""
 
@@ -118,3 +130,24 @@ def test_check_that_takes_its_time_is_told_of(
     monkeypatch.setattr(preconditions, "EVERY_S", 0.01)
     check_parts(plan, _ReleasingConsole(tmp_path / "pipe"), is_demo=False)
     assert f"reading {DEMO_MODEL} and the settings (" in capsys.readouterr().err
+
+
+def test_check_dies_with_the_process_that_runs_it(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    script = f"""
+import os
+from ops.stack.console import Console
+from ops.stack.preconditions import _run_told
+_run_told(["sh", "-c", "echo $$ > {told}; exec sleep 600"], os.environ | {{"HEADRACE_MODEL": "m"}}, Console())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as process:
+        try:
+            while not (told.exists() and told.read_text().endswith("\n")):
+                time.sleep(0.01)
+        finally:
+            process.kill()
+    pid = int(told.read_text())
+    until = time.monotonic() + 30
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():  # empty of a zombie
+        assert time.monotonic() < until, "the check goes on"
+        time.sleep(0.01)

@@ -119,6 +119,21 @@ async def test_part_that_refuses_its_settings_or_ends_three_times_ends_a_start(
     assert num_starts(file) == expected
 
 
+async def test_own_nats_that_does_not_answer_is_told_with_its_log(
+    plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = supervise(dataclasses.replace(plan, nats=shell("nats", "exec sleep 60"), redis=None), state)
+
+    async def refuse() -> None:
+        raise DependencyError("NATS did not answer.")
+
+    monkeypatch.setattr(running._roll_call, "open", refuse)
+    message = f"NATS did not answer. This command has started that NATS (its log: {state.logs / 'nats.log'})"
+    with pytest.raises(DependencyError, match=re.escape(message)):
+        await asyncio.wait_for(running.start(), 30)
+    await running.stop()
+
+
 @pytest.mark.parametrize(("role", "model"), [("redis", None), ("worker", "ready")])
 async def test_redis_is_started_again_at_any_time_and_all_parts_once_the_system_was_ready(
     tmp_path: Path, plan: Plan, state: StateDirectory, role: str, model: str | None

@@ -23,6 +23,7 @@ from shared.grammar import checker as checker_module
 from shared.grammar.checker import CheckerBusyError, GrammarChecker
 from shared.grammar.checker_process import Verdict, check_for_bytes, checked
 from shared.limited_link import LimitedProcessError
+from shared.limited_process import Outcome
 from tests.gateway.wire_worker import until
 
 PATIENT = 80.0
@@ -270,6 +271,25 @@ async def test_missing_package_is_named(checker: GrammarChecker, monkeypatch: py
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(LlguidanceMissingError):
         await checker.check("t", schema_grammar({}), PATIENT)
+
+
+async def test_check_that_is_interrupted_twice_is_told_to_all_who_wait_and_logged_as_no_defect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checker = GrammarChecker()
+
+    async def started() -> None:
+        pass
+
+    async def interrupted(message: bytes, niceness: int) -> Outcome:
+        return Outcome(is_interrupted=True)
+
+    monkeypatch.setattr(checker._link, "start", started)
+    monkeypatch.setattr(checker._link, "_exchange", interrupted)
+    asking = (checker.check("t", schema_grammar({}), PATIENT) for _ in range(2))
+    assert [type(each) for each in await asyncio.gather(*asking, return_exceptions=True)] == [LimitedProcessError] * 2
+    await checker.close()
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
 async def test_process_gets_no_secrets(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:

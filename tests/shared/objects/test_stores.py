@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import stat
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,9 +14,18 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
+from shared.objects import directory
 from shared.objects.directory import DirectoryStore
 from shared.objects.s3 import S3Store
-from shared.objects.store import MissingObjectError, ObjectStore, StoreError, StoreFullError, identity, put
+from shared.objects.store import (
+    MissingObjectError,
+    ObjectStore,
+    StoreAwayError,
+    StoreError,
+    StoreFullError,
+    identity,
+    put,
+)
 from tests.shared.objects.small_s3 import small_s3
 
 KEY = "acme/files/file-1.data"
@@ -104,6 +115,31 @@ async def test_files_are_the_owners_and_abandoned_ones_are_deleted_after_a_day(t
         os.utime(path.with_name(name), (time.time() - age_s,) * 2)
     assert [each.name for each in await store.objects("acme/files")] == ["file-1.data"]
     assert sorted(each.name for each in path.parent.iterdir()) == [".writing-new", "file-1.data"]
+
+
+async def test_upload_of_a_moment_ago_is_not_abandoned_where_the_host_s_clock_is_days_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now = DirectoryStore(tmp_path), time.time()
+    await put(store, KEY, b"x")
+    writing = (tmp_path / KEY).with_name(".writing-new")
+    writing.write_bytes(b"y")
+    monkeypatch.setattr(time, "time", lambda: now + 200_000)
+    await store.objects("acme/files")
+    assert writing.exists()
+    assert len(list(writing.parent.iterdir())) == 2, "nothing else is left behind"
+
+
+async def test_call_to_a_directory_that_hangs_fails_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "TIMEOUT_S", 0.1)
+    is_back = threading.Event()
+    store = DirectoryStore(tmp_path)
+    with pytest.raises(StoreAwayError, match="does not answer"):
+        await asyncio.wait_for(store.run(lambda: is_back.wait(20)), 10)
+    is_back.set()
+    await store.close()
 
 
 async def test_leftover_that_cannot_be_deleted_hides_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
