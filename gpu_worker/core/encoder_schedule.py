@@ -222,17 +222,9 @@ class EncoderSchedule:
         spare: float | None = None,
     ) -> bool:
         """Let an image pass as much of the tower as there is budget for; return True if it has passed all."""
+        if (kept := self._keep(sequence, span, is_alone=is_alone)) is None:
+            return False
         digest = span.digest
-        kept = self._kept.get(digest)
-        if kept is None:
-            if not self._make_room(sequence, span.num_rows) and not is_alone:
-                return False
-            kept = self._kept[digest] = _Kept(span.num_rows, span.num_patches)
-            self._num_rows += span.num_rows
-        self._kept.move_to_end(digest)
-        self._used.add(digest)
-        if all(holder is not sequence for holder, _ in kept.holders):
-            kept.holders.append((sequence, max(each.end for each in sequence.media if each.digest == digest)))
         num_passes = len(self._config.stages) * span.num_rows
         first = self._works[digest].first if digest in self._works else kept.num_passes
         while kept.num_passes < num_passes:
@@ -245,7 +237,9 @@ class EncoderSchedule:
                 return False
             least = min(left, LEAST_ROWS) if speed is not None else 1
             if spare is not None:
-                budget += min(kept.saved, fixed + cost * least, spare)
+                if fixed + cost * least > budget + spare:
+                    least = 1
+                budget += min(kept.saved, max(0.0, fixed + cost * least - budget))
             most = min(left, self._most_rows(speed))
             count = int(min(most, (budget - fixed) / cost))
             if count < least and (self._works or not is_first):
@@ -261,6 +255,21 @@ class EncoderSchedule:
             if is_first_of_kind or count == most < left:
                 return kept.num_passes == num_passes
         return True
+
+    def _keep(self, sequence: Sequence, span: MediaSpan, *, is_alone: bool) -> _Kept | None:
+        """Return what is kept of an image that a sequence needs now; None where there is no room for it."""
+        digest = span.digest
+        kept = self._kept.get(digest)
+        if kept is None:
+            if not self._make_room(sequence, span.num_rows) and not is_alone:
+                return None
+            kept = self._kept[digest] = _Kept(span.num_rows, span.num_patches)
+            self._num_rows += span.num_rows
+        self._kept.move_to_end(digest)
+        self._used.add(digest)
+        if all(holder is not sequence for holder, _ in kept.holders):
+            kept.holders.append((sequence, max(each.end for each in sequence.media if each.digest == digest)))
+        return kept
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:
         """Forget images until there is room for another; return False where others need theirs first."""

@@ -336,7 +336,7 @@ class Scheduler:
             return None
         suspects = self._planner.suspects
         for sequence in suspects if not step.scheduled else ():
-            if digests <= {span.digest for span in sequence.media}:
+            if sequence.status is SequenceStatus.RUNNING and digests <= {span.digest for span in sequence.media}:
                 suspects.remove(sequence)
                 return sequence
         holders = [each for each in self._running if any(span.digest in digests for span in each.media)]
