@@ -252,16 +252,15 @@ class TorchModelRunner:
         logger.info("captured %d graphs in %.1f s", len(shapes), time.monotonic() - started)
 
     def _submit(self, plan: StepPlan) -> PendingStep:
-        if self._encoder is not None and not plan.rows:
+        if self._encoder is not None:
+            # Before other ranks get the plan: what fails here fails here alone.
             self._encoder.encode(plan)
-            return EncodedStep(plan.step, self._device)
+            if not plan.rows:
+                return EncodedStep(plan.step, self._device)
         upload = Upload(self._device)
         step = self._assemble(plan, upload)
         graphs = self._graphs
-        media = None
-        if self._encoder is not None:
-            self._encoder.encode(plan)
-            media = self._encoder.inputs(plan, step.sequences, step.layout)
+        media = None if self._encoder is None else self._encoder.inputs(plan, step.sequences, step.layout)
         shape, (num_expanded_blocks, outweighs_launches) = None, self._expansion(step.layout)
         is_plain = media is None and step.adapters is None and step.scores is None
         if graphs is not None and is_plain:

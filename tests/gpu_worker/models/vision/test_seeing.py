@@ -21,6 +21,8 @@ from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.memory.state_sizes import state_config
+from gpu_worker.execution.ranks.runner import GroupRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.models.vision.processor import MediaProcessor
@@ -41,10 +43,22 @@ from tests.gpu_worker.models.vision.seeing_models import (
 )
 
 
+def _build_alone(config: RunnerConfig, images: SharedImages) -> TorchModelRunner:
+    return build_runner(config, images=images)
+
+
 class SeeingRun:
     """A model, and an engine whose prefix cache stays from one `run` to the next."""
 
-    def __init__(self, directory: Path, *, block_size: int = 4, num_blocks: int = 300, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        block_size: int = 4,
+        num_blocks: int = 300,
+        build: Callable[[RunnerConfig, SharedImages], TorchModelRunner | GroupRunner] = _build_alone,
+        **settings: Any,
+    ) -> None:
         self.directory = directory
         processor = read_processor(directory)
         assert processor is not None
@@ -54,7 +68,8 @@ class SeeingRun:
         config = RunnerConfig(
             directory, block_size=block_size, num_blocks=num_blocks, num_threads=1, takes_images=True, **settings
         )
-        self.runner = build_runner(config, images=self.images)
+        self.serving = build(config, self.images)
+        self.runner = self.serving.own if isinstance(self.serving, GroupRunner) else self.serving
         vision = read_vision(directory)
         assert vision is not None
         self._vision = vision
@@ -95,7 +110,7 @@ class SeeingRun:
             None if policy is None else Speculation(policy),
             images=self.images,
         )
-        self.engine = Engine(self.scheduler, self.runner)
+        self.engine = Engine(self.scheduler, self.serving)
 
     def sequence(
         self,
