@@ -113,7 +113,8 @@ class Runner:
                 first, end = (
                     min(max(each - number * span.num_rows, 0), span.num_rows) for each in (work.first, work.end)
                 )
-                cost += (end - first) * (stage.row + stage.pair * span.num_patches)
+                num_rows = end - first + (stage.fixed_rows if end > first else 0)
+                cost += num_rows * (stage.row + stage.pair * span.num_patches)
         return cost
 
 
@@ -139,8 +140,8 @@ def test_alone_an_image_takes_steps_of_its_own_within_the_budget() -> None:
 def test_step_with_images_costs_no_more_than_its_budget(data: st.DataObject) -> None:
     """Whatever the budget, the tower and the image, as long as one embedding costs no more than the budget."""
     budget = data.draw(st.integers(8, 300), "budget")
-    row = st.floats(0.0, 2.0)
-    stages = data.draw(st.lists(st.builds(StageCost, row, st.floats(0.0, 0.002)), min_size=1, max_size=4), "stages")
+    each_stage = st.builds(StageCost, st.floats(0.0, 2.0), st.floats(0.0, 0.002), st.integers(0, 1))
+    stages = data.draw(st.lists(each_stage, min_size=1, max_size=4), "stages")
     scheduler = make_scheduler(budget, 400, stages=tuple(stages), max_num_tokens=1000)
     runner = Runner(scheduler)
     decodes = data.draw(st.integers(0, 3), "decodes")
@@ -164,7 +165,7 @@ def test_no_step_exceeds_the_budget_for_the_largest_image() -> None:
     weights, size, inner, budget = 2.77e9, 1280, 3420, 256
     layer = (
         StageCost(4 * 3 * size**2 / weights),
-        StageCost(4 * size**2 / weights, 4 * 2 * size / weights),
+        StageCost(4 * size**2 / weights, 4 * 2 * size / weights, fixed_rows=4),
         StageCost(4 * 3 * size * inner / weights),
     )
     scheduler = make_scheduler(budget, 16_384, stages=layer * 2, max_num_tokens=20_000)
