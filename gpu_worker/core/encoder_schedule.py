@@ -26,13 +26,13 @@ _MOST_CHANGE, _MOST_SLOWNESS = 2.0, 64.0
 _SHARE_OF_CHANGE = 0.5
 """Of what a step took longer than expected, that is believed."""
 _LEAST_SEEN = 1 / 12
-"""Of what was expected: one quick step is not enough to believe that a stage is quicker than that."""
+"""Shortest time of a stage that its first step is believed, as a share of the expected one."""
 _UNKNOWN_SLOWNESS = 16.0
 """Of a stage that has not been measured: its first steps are short, and tell what it takes."""
 LEAST_ROWS = 16
 """Embeddings whose patches pass a stage at once, at least, unless the whole budget has no room for them."""
 _SURE_ROWS, _MOST_GROWTH = 64, 2
-"""A stage takes at once at most so many embeddings, or times as many as it has: those of larger parts may be slower."""
+"""Most embeddings that pass a stage at once, or factor on the most so far: larger parts may be slower."""
 _Kind = tuple[StageCost, int]
 
 
@@ -257,7 +257,7 @@ class EncoderSchedule:
         return True
 
     def _keep(self, sequence: Sequence, span: MediaSpan, *, is_alone: bool) -> _Kept | None:
-        """Return what is kept of an image that a sequence needs now; None where there is no room for it."""
+        """Return the record of an image that a sequence needs now; None if other images need all the room."""
         digest = span.digest
         kept = self._kept.get(digest)
         if kept is None:

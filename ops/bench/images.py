@@ -234,7 +234,7 @@ def measure_streams(directory: Path, rounds: int, table: ResultTable) -> None:
         cold.first_token_s(1)
         return cold.steps_s(lambda: cold.shown(1, _LARGEST_SIDE))
 
-    runs = {
+    runs: dict[str, Callable[[], list[float]]] = {
         ALONE: partial(bench.steps_s, None),
         PROMPTS: partial(bench.steps_s, bench.prompt),
         IMAGES: partial(bench.steps_s, lambda: bench.shown(1)),

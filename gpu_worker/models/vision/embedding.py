@@ -108,7 +108,9 @@ def windows_of(rows: int, columns: int, window: int, merged: int) -> tuple[torch
     at_row, at_column = places // columns // window, places % columns // window
     sizes = (rows - at_row * window).clamp(max=window) * (columns - at_column * window).clamp(max=window)
     runs, first = list[Runs](), 0
-    for length, count in zip(*(each.tolist() for each in sizes.unique(return_counts=True)), strict=True):
+    for length, count in enumerate(sizes.bincount().tolist()):
+        if not count:
+            continue
         runs.append(Runs(first, length * merged, count // length))
         first += count * merged
     # By the size of windows, then window by window.

@@ -139,7 +139,7 @@ class Attention:
         read = []
         for queries, keys, count in _parts_of(runs, patches):
             query, key, value = (
-                part[:, places].unflatten(1, (count, -1)).transpose(0, 1)
+                part[:, places].reshape(len(part), count, -1, part.shape[2]).transpose(0, 1)
                 for part, places in ((heads.query, queries), (heads.key, keys), (heads.value, keys))
             )
             attended = functional.scaled_dot_product_attention(query, key, value, scale=self.scale)

@@ -123,7 +123,7 @@ def encoded(plan: StepPlan) -> int:
 
 
 def test_alone_an_image_takes_steps_of_its_own_within_the_budget() -> None:
-    """Whoever comes meanwhile waits for one of them, as for a step of a long prompt."""
+    """A request that comes meanwhile waits for one of them, as for a step of a long prompt."""
     scheduler = make_scheduler(budget=32)
     runner = Runner(scheduler)
     sequence = seeing("a", ("x", 8), cost=3)
