@@ -123,7 +123,8 @@ class EncoderSchedule:
             budget: Tokens that are left of the step's.
             is_alone: Nothing else is computed, so more images than fit may be kept for it.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
-            spare: Tokens beyond the budget. Passes may cost them, too, when steps have saved as many; None saves none.
+            spare: Tokens beyond the budget. Passes may cost them, too, when steps have saved as many, and those of one
+                embedding may cost more than both; None saves none.
         """
         before = self._spent
         first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
