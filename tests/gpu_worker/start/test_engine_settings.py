@@ -58,17 +58,22 @@ def test_every_setting_of_the_runner_is_the_workers() -> None:
     assert {name: getattr(runner_config, name) for name in SETTINGS} == SETTINGS
 
 
-@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
-def test_a_model_that_sees_is_served_for_text_by_several_ranks_and_says_so(
+@pytest.mark.parametrize(
+    "ranks",
+    [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "block_size": 16}],
+)
+def test_a_model_that_sees_is_served_for_text_by_stages_and_by_ranks_that_share_tokens(
     ranks: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
     save_letters(tmp_path)
     directory = read_model_directory(tmp_path)
-    assert engine_setup._runner_config(WorkerConfig(model=tmp_path), directory)[0].takes_images
+    for size in (1, 2):
+        config = WorkerConfig(model=tmp_path, tensor_parallel_size=size)
+        assert engine_setup._runner_config(config, directory)[0].takes_images
     runner_config, sizes = engine_setup._runner_config(WorkerConfig(model=tmp_path, **ranks), directory)
     assert (runner_config.takes_images, sizes.media) == (False, None)
-    assert "several ranks take no images: the model is served for text alone" in caplog.text
+    assert "the model is served for text alone: there are no images with HEADRACE_PIPELINE_PARALLEL_SIZE" in caplog.text
 
 
 @pytest.mark.parametrize(("field", "value"), [("max_loras", 2), ("lora_modules", "a=/b")])
