@@ -54,6 +54,12 @@ PLAIN = "none"
 """In place of a proposer: nothing is drafted."""
 
 
+def is_in_default_run(proposer: str, runner: str) -> bool:
+    """Whether two levels meet in the default run: each proposer on the host, and with graphs or without by turns."""
+    place = (PLAIN, *ENGINE_FACTORS["proposer"]).index(proposer) + ENGINE_FACTORS["runner"].index(runner)
+    return runner == "host" or place % 2 == 0
+
+
 @dataclass(frozen=True)
 class EngineCell:
     """One combination of the engine's factors."""
