@@ -11,6 +11,7 @@ from kernels.causal_conv import causal_conv
 from kernels.causal_conv.dispatch import causal_conv_reference
 from kernels.gated_delta import DeltaSizes, DeltaWeights, gated_delta
 from kernels.gated_delta.reference import gated_delta_chunked, gated_delta_reference
+from kernels.matrix_state.walk import StateStep
 from kernels.ssd import SsdSizes, SsdWeights, ssd
 from kernels.ssd.reference import ssd_chunked, ssd_reference
 from kernels.state_rows import StateRows
@@ -48,7 +49,7 @@ class RecurrentBatch:
         mixed = convolve(self.features, self.conv, None, self.inputs, self.rows)
         is_ssd = isinstance(self.sizes, SsdSizes)
         weights = SsdWeights(*self.of_heads) if is_ssd else DeltaWeights(*self.of_heads[:2])
-        return form(mixed, self.gates, weights, self.sizes, self.states, self.rows)
+        return form(StateStep(mixed, self.gates, weights, self.sizes, self.states, self.rows))
 
 
 def make_recurrent_batch(device: torch.device, sizes: Sizes, num_seqs: int, num_new: int) -> RecurrentBatch:
