@@ -52,6 +52,7 @@ class DeltaWeights:
 
 
 DeltaStep = StateStep[DeltaSizes, DeltaWeights]
+"""For annotations: only the class itself can be called, as it is frozen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class SsdWeights:
 
 
 SsdStep = StateStep[SsdSizes, SsdWeights]
+"""For annotations: only the class itself can be called, as it is frozen."""
 
 
 @dataclass(frozen=True, slots=True)
