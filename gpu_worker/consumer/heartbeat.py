@@ -134,6 +134,7 @@ class HeartbeatSource:
             adapters=self.named_adapters(),
             resident_adapters=pack_residents(self.adapters.residents),
             roles=self._roles(queues),
+            is_ending=self.is_draining,
         )
 
     def _roles(self, queues: InteractiveQueues) -> RoleNews | None:

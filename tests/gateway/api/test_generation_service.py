@@ -80,11 +80,11 @@ async def test_list_of_running_requests_has_the_first_token_of_those_that_have_o
             listed = (await http.get(f"{port[1]}/console/api/requests?order=running")).json()["requests"]
             return next((each for each in listed if each["model"] == worker.model), {})
 
-        while not (before := await running()):
+        while not (before := await running()):  # noqa: ASYNC110 - the state of another process
             await asyncio.sleep(0.01)
         assert before.get("first_token_s") is None
         await worker.begin(1)
-        while not (after := await running()).get("tokens"):
+        while not (after := await running()).get("tokens"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert 0 < after["first_token_s"] < after["ended_s"]
 
