@@ -134,7 +134,7 @@ def start(
     body = {"alias": alias, "model": model, "percent": percent, "tenant": tenant, "rules": given}
     canaries = find_operator(access).call("POST", "/v1/canaries", body)["canaries"]
     (begun,) = (each for each in canaries if (each["alias"], each["tenant"]) == (alias, tenant))
-    click.echo(f"{percent:g}% of {alias} goes to {model}; so far it {begun['verdict']}")
+    click.echo(f"{percent:g}% of {alias} goes to {model} ({begun['verdict']})")
 
 
 @canary.command("ls")

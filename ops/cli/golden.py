@@ -285,7 +285,7 @@ class Recorder:
                 # The same request finds the place that is kept for it.
                 if error.retry_after_s is None or time.monotonic() - began > _PATIENCE_S:
                     raise
-                tell(f"{error} It is asked again then.")
+                tell(f"{error}; waiting {error.retry_after_s:g} s to ask again")
                 time.sleep(error.retry_after_s)
 
 
