@@ -55,15 +55,14 @@ def test_empty_id_is_refused() -> None:
     assert (refused.returncode, "ID is empty" in refused.stderr) == (2, True)
 
 
-def test_worker_that_takes_nothing_is_cordoned_or_draining() -> None:
-    assert top._state({"draining": True}) == "cordoned or draining"
+def test_worker_that_takes_nothing_is_cordoned_or_drains_and_ends() -> None:
+    assert top._state({"draining": True, "role": "both"}) == "role both; cordoned"
+    assert top._state({"draining": True, "role": None, "is_ending": True}) == "draining, then ends"
     assert top._state({"draining": False}) == ""
 
 
 def test_role_and_wrong_answers_of_a_worker_are_its_state() -> None:
     assert top._state({"draining": False, "role": None}) == ""
-    assert top._state({"draining": True, "role": "both"}) == "role both; cordoned"
-    assert top._state({"draining": True, "role": None, "is_ending": True}) == "draining, then ends"
     golden = {"problem": "2 of 8 differ", "has_withdrawn": True}
     told = top._state({"draining": True, "role": "decode", "golden": golden})
     assert told == "role decode; withdrawn: 2 of 8 differ"
