@@ -195,8 +195,9 @@ def _wait(operator: Endpoint, action: str, host: str, name: str) -> None:
         if model["num_ready"]:
             status.clear()
             return
-        told_s = f"{time.monotonic() - began:.0f} s"
-        status.show(f"{name}: {model['state']} for {told_s}, ready in {_ready_in(model) or 'an unknown time'}")
+        # Where one is replaced, the old one is awake.
+        how = "the new one loads" if model["state"] == "awake" else f"{model['state']}, ready in {_ready_in(model)}"
+        status.show(f"{name}: {how} ({time.monotonic() - began:.0f} s)")
 
 
 def _check_not_failed(model: dict[str, Any], action: str) -> None:
