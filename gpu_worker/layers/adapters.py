@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from gpu_worker.layers.placed_experts import ExpertShare
+from kernels.gpu_config import has_kernels
 from kernels.low_rank import AdapterRows, AdapterTable, LowRank, join, make_adapter_table
 
 HEAD = "lm_head"
@@ -97,6 +98,7 @@ class AdapterTargets:
 
     Attributes:
         experts: By their layers; None where no adapter can be beside them.
+        can_adapt_experts: Whether adapters can be beside any experts on the device.
     """
 
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -106,6 +108,8 @@ class AdapterTargets:
         self.experts: dict[str, ExpertModules | None] = {}
         self._device = device
         self._dtype = dtype
+        # The kernels of a GPU have no place for adapters beside experts.
+        self.can_adapt_experts = not has_kernels(device)
         # Of the adapter in each slot, the largest.
         self._ranks = np.ones(num_slots, dtype=np.int32)
 
@@ -136,10 +140,10 @@ class AdapterTargets:
         )
         return tables
 
-    def add_embedding(self, vocab_size: int, size: int, scale: float, table: AdapterTable) -> None:
-        """Let adapters change the tokens' embeddings, which are multiplied by `scale`."""
+    def add_embedding(self, vocab_size: int, size: int, scale: float, table: AdapterTable | None) -> None:
+        """Let adapters change the tokens' embeddings, which are multiplied by `scale`; without a table, elsewhere."""
         scales = None if scale == 1 else torch.full((size,), scale)
-        placed = ((0, size, table),)
+        placed = () if table is None else ((0, size, table),)
         self.matrices[EMBEDDING] = AdaptedMatrix((EMBEDDING,), (size,), vocab_size, None, scales, placed)
 
     def rows(self, slots: npt.NDArray[np.int32]) -> AdapterRows:
