@@ -112,6 +112,8 @@ class AdapterTargets:
         self.can_adapt_experts = not has_kernels(device)
         # Of the adapter in each slot, the largest.
         self._ranks = np.ones(num_slots, dtype=np.int32)
+        # Those of the step before: steps without prompts mostly have the same.
+        self._rows: AdapterRows | None = None
 
     def add(
         self,
@@ -147,9 +149,13 @@ class AdapterTargets:
         self.matrices[EMBEDDING] = AdaptedMatrix((EMBEDDING,), (size,), vocab_size, None, scales, placed)
 
     def rows(self, slots: npt.NDArray[np.int32]) -> AdapterRows:
-        """Return which adapter each row of a step has, by slots; below zero is none."""
-        max_rank = int(np.where(slots >= 0, self._ranks[slots], 1).max(initial=1))
-        return AdapterRows(slots, max_rank, self.experts_per_token)
+        """Return which adapter each row of a step has, by slots; below zero is none. One step at a time uses it."""
+        if self._rows is not None and np.array_equal(self._rows.slots, slots):
+            self._rows.clear()
+        else:
+            max_rank = int(np.where(slots >= 0, self._ranks[slots], 1).max(initial=1))
+            self._rows = AdapterRows(slots, max_rank, self.experts_per_token)
+        return self._rows
 
     def pack(self, adapter: Mapping[str, LowRank]) -> Packed:
         """Lay an adapter out as the kernels read it; any thread may do so."""
@@ -160,6 +166,7 @@ class AdapterTargets:
     def place(self, slot: int, packed: Packed | None, max_rank: int = 1) -> None:
         """Place a packed adapter in a slot below `num_slots` that no step reads; None clears the slot."""
         self._ranks[slot] = max_rank
+        self._rows = None
         for name, matrix in self.matrices.items():
             own = None if packed is None else packed.get(name)
             for index, (_, _, table) in enumerate(matrix.tables):
