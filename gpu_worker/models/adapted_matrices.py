@@ -35,9 +35,11 @@ def head_adapters(
 
 
 def declare_elsewhere(
-    config: ModelConfig, source: LayerSource, dtype: torch.dtype, ranks: Ranks, adapters: AdapterTargets
+    config: ModelConfig, source: LayerSource, dtype: torch.dtype, ranks: Ranks, adapters: AdapterTargets | None
 ) -> None:
     """Let adapters be beside the matrices of other stages: rank 0 reads adapters for all of them."""
+    if adapters is None:
+        return
     own = layers_of_stage(config.num_layers, ranks.stage, ranks.num_stages)
     for index, layer in enumerate(config.layers):
         if index not in own:

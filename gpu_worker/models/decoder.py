@@ -74,8 +74,7 @@ class CausalLM:
         """
         self.adapters = None if config.encoder is not None else adapters
         self.config = config
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         self.linears = linears
         self._ranks = ranks
         latent = next((layer.mixer for layer in config.layers if isinstance(layer.mixer, LatentShape)), None)
@@ -90,8 +89,7 @@ class CausalLM:
         source = config.layer_source(checkpoint, quantized, is_divided=division is not None)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
         self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks, self.adapters)
-        if self.adapters is not None:
-            declare_elsewhere(config, source, dtype, ranks, self.adapters)
+        declare_elsewhere(config, source, dtype, ranks, self.adapters)
         has_bias = config.block.has_head_bias
         self._head_bias: torch.Tensor | None = None
         self._head: LMHead | None = None
