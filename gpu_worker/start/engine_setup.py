@@ -265,10 +265,6 @@ def lora_modules(config: WorkerConfig) -> dict[str, Path]:
     variable = "HEADRACE_MAX_LORAS" if config.lora_modules is None else "HEADRACE_LORA_MODULES"
     if config.simulate is not None:
         raise ConfigError(variable, "is set, but a simulated engine has no model to adapt")
-    if config.pipeline_parallel_size > 1:
-        stages = f"HEADRACE_PIPELINE_PARALLEL_SIZE is {config.pipeline_parallel_size}"
-        remedy = "set that to 1 and divide the model by HEADRACE_TENSOR_PARALLEL_SIZE"
-        raise ConfigError(variable, f"is set and {stages}: adapters need all layers in one stage; {remedy}")
     return {} if config.lora_modules is None else parse_modules(config.lora_modules)
 
 

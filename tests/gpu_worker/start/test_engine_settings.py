@@ -76,13 +76,11 @@ def test_a_model_that_sees_is_served_for_text_by_stages_and_by_ranks_that_share_
     assert "the model is served for text alone: there are no images with HEADRACE_PIPELINE_PARALLEL_SIZE" in caplog.text
 
 
-@pytest.mark.parametrize(("field", "value"), [("max_loras", 2), ("lora_modules", "a=/b")])
-def test_adapters_need_all_layers_in_one_stage(field: str, value: Any) -> None:
-    config = WorkerConfig(model=DEMO_MODEL, pipeline_parallel_size=2, **{field: value})
-    problem = f"HEADRACE_{field.upper()}: is set and HEADRACE_PIPELINE_PARALLEL_SIZE is 2: adapters need all layers in "
-    problem += "one stage; set that to 1 and divide the model by HEADRACE_TENSOR_PARALLEL_SIZE"
-    with pytest.raises(ConfigError, match=problem):
-        engine_setup.lora_modules(config)
+def test_each_stage_has_places_for_adapters() -> None:
+    config = WorkerConfig(model=DEMO_MODEL, pipeline_parallel_size=2, max_loras=2, lora_modules="a=/b")
+    assert engine_setup.lora_modules(config) == {"a": Path("/b")}
+    runner_config, _ = engine_setup._runner_config(config, read_model_directory(DEMO_MODEL))
+    assert (runner_config.max_loras, runner_config.pipeline_parallel_size) == (2, 2)
 
 
 def test_states_get_no_memory_for_checkpoints_without_a_prefix_cache() -> None:
