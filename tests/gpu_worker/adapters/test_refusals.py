@@ -63,6 +63,16 @@ def _rename(directory: Path) -> None:
     _tensors(lambda tensors: tensors.update({_A.replace("lora_A", "lora_C"): tensors.pop(_A)}))(directory)
 
 
+def _of(module: str) -> Callable[[Path], None]:
+    """Name the module of the adapter `module`."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in (_A, _B):
+            tensors[name.replace(_MODULE, module)] = tensors.pop(name)
+
+    return _tensors(change)
+
+
 def _file(content: bytes) -> Callable[[Path], object]:
     return lambda directory: (directory / "adapter_model.safetensors").write_bytes(content)
 
@@ -139,6 +149,10 @@ _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
         (_tensors(lambda tensors: tensors.update({_MAGNITUDE: torch.ones(8)})), "DoRA is not served"),
         (_set(modules_to_save=["lm_head"]), "whole modules"),
         (_set(init_lora_weights="pissa_niter_4"), "save it converted"),
+        (_of("mtp.layers.0.mlp.down_proj"), "no such linear layer"),
+        (_of("depth_decoder.model.layers.0.mlp.down_proj"), "no such linear layer"),
+        (_of("model.sam_model.layers.0.mlp.down_proj"), "no such linear layer"),
+        (_of("draft_lm_head"), "no such linear layer"),
         (_set(r=257), "from 1 to 256"),
         (_set(r=True), "from 1 to 256"),
         (_set(r=10**30), "field 'r' is 1000000000000000000000000000000; it must be a whole number from 1 to 256"),
@@ -299,6 +313,13 @@ def test_more_modules_than_can_be_named_are_refused() -> None:
     assert len(parse_modules(",".join(modules[:-1]))) == MAX_ADAPTERS
     with pytest.raises(ConfigError, match=f"has {MAX_ADAPTERS + 1} adapters; at most {MAX_ADAPTERS} are served"):
         parse_modules(",".join(modules))
+
+
+@pytest.mark.parametrize("before", ["", "language_model.model.", "model.language_model.", "model.text_model."])
+def test_layers_of_a_wrapped_decoder_are_the_models(tmp_path: Path, targets: AdapterTargets, before: str) -> None:
+    directory = write_adapter(tmp_path / "adapter", {_MODULE: (8, 12)})
+    _of(f"{before}layers.0.mlp.down_proj")(directory)
+    read_packed(directory, targets, ())
 
 
 def test_fields_that_change_no_product_are_read(tmp_path: Path) -> None:
