@@ -22,7 +22,7 @@ from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
-from gateway.resumable.record import Entry, Failure, PieceWriter, StreamHead
+from gateway.resumable.record import Entry, Failure, PieceWriter, StreamHead, decode_entries
 from shared.messages import Delta
 
 # Entries of a long stream that are sent at once: other tasks run in between.
@@ -32,13 +32,50 @@ _PAUSE_S = 0.02
 _logger = logging.getLogger(__name__)
 
 
-class LiveStream:
+class _EntryPath:
+    """The fields that each entry and each round use, in one place of memory as in `_Progress` of a flight."""
+
+    __slots__ = (
+        "_num_packed",
+        "_num_unfinished",
+        "_packed",
+        "_recent",
+        "_views",
+        "ended",
+        "has_ends",
+        "head",
+        "is_cut",
+        "is_ending",
+        "is_followed",
+        "is_held",
+        "is_noted",
+        "num_shown",
+        "pieces",
+    )
+
+    _num_packed: int
+    _num_unfinished: int
+    _packed: list[bytes | list[Entry]]
+    _recent: list[Entry]
+    _views: list[Answer]
+    ended: asyncio.Future[None]
+    has_ends: bool
+    head: StreamHead
+    is_cut: bool
+    is_ending: bool
+    is_followed: bool
+    is_held: bool
+    is_noted: bool
+    num_shown: int
+    pieces: PieceWriter | None
+
+
+class LiveStream(_EntryPath):
     """One stream.
 
     Attributes:
         head: As it was last read or written; `seq` is the number of its message, 0 before there is one.
         generation: How it is answered.
-        entries: Of the log, and behind `num_shown` those that it has not confirmed yet.
         pieces: Writes the entries of a stream that this process owns; None for any other.
         window: The sequences of a stream that this process owns.
         lease: Its share of its key's limits, until it has ended.
@@ -59,11 +96,35 @@ class LiveStream:
         is_read: Set once its pieces were read from the log, if they had to be.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_dropped",
+        "_is_due",
+        "_may_read",
+        "_num_joining",
+        "caught_up",
+        "failure",
+        "generation",
+        "is_deleted",
+        "is_read",
+        "lease",
+        "num_read_bytes",
+        "requests",
+        "seq",
+        "started",
+        "usage",
+        "window",
+    )
+
     def __init__(self, head: StreamHead, generation: Generation, started: float) -> None:
         self.head = head
         self.seq = 0
         self.generation = generation
-        self.entries: list[Entry] = []
+        # Entries that were shown, encoded where the journal has them so: most are never read again, and a struct takes
+        # four times the memory. And those behind them.
+        self._packed: list[bytes | list[Entry]] = []
+        self._num_packed = 0
+        self._recent: list[Entry] = []
         self.num_shown = self.num_read_bytes = 0
         self.pieces: PieceWriter | None = None
         self.window: SequenceWindow | None = None
@@ -85,6 +146,33 @@ class LiveStream:
         self._num_joining = 0
         self._num_unfinished = generation.num_sequences
         self.failure: ApiError | None = None
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Those of the log, and behind `num_shown` those that it has not confirmed yet."""
+        if self._packed:
+            unpacked: list[Entry] = []
+            for each in self._packed:
+                unpacked += decode_entries(each) if isinstance(each, bytes) else each
+            self._recent[:0] = unpacked
+            self._packed, self._num_packed = [], 0
+        return self._recent
+
+    @entries.setter
+    def entries(self, entries: list[Entry]) -> None:
+        self._packed, self._num_packed, self._recent = [], 0, entries
+
+    @property
+    def num_entries(self) -> int:
+        """Number of all entries."""
+        return self._num_packed + len(self._recent)
+
+    def since(self, start: int) -> list[Entry]:
+        """Return the entries from number `start` on. This runs once per round and stream."""
+        skipped = start - self._num_packed
+        if not skipped:
+            return self._recent
+        return self._recent[skipped:] if skipped > 0 else self.entries[start:]
 
     @property
     def request_id(self) -> str:
@@ -140,14 +228,25 @@ class LiveStream:
                     prompts[index] = delta.prompt_tokens
         return prompts, num_generated
 
-    def show(self, up_to: int) -> None:
-        """Show the entries before number `up_to`, which the log has."""
+    def show(self, up_to: int, array: bytes | None = None) -> None:
+        """Show the entries before number `up_to`, which the log has; `array` has the new ones encoded."""
         if self.ended.done():
             return
-        new, self.num_shown = self.entries[self.num_shown : up_to], max(self.num_shown, up_to)
+        recent, num_known = self._recent, self.num_shown - self._num_packed
+        num_recent = up_to - self._num_packed
+        new = recent if not num_known and num_recent == len(recent) else recent[num_known:num_recent]
+        self.num_shown += len(new)
+        if new and not num_known and self.pieces is not None:
+            self._packed.append(array or new)
+            self._num_packed += len(new)
+            self._recent = recent[num_recent:]
         for answer in self._views:
             _tell(answer, new)
-        for index, delta, failure in new if self.has_ends else ():
+        if self.has_ends:
+            self._note_ends(new)
+
+    def _note_ends(self, new: list[Entry]) -> None:
+        for index, delta, failure in new:
             if failure is not None:
                 self.failure = failure.error()
             elif delta is not None and delta.finish is not None:
@@ -283,7 +382,7 @@ class LoggedSink:
     def deliver(self, delta: Delta) -> None:
         """Keep a piece. This runs once per token and stream."""
         stream = self._stream
-        stream.entries.append((self._index, delta, None))
+        stream._recent.append((self._index, delta, None))
         if delta.finish is not None:
             stream.is_ending = stream.has_ends = True
         if not stream.is_noted:
