@@ -22,7 +22,8 @@ from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
-from gateway.resumable.record import Entry, Failure, PieceWriter, StreamHead, decode_entries
+from gateway.resumable.entries import StreamEntries
+from gateway.resumable.record import Entry, Failure, PieceWriter, StreamHead
 from shared.messages import Delta
 
 # Entries of a long stream that are sent at once: other tasks run in between.
@@ -32,45 +33,7 @@ _PAUSE_S = 0.02
 _logger = logging.getLogger(__name__)
 
 
-class _EntryPath:
-    """The fields that each entry and each round use, in one place of memory as in `_Progress` of a flight."""
-
-    __slots__ = (
-        "_num_packed",
-        "_num_unfinished",
-        "_packed",
-        "_recent",
-        "_views",
-        "ended",
-        "has_ends",
-        "head",
-        "is_cut",
-        "is_ending",
-        "is_followed",
-        "is_held",
-        "is_noted",
-        "num_shown",
-        "pieces",
-    )
-
-    _num_packed: int
-    _num_unfinished: int
-    _packed: list[bytes | list[Entry]]
-    _recent: list[Entry]
-    _views: list[Answer]
-    ended: asyncio.Future[None]
-    has_ends: bool
-    head: StreamHead
-    is_cut: bool
-    is_ending: bool
-    is_followed: bool
-    is_held: bool
-    is_noted: bool
-    num_shown: int
-    pieces: PieceWriter | None
-
-
-class LiveStream(_EntryPath):
+class LiveStream(StreamEntries):
     """One stream.
 
     Attributes:
@@ -102,13 +65,24 @@ class LiveStream(_EntryPath):
         "_is_due",
         "_may_read",
         "_num_joining",
+        "_num_unfinished",
+        "_views",
         "caught_up",
+        "ended",
         "failure",
         "generation",
+        "has_ends",
+        "head",
+        "is_cut",
         "is_deleted",
+        "is_ending",
+        "is_followed",
+        "is_held",
+        "is_noted",
         "is_read",
         "lease",
         "num_read_bytes",
+        "pieces",
         "requests",
         "seq",
         "started",
@@ -117,15 +91,11 @@ class LiveStream(_EntryPath):
     )
 
     def __init__(self, head: StreamHead, generation: Generation, started: float) -> None:
+        super().__init__()
         self.head = head
         self.seq = 0
         self.generation = generation
-        # Entries that were shown, encoded where the journal has them so: most are never read again, and a struct takes
-        # four times the memory. And those behind them.
-        self._packed: list[bytes | list[Entry]] = []
-        self._num_packed = 0
-        self._recent: list[Entry] = []
-        self.num_shown = self.num_read_bytes = 0
+        self.num_read_bytes = 0
         self.pieces: PieceWriter | None = None
         self.window: SequenceWindow | None = None
         self.lease: Lease | None = None
@@ -146,33 +116,6 @@ class LiveStream(_EntryPath):
         self._num_joining = 0
         self._num_unfinished = generation.num_sequences
         self.failure: ApiError | None = None
-
-    @property
-    def entries(self) -> list[Entry]:
-        """Those of the log, and behind `num_shown` those that it has not confirmed yet."""
-        if self._packed:
-            unpacked: list[Entry] = []
-            for each in self._packed:
-                unpacked += decode_entries(each) if isinstance(each, bytes) else each
-            self._recent[:0] = unpacked
-            self._packed, self._num_packed = [], 0
-        return self._recent
-
-    @entries.setter
-    def entries(self, entries: list[Entry]) -> None:
-        self._packed, self._num_packed, self._recent = [], 0, entries
-
-    @property
-    def num_entries(self) -> int:
-        """Number of all entries."""
-        return self._num_packed + len(self._recent)
-
-    def since(self, start: int) -> list[Entry]:
-        """Return the entries from number `start` on. This runs once per round and stream."""
-        skipped = start - self._num_packed
-        if not skipped:
-            return self._recent
-        return self._recent[skipped:] if skipped > 0 else self.entries[start:]
 
     @property
     def request_id(self) -> str:
@@ -232,14 +175,7 @@ class LiveStream(_EntryPath):
         """Show the entries before number `up_to`, which the log has; `array` has the new ones encoded."""
         if self.ended.done():
             return
-        recent, num_known = self._recent, self.num_shown - self._num_packed
-        num_recent = up_to - self._num_packed
-        new = recent if not num_known and num_recent == len(recent) else recent[num_known:num_recent]
-        self.num_shown += len(new)
-        if new and not num_known and self.pieces is not None:
-            self._packed.append(array or new)
-            self._num_packed += len(new)
-            self._recent = recent[num_recent:]
+        new = self._take(up_to, array, packs=self.pieces is not None)
         for answer in self._views:
             _tell(answer, new)
         if self.has_ends:
@@ -259,7 +195,7 @@ class LiveStream(_EntryPath):
         """Send all entries to the reader and drop them: they are never sent again."""
         self.show(len(self.entries))
         self._dropped = self._counted()
-        self.entries, self.num_shown = [], 0
+        self._drop_all()
 
     def end(self) -> None:
         """Note that nothing follows."""
