@@ -24,7 +24,7 @@ _WORDS = re.compile(r".+\.(?:embed_tokens|lm_head|wte|embed_out)(?:\.modules_to_
 _MAX_NAME = 512
 # A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
 _EXPERTS = re.compile(r"(model\.layers\.\d+)\.(?:.+\.)?experts(\.\d+\..*|(?:\.base_layer)*)")
-# What stands before the layers in models that wrap a decoder of text. Other layers, such as those that draft, are not it.
+# What stands before the layers in models that wrap a decoder of text; others, such as those that draft, are not its.
 _BEFORE = r"^(?:(?:model|language_model|text_model|decoder|llm|thinker|transformer)\.)*"
 _WRAPPERS = re.compile(_BEFORE + r"(layers\.\d+\.|per_layer_model_projection$)")
 _ENDS = re.compile(_BEFORE + rf"({EMBEDDING.rpartition('.')[2]}|{HEAD})")
