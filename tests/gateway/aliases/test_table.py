@@ -205,6 +205,12 @@ def test_log_probabilities_are_measured_and_taken_out_of_the_answer() -> None:
     probe.answered(0.1, 0.01)
     (arms,) = aliases.own.values()
     assert (arms.canary.requests, arms.stable.requests, arms.canary.logprob) == (1, 0, -2.0)
+    # One request has no percentiles.
+    assert arms.canary.perplexity.quantile(0.5) is None
+    _, probe = aliases.split(asked(), "t", FLEET, b"{}")
+    assert probe is not None
+    LogprobTap(sink, probe, hides=True).deliver(measured)
+    probe.answered(0.1, 0.01)
     assert arms.canary.perplexity.quantile(0.5) == pytest.approx(math.exp(2), rel=0.05)
 
 
