@@ -24,7 +24,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "shared/__init__.py").touch()
     (tmp_path / "shared/clock.py").write_text("def now(): return 1\n")
     (tmp_path / "shared/reader.py").write_text("from shared.clock import now\ndef read(): return now()\n")
-    prepare(tmp_path)
+    prepare()
     return tmp_path
 
 
