@@ -424,9 +424,10 @@ def test_conversation_has_no_more_tokens_than_the_bound(
     assert len(tokenizer.encode_chat(messages, options).token_ids) <= most_prompt_tokens(request)
 
 
-LONG = "a" * 50_000
+LONG: Any = "a" * 50_000
 CALL = ToolCall(id="c", name="f", arguments=LONG)
-TURNS = [{"content": LONG}, {"reasoning": LONG}, {"tool_calls": (CALL,)}]
+TURN: dict[str, Any] = {"role": "user", "content": "a"}
+TURNS: list[dict[str, Any]] = [{"content": LONG}, {"reasoning": LONG}, {"tool_calls": (CALL,)}]
 
 
 @pytest.mark.parametrize(
@@ -434,7 +435,7 @@ TURNS = [{"content": LONG}, {"reasoning": LONG}, {"tool_calls": (CALL,)}]
     [
         *({"text": "a"} | more for more in ({"text": LONG}, {"suffix": LONG})),
         *({"text": "a", "pooling": Pooling(task="score", **{name: LONG})} for name in ("query", "instruction")),
-        *({"messages": (ChatMessage(**{"role": "user", "content": "a"} | turn),)} for turn in TURNS),
+        *({"messages": (ChatMessage(**TURN | turn),)} for turn in TURNS),
         *({"messages": (), "chat": ChatOptions(**{name: LONG})} for name in ("tools", "variables", "template")),
     ],
 )
