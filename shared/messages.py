@@ -226,6 +226,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         features, adapters: What it understands that earlier versions do not, and has named; gateways send nothing else.
         prefixes: Prompt prefixes that it holds, and requests waiting for a holder; None: it does not take part.
         roles: Its part in computing prompts and answers on different workers; None: it does both.
+        is_ending: It drains and ends then; `draining` without it: it is cordoned, or withdrawn.
     """
 
     worker: bounds.PeerName
@@ -267,6 +268,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     services: Services = {}
     roles: RoleNews | None = None
     resident_adapters: ResidentAdapters = b""
+    is_ending: bool = False
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

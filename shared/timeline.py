@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from shared.receipt import Receipt
 
 MAX_SEQUENCES = 16
-"""Limit on a request's sequences, and on attempts at each; the first ones are kept, further ones are counted."""
+"""Limit on a request's sequences, on attempts at each (the first are kept), and on pauses of an attempt."""
 MAX_LISTED = 200
 
 Order = Literal["recent", "slow", "first", "failed", "running"]
@@ -32,7 +32,8 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         end: How it ended: `stop`, `length`, `cancelled`, `failed`, or the reason for the next one.
         tokens: Number of tokens delivered.
         receipt: None if its worker sent none: it died, or is of an earlier version.
-        pauses: Times in which the gateway heard nothing: when each had ended, and how long it was.
+        pauses: Times in which the gateway heard nothing: when each had ended, and how long it was. The longest
+            `MAX_SEQUENCES` of `num_pauses`, which lasted `paused_s` together.
     """
 
     epoch: int
@@ -45,6 +46,8 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     tokens: int = 0
     receipt: Receipt | None = None
     pauses: tuple[tuple[float, float], ...] = ()
+    num_pauses: int = 0
+    paused_s: float = 0.0
 
 
 class SequenceLife(Struct, frozen=True, omit_defaults=True, gc=False):

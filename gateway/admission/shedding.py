@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.worker_needs import Outlook
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
-from shared.hosted_models import HostedModel
+from shared.hosted_models import HostedModel, HostedState
 
 JITTER = 0.25
 MAX_RETRY_S = 60.0
@@ -39,6 +40,10 @@ PROMISE_TOLERANCE = 1.5
 FULL_QUEUE_TOLERANCE = 0.5
 # With a queue shorter than this part of the objective, newcomers are let in whatever is promised for later.
 IDLE_SHARE = 0.25
+# Why a model of a host does not serve yet, where it is not being loaded.
+_WHY: Mapping[HostedState, str] = MappingProxyType(
+    {"no_room": "nothing can give way to it yet", "stopping": "it is being stopped, and is loaded again then"}
+)
 
 
 class Prediction(Struct, frozen=True):
@@ -141,7 +146,7 @@ class Shedder:
             raise cannot_start(load.model)
         timeout_s = generation.timeout_s or self._config.default_timeout_s
         if coming.ready_in_s >= timeout_s:
-            why = "nothing can give way to it yet" if coming.state == "no_room" else "it is being loaded"
+            why = _WHY.get(coming.state, "it is being loaded")
             message = f"`{load.model}` will serve in about {coming.ready_in_s:.1f} s: {why}."
             raise self._refusal("waking", message, later_s)
         most = self._config.max_queued_requests

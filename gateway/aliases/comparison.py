@@ -65,7 +65,9 @@ class Buckets(Struct):
         return sum(self.counts.values())
 
     def quantile(self, share: float) -> float | None:
-        """Return the value below which this share lies, within 5 %; None without values."""
+        """Return the value below which this share lies, within 5 %; None of values too few to tell it."""
+        if self.total * min(share, 1 - share) < 1:
+            return None
         missing = share * self.total
         for place in sorted(self.counts):
             missing -= self.counts[place]

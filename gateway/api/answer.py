@@ -214,7 +214,10 @@ class Answer(ABC):
 
     def note_output(self) -> None:
         """Note that the first output has come."""
-        self.first_token_at = self.first_token_at or time.perf_counter()
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+            if (record := self._head.record) is not None:
+                record.first_token_at = record.began_at + self.first_token_at - self._head.started
 
     def end(self, outcome: Outcome) -> None:
         """Decide the outcome, once."""

@@ -281,7 +281,6 @@ class GenerationService:
         metrics, record, head, usage = self._metrics, visit.record, visit.head, answer.usage
         if answer.first_token_at is not None:
             ttft_s = answer.first_token_at - head.started
-            record.first_token_at = record.began_at + ttft_s
             metrics.by_model.models[generation.model].ttft_s.observe(ttft_s)
             if membership.prediction is not None:
                 self._shedder.observe(membership.prediction, ttft_s, usage.prompt_tokens, usage.completion_tokens)

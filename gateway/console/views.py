@@ -117,7 +117,7 @@ MAX_WORKERS = 256
 _LOAD = ("model", "num_workers", "running", "queued_requests", "queued_tokens", "prefill_rate", "decode_rate")
 _BEAT = (
     *("worker", "pid", "model", "running", "waiting", "waiting_tokens", "free_blocks", "total_blocks"),
-    *("max_num_seqs", "draining", "started"),
+    *("max_num_seqs", "draining", "is_ending", "started"),
 )
 _COUNTS = ("prompt_tokens", "prefix_hits", "prefill_tokens", "generation_tokens", "preemptions", "failed_steps")
 _BATCH = ("running_batch", "waiting_batch", "batch_pending", "batch_oldest_s", "resident_bytes", "dead_letters")
@@ -190,6 +190,6 @@ def _worker(beat: Heartbeat) -> dict[str, Any]:
     steps = metrics.step_seconds
     told["busy_s"] = 0.0 if steps is None else steps.total
     told["golden"] = None if metrics.golden is None else asdict(metrics.golden)
-    told["role"] = "both" if beat.roles is None else beat.roles.role
+    told["role"] = None if beat.roles is None else beat.roles.role
     told["gpus"] = [asdict(gpu) for gpu in metrics.gpus]
     return told

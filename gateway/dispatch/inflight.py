@@ -21,7 +21,7 @@ from gateway.fleet.fleet_load import FleetLoad
 from shared.disaggregation import KvReady
 from shared.messages import Delta, Request, Usage
 from shared.subjects import Queue
-from shared.timeline import MAX_SEQUENCES, Attempt
+from shared.timeline import Attempt
 
 EPOCHS_OF_ONE = 1 << 20
 """More attempts than one gateway can make. Another one that takes a request over begins at a multiple of it."""
@@ -173,6 +173,8 @@ class Flight(_Progress):
             tokens=self.num_produced,
             receipt=log.receipts.get(self.epoch),
             pauses=tuple((max(0.0, at - began_at), lost_s) for at, lost_s in log.pauses),
+            num_pauses=log.num_pauses,
+            paused_s=log.paused_s,
         )
 
     def discount_pause(self, lost_s: float, now: float) -> None:
@@ -180,8 +182,7 @@ class Flight(_Progress):
         log = self.log
         if log.published_at is None:
             log.published_at = self.published_at
-        if len(log.pauses) < MAX_SEQUENCES:
-            log.pauses.append((now, lost_s))
+        log.note_pause(now, lost_s)
         for name in ("published_at", "progressed_at", "heard_at", "reconnected_at", "delivered_at"):
             if (at := getattr(self, name)) is not None:
                 setattr(self, name, min(now, at + lost_s))

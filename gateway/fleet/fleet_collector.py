@@ -221,12 +221,14 @@ def _workers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]
         for beat, metrics in workers:
             add(family, [beat.model, beat.worker], entry.read(beat, metrics))
         yield family
-    config, redeliveries = worker_rows.CONFIG_ROW.family(), worker_rows.REDELIVERIES_ROW.family()
+    config, roles = worker_rows.CONFIG_ROW.family(), worker_rows.ROLE_ROW.family()
+    redeliveries = worker_rows.REDELIVERIES_ROW.family()
     used, total = worker_rows.KV_USED_ROW.family(), worker_rows.KV_TOTAL_ROW.family()
     step_tokens, step_seconds = worker_rows.STEP_TOKENS_ROW.family(), worker_rows.STEP_SECONDS_ROW.family()
     for beat, metrics in workers:
         names = [beat.model, beat.worker]
         add(config, [*names, str(beat.block_size), str(beat.total_blocks)], 1)
+        add(roles, [*names, "none" if beat.roles is None else beat.roles.role], 1)
         add(redeliveries, [*names, "interactive"], metrics.redelivered_interactive)
         add(redeliveries, [*names, "batch"], metrics.redelivered_batch)
         for group in metrics.kv_groups:
@@ -234,7 +236,7 @@ def _workers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]
             add(total, [*names, group.name], group.total_blocks)
         _add_counts(step_tokens, names, metrics.step_tokens, STEP_TOKENS_BOUNDS)
         _add_counts(step_seconds, names, metrics.step_seconds, STEP_SECONDS_BOUNDS)
-    yield from (config, redeliveries, used, total, step_tokens, step_seconds)
+    yield from (config, roles, redeliveries, used, total, step_tokens, step_seconds)
 
 
 def _parts(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:

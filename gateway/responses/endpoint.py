@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
+from gateway.admission.shedding import UNKNOWN_RETRY_S
 from gateway.api.answer import Answer, Asked, StreamParts
 from gateway.api.endpoint import Endpoint, GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
@@ -102,7 +103,11 @@ class ResponsesEndpoint(Endpoint):
     async def fitted(
         self, generation: Generation, load: FleetLoad | None, principal: Principal, services: RouteServices
     ) -> Generation:
-        """Shorten a conversation that is too long, where that is asked for and a worker can count."""
+        """Shorten a conversation that is too long, where that is asked for.
+
+        Raises:
+            ApiError: 503; no worker can count its tokens now. Its client tries again.
+        """
         return await self._shortened(generation, load, principal, services, stored_for_s(generation))
 
     async def counted(
@@ -121,11 +126,15 @@ class ResponsesEndpoint(Endpoint):
         ttl_s: float | None,
     ) -> Generation:
         assert isinstance(generation, ResponseGeneration)
-        if not generation.may_truncate or load is None or not load.num_workers:
+        if not generation.may_truncate or load is None:
             return generation
         truncation = Truncation(generation, load)
-        if not truncation.is_needed:
+        # What wakes a model is a request that waits for it.
+        if not truncation.is_needed or (not load.num_workers and load.coming is not None):
             return generation
+        if not load.num_workers:
+            message = f"No worker serves `{load.model}` at the moment: only one can count what 'truncation' keeps."
+            raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
         # The whole search counts as one request.
         lease = await services.limiter.admit(principal, 1, 0)
         try:

@@ -80,7 +80,8 @@ def to_generation(
     names = namespaced_names(functions)
     is_compaction = asks_for_compaction(body, items)
     items = items[:-1] if is_compaction else items
-    images = Images()
+    # Of a conversation that may be shortened, the images that are left count.
+    images = Images(limit=None) if body.truncation == "auto" else Images()
     messages = to_messages([*history, *items], len(history), names, images)
     if body.instructions:
         # Those of earlier requests are not part of the conversation.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from msgspec.structs import replace
 
@@ -29,6 +29,7 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Prompt
 from gateway.media.intake import ImageIntake
 from gateway.responses.draft import ResponseGeneration
+from shared.bounds import MAX_IMAGES
 from shared.conversation import ChatMessage
 from shared.tokenizer_calls import TokenizeCall
 
@@ -104,11 +105,13 @@ class Truncation:
             return await self._count(counter, cut, with_images=False) is not None
 
         last = len(self._cuts) - 1
+        # No worker reads more images.
+        least = self._first_where(lambda prompt: len(prompt.images) <= MAX_IMAGES, 0, last)
         # Images of a conversation that is short by all estimates will be read in any case.
         is_likely_whole = self._prompt.images and self._prompt.estimated_tokens <= self._limit // 2
-        if is_likely_whole and await self._count(counter, 0) is not None:
-            return 0
-        first = 0 if await text_fits(0) else await _first(1, last, text_fits)
+        if least == last or (is_likely_whole and await self._count(counter, least) is not None):
+            return least
+        first = least if await text_fits(least) else await _first(least + 1, last, text_fits)
         return await self._first_with_images(counter, first, last) if self._prompt.images else first
 
     async def _first_with_images(self, counter: TokenCounter, first: int, last: int) -> int:
@@ -128,7 +131,8 @@ class Truncation:
             if prompt.images:
                 # Images of one conversation resemble each other. The rest of the limit is for those that do not.
                 estimated = prompt.estimated_tokens * self._limit * 3 // (4 * count)
-                next_cut = min(next_cut, self._first_estimated(estimated, first, fitting))
+                likely = self._first_where(partial(_is_estimated_at_most, estimated), first, fitting)
+                next_cut = min(next_cut, likely)
         return fitting
 
     def _next_with_images(self, fitting: int, first: int) -> int:
@@ -138,11 +142,11 @@ class Truncation:
             cut -= 1
         return cut
 
-    def _first_estimated(self, most: int, low: int, high: int) -> int:
-        """Return the first cut whose estimated tokens are at most these, `high` at the latest."""
+    def _first_where(self, holds: Callable[[Prompt], bool], low: int, high: int) -> int:
+        """Return the first cut behind which the conversation is as asked, `high` at the latest."""
         while low < high:
             middle = (low + high) // 2
-            if self._beginning_at(middle).estimated_tokens <= most:
+            if holds(self._beginning_at(middle)):
                 high = middle
             else:
                 low = middle + 1
@@ -228,6 +232,10 @@ async def _first(low: int, high: int, fits: Callable[[int], Awaitable[bool]]) ->
         else:
             low = middle + 1
     return high
+
+
+def _is_estimated_at_most(num_tokens: int, prompt: Prompt) -> bool:
+    return prompt.estimated_tokens <= num_tokens
 
 
 def _is_short(prompt: Prompt, limit: int) -> bool:

@@ -98,7 +98,7 @@ class LogReader:
         num_known = len(self._stream.entries)
         if start > num_known:
             return False
-        self._stream.entries += entries[num_known - start :]
+        self._stream.entries.extend(entries[num_known - start :])
         self._number = number
         self._stream.num_read_bytes = (number + 1) * PIECE_BYTES
         return True

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.resumable.live import LiveStream
-from gateway.resumable.record import Entry, StreamHead, encode
+from gateway.resumable.record import Entry, StreamHead, decode_entries, encode
 
 SLOTS = 256
 # Each round writes the pieces of the n-th part of the streams whose pieces are behind.
@@ -27,7 +27,6 @@ _MESSAGE_BYTES = 256 << 10
 # Tenant and id of a stream, the number of the first of its new entries, and those.
 _Part = tuple[str, str, int, Raw]
 _decode_message = msgspec.msgpack.Decoder(tuple[int, list[_Part]]).decode
-_decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
 
 Span = tuple[int, int]
 """The numbers of messages of a journal: the first one, and the one after the last."""
@@ -48,18 +47,22 @@ class JournalWriter:
         """The messages that may hold entries which pieces lack."""
         return next(iter(self._behind.values()), self._next), self._next
 
-    def add(self, stream: LiveStream, up_to: int) -> None:
-        """Take the entries of a stream before number `up_to`. This runs once per round and stream."""
+    def add(self, stream: LiveStream) -> bytes | None:
+        """Take the new entries of a stream; return their array. This runs once per round and stream."""
         pieces = stream.pieces
         assert pieces is not None
-        start = pieces.num_encoded
-        if up_to > start:
-            self._news.append((stream, start, Raw(pieces.encode(stream.entries, up_to))))
-            self._behind.setdefault(stream, self._next)
+        start = pieces.num_logged
+        new = stream.since(start)
+        if not new:
+            return None
+        array = pieces.encode(new)
+        self._news.append((stream, start, Raw(array)))
+        self._behind.setdefault(stream, self._next)
+        return array
 
-    def due(self, *, is_all: bool) -> list[LiveStream]:
-        """Return the streams whose pieces this round has to write."""
-        count = len(self._behind) if is_all else -(-len(self._behind) // _TURNS)
+    def due(self, *, is_all: bool, is_urgent: bool = False) -> list[LiveStream]:
+        """Return the streams whose pieces this round has to write: in an urgent one, those that cannot wait longer."""
+        count = len(self._behind) if is_all else 0 if is_urgent else -(-len(self._behind) // _TURNS)
         oldest = self._next - _MAX_BEHIND
         due: list[LiveStream] = []
         for stream, first in self._behind.items():
@@ -86,7 +89,7 @@ class JournalWriter:
             news = waiting.pop()
             if not news:
                 continue
-            parts = [(stream.head.tenant, stream.head.id, start, entries) for stream, start, entries in news]
+            parts = [(stream.head.tenant, stream.head.id, start, array) for stream, start, array in news]
             message = encode((self._next, parts))
             if len(message) <= _MESSAGE_BYTES:
                 messages.append((self._next, message))
@@ -114,4 +117,4 @@ class JournalTail:
         """Add to the entries of a stream, read from its pieces, those that only the journal has."""
         for start, part in self._parts.get((head.tenant, head.id), ()):
             if start <= len(entries):
-                entries += _decode_entries(part)[len(entries) - start :]
+                entries += decode_entries(part)[len(entries) - start :]

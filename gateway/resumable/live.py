@@ -22,6 +22,7 @@ from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
+from gateway.resumable.entries import StreamEntries
 from gateway.resumable.record import Entry, Failure, PieceWriter, StreamHead
 from shared.messages import Delta
 
@@ -32,13 +33,12 @@ _PAUSE_S = 0.02
 _logger = logging.getLogger(__name__)
 
 
-class LiveStream:
+class LiveStream(StreamEntries):
     """One stream.
 
     Attributes:
         head: As it was last read or written; `seq` is the number of its message, 0 before there is one.
         generation: How it is answered.
-        entries: Of the log, and behind `num_shown` those that it has not confirmed yet.
         pieces: Writes the entries of a stream that this process owns; None for any other.
         window: The sequences of a stream that this process owns.
         lease: Its share of its key's limits, until it has ended.
@@ -59,12 +59,43 @@ class LiveStream:
         is_read: Set once its pieces were read from the log, if they had to be.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_dropped",
+        "_is_due",
+        "_may_read",
+        "_num_joining",
+        "_num_unfinished",
+        "_views",
+        "caught_up",
+        "ended",
+        "failure",
+        "generation",
+        "has_ends",
+        "head",
+        "is_cut",
+        "is_deleted",
+        "is_ending",
+        "is_followed",
+        "is_held",
+        "is_noted",
+        "is_read",
+        "lease",
+        "num_read_bytes",
+        "pieces",
+        "requests",
+        "seq",
+        "started",
+        "usage",
+        "window",
+    )
+
     def __init__(self, head: StreamHead, generation: Generation, started: float) -> None:
+        super().__init__()
         self.head = head
         self.seq = 0
         self.generation = generation
-        self.entries: list[Entry] = []
-        self.num_shown = self.num_read_bytes = 0
+        self.num_read_bytes = 0
         self.pieces: PieceWriter | None = None
         self.window: SequenceWindow | None = None
         self.lease: Lease | None = None
@@ -140,14 +171,18 @@ class LiveStream:
                     prompts[index] = delta.prompt_tokens
         return prompts, num_generated
 
-    def show(self, up_to: int) -> None:
-        """Show the entries before number `up_to`, which the log has."""
+    def show(self, up_to: int, array: bytes | None = None) -> None:
+        """Show the entries before number `up_to`, which the log has; `array` has the new ones encoded."""
         if self.ended.done():
             return
-        new, self.num_shown = self.entries[self.num_shown : up_to], max(self.num_shown, up_to)
+        new = self._take(up_to, array, packs=self.pieces is not None)
         for answer in self._views:
             _tell(answer, new)
-        for index, delta, failure in new if self.has_ends else ():
+        if self.has_ends:
+            self._note_ends(new)
+
+    def _note_ends(self, new: list[Entry]) -> None:
+        for index, delta, failure in new:
             if failure is not None:
                 self.failure = failure.error()
             elif delta is not None and delta.finish is not None:
@@ -160,7 +195,7 @@ class LiveStream:
         """Send all entries to the reader and drop them: they are never sent again."""
         self.show(len(self.entries))
         self._dropped = self._counted()
-        self.entries, self.num_shown = [], 0
+        self._drop_all()
 
     def end(self) -> None:
         """Note that nothing follows."""
@@ -283,7 +318,7 @@ class LoggedSink:
     def deliver(self, delta: Delta) -> None:
         """Keep a piece. This runs once per token and stream."""
         stream = self._stream
-        stream.entries.append((self._index, delta, None))
+        stream._recent.append((self._index, delta, None))
         if delta.finish is not None:
             stream.is_ending = stream.has_ends = True
         if not stream.is_noted:

@@ -169,11 +169,12 @@ encode = msgspec.msgpack.Encoder().encode
 decode_head = msgspec.msgpack.Decoder(StreamHead).decode
 decode_key = msgspec.msgpack.Decoder(KeyRecord).decode
 decode_piece = msgspec.msgpack.Decoder(tuple[int, list[Entry]]).decode
+decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
 _decode_requests = msgspec.msgpack.Decoder(list[Request]).decode
 
 # A piece is one message of NATS, which is written anew while it grows. Reading a stream takes a round trip for each.
 PIECE_BYTES = 4 << 10
-# Entries that are encoded at once where the journal has not done it.
+# Entries that are encoded at once.
 _ENCODED_AT_ONCE = 15
 # An entry that is larger than a piece lies in several messages, each behind one of these: no msgpack begins so.
 FIRST_PART, MIDDLE_PART, LAST_PART = b"\xc1\x00", b"\xc1\x01", b"\xc1\x02"
@@ -202,49 +203,63 @@ class PieceWriter:
 
     Attributes:
         has_begun: Pieces were written, at least an empty one.
-        num_encoded: Entries that were encoded.
-        num_entries: Entries that were put in.
+        num_logged: Entries that the journal or the pieces have.
+        num_entries: Entries that the pieces have.
         num_bytes: Size of the encoded entries.
         num_messages: In which the entries of pieces lie.
     """
+
+    __slots__ = (
+        "_content",
+        "_encoded",
+        "_first",
+        "_num_in_piece",
+        "_number",
+        "has_begun",
+        "num_bytes",
+        "num_entries",
+        "num_logged",
+        "num_messages",
+    )
 
     def __init__(self) -> None:
         self._number = self._first = 0
         self._content = bytearray()
         self._num_in_piece = 0
-        # Encoded entries that no piece has yet, with their number: arrays of msgpack without their headers.
-        self._encoded: list[tuple[int, bytes]] = []
+        # Of entries that no piece has yet.
+        self._encoded: list[bytes] = []
         self.has_begun = False
-        self.num_encoded = self.num_entries = 0
+        self.num_logged = self.num_entries = 0
         self.num_bytes = 0
         self.num_messages = 0
 
-    def encode(self, entries: Sequence[Entry], up_to: int) -> bytes:
-        """Encode the entries of a stream before number `up_to` that were not encoded yet; return their array."""
-        array = encode(entries[self.num_encoded : up_to])
-        num_new, self.num_encoded = up_to - self.num_encoded, up_to
-        # Msgpack's header of an array has 1, 3 or 5 bytes.
-        content = array[1 if num_new < 0x10 else 3 if num_new < 0x10000 else 5 :]
-        self.num_bytes += len(content)
-        self._encoded.append((num_new, content))
+    def encode(self, entries: Sequence[Entry]) -> bytes:
+        """Encode the entries that follow the logged ones, for the journal and the pieces; return their array."""
+        array = encode(entries)
+        self.num_logged += len(entries)
+        self._encoded.append(array)
         return array
 
     def put(self, entries: Sequence[Entry]) -> list[tuple[int, bytes]]:
-        """Add the entries of a stream that no piece has yet; return the messages that changed, with their numbers."""
+        """Put the entries into pieces that no piece has yet; return the messages that changed, with their numbers.
+
+        `entries` are those behind the logged ones.
+        """
         changed: list[tuple[int, bytes]] = []
         self.has_begun = True
-        while self.num_encoded < len(entries):
-            self.encode(entries, min(self.num_encoded + _ENCODED_AT_ONCE, len(entries)))
-        for num_entries, encoded in self._encoded:
-            if len(self._content) + len(encoded) <= PIECE_BYTES:
-                self._content += encoded
+        for start in range(0, len(entries), _ENCODED_AT_ONCE):
+            self.encode(entries[start : start + _ENCODED_AT_ONCE])
+        for array in self._encoded:
+            num_entries, content = _without_header(array)
+            self.num_bytes += len(content)
+            if len(self._content) + len(content) <= PIECE_BYTES:
+                self._content += content
                 self._num_in_piece += num_entries
             else:
-                first = self._first + self._num_in_piece
-                for each in map(encode, entries[first : first + num_entries]):
+                for each in map(encode, decode_entries(array)):
                     self._put_one(each, changed)
         self._encoded.clear()
-        self.num_entries = self.num_encoded
+        self.num_entries = self.num_logged
         if self._num_in_piece or not changed:
             changed.append((self._number, self._piece()))
         self.num_messages = changed[-1][0] + 1
@@ -269,6 +284,15 @@ class PieceWriter:
         # In msgpack: a pair of the number of the first entry, 32 bits, and an array with a length of 16 bits.
         head = b"\x92\xce" + self._first.to_bytes(4, "big") + b"\xdc" + self._num_in_piece.to_bytes(2, "big")
         return head + self._content
+
+
+def _without_header(array: bytes) -> tuple[int, bytes]:
+    """Return the length of an array in msgpack, and its elements: the header of an array has 1, 3 or 5 bytes."""
+    first = array[0]
+    if first < 0xA0:
+        return first - 0x90, array[1:]
+    size = 3 if first == 0xDC else 5
+    return int.from_bytes(array[1:size], "big"), array[size:]
 
 
 def _parts(piece: bytes) -> list[bytes]:

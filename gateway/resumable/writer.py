@@ -37,6 +37,10 @@ _RETRY_S = 0.1
 # NATS that is replaced, or elects a leader, is back by then.
 OUTAGE_S = 20.0
 
+# A stream, the entries of a round by the number of the first and of the one after the last, and their array if the
+# journal has it.
+_Written = tuple[LiveStream, int, int, bytes | None]
+
 _log = logging.getLogger(__name__)
 
 
@@ -82,9 +86,12 @@ class LogWriter:
         self._dirty: dict[LiveStream, None] = {}
         # Those of them that do not wait until the next round is due.
         self._urgent: dict[LiveStream, None] = {}
-        # A time of `time.monotonic()`.
-        self._due_at = 0.0
+        self._is_urgent = False
+        # Of the next round, and of one with urgent streams, by `time.monotonic()`.
+        self._due_at = self._urgent_at = 0.0
+        # Set while the task waits for the next round, and the timer while there is something to write.
         self._waker: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
         self._failing_since: float | None = None
@@ -108,8 +115,10 @@ class LogWriter:
         """Write the new entries of a stream in the next round. This runs once per round and stream."""
         self._dirty[stream] = None
         stream.is_noted = True
-        if not stream.num_shown and stream.entries:
+        if not stream.num_shown and stream.num_entries:
             self._hurry(stream)
+        elif self._timer is None:
+            self._schedule()
         if self._task is None and not self.is_revoked:
             self._task = self._tasks.spawn(self._run(), "log of streams")
 
@@ -122,7 +131,7 @@ class LogWriter:
 
     def _hurry(self, stream: LiveStream) -> None:
         self._urgent[stream] = None
-        self._wake()
+        self._schedule()
 
     async def close(self) -> None:
         """Write nothing more."""
@@ -134,50 +143,55 @@ class LogWriter:
             self._settled(stream, False)
 
     async def _run(self) -> None:
-        try:
-            while self._dirty and not self.is_revoked:
-                await self._wait_until_due()
-                began = time.monotonic()
-                streams = self._take(began)
-                if not await self._round(streams):
-                    self._dirty.update({stream: None for stream in streams if stream in self.owned})
-                    self._due_at = 0.0
-                    self._give_up_silent()
-                    await asyncio.sleep(_RETRY_S)
-                    continue
-                took = time.monotonic() - began
-                if self._num_pieces > _MANY_PIECES:
-                    self._due_at = max(self._due_at, began + took + min(MAX_PAUSE_S, took))
-                await asyncio.sleep(max(0.0, MIN_ROUND_S - took))
-        finally:
-            self._task = None
+        while not self.is_revoked:
+            await self._wait_until_due()
+            began = time.monotonic()
+            streams = self._take(began)
+            if streams and not await self._round(streams):
+                self._dirty.update({stream: None for stream in streams if stream in self.owned})
+                self._due_at = self._urgent_at = 0.0
+                self._give_up_silent()
+                await asyncio.sleep(_RETRY_S)
+            elif self._num_pieces > _MANY_PIECES:
+                ended = time.monotonic()
+                self._due_at = max(self._due_at, ended + min(MAX_PAUSE_S, ended - began))
 
     def _take(self, now: float) -> list[LiveStream]:
         """Return the streams of the next round: all that have something new, or before it is due the urgent ones."""
-        if self._urgent and now < self._due_at:
+        self._is_urgent = bool(self._urgent) and now < self._due_at
+        self._urgent_at = now + MIN_ROUND_S
+        if self._is_urgent:
             streams = list(self._urgent)
             for stream in streams:
                 self._dirty.pop(stream, None)
         else:
             streams, self._dirty = list(self._dirty), {}
-            self._due_at = now + min(MAX_ROUND_S, len(streams) * _ROUND_OF_EACH_S)
+            self._due_at = now + max(MIN_ROUND_S, min(MAX_ROUND_S, len(streams) * _ROUND_OF_EACH_S))
         self._urgent.clear()
         for stream in streams:
             stream.is_noted = False
         return streams
 
     async def _wait_until_due(self) -> None:
-        delay_s = self._due_at - time.monotonic()
-        if self._urgent or delay_s <= 0:
-            return
-        loop = asyncio.get_running_loop()
-        self._waker = loop.create_future()
-        timer = loop.call_later(delay_s, self._wake)
+        self._waker = asyncio.get_running_loop().create_future()
+        if self._dirty:
+            self._schedule()
         try:
             await self._waker
         finally:
-            timer.cancel()
             self._waker = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _schedule(self) -> None:
+        """Let the task go on when its next round is due, if it waits for that."""
+        if self._waker is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        due_at = self._urgent_at if self._urgent else self._due_at
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, due_at - time.monotonic()), self._wake)
 
     def _wake(self) -> None:
         if self._waker is not None and not self._waker.done():
@@ -203,9 +217,9 @@ class LogWriter:
             self._rewrite()
             return False
         self._seq, self._failing_since = seq, None
-        for stream, up_to in written:
+        for stream, start, up_to, array in written:
             if not (stream.is_held or stream.is_cut):
-                stream.show(up_to)
+                stream.show(up_to, array if start == stream.num_shown else None)
             if self._waiting:
                 self._settled(stream, True)
         return True
@@ -215,23 +229,23 @@ class LogWriter:
         if waiting is not None and not waiting.done():
             waiting.set_result(is_done)
 
-    def _write(self, streams: Iterable[LiveStream]) -> list[tuple[LiveStream, int]]:
-        """Write the new entries of streams; return how many the log has then of each."""
+    def _write(self, streams: Iterable[LiveStream]) -> list[_Written]:
+        """Write the new entries of streams."""
         may_use_journal, self._num_pieces = self._may_use_journal(), 0
-        for stream in self._journal.due(is_all=not may_use_journal):
+        for stream in self._journal.due(is_all=not may_use_journal, is_urgent=self._is_urgent):
             self._write_pieces(stream)
-        written: list[tuple[LiveStream, int]] = []
+        written: list[_Written] = []
         for stream in streams:
             pieces = self.owned.get(stream)
             if pieces is None:
                 continue
-            up_to = len(stream.entries)
-            written.append((stream, up_to))
+            start, array = pieces.num_logged, None
             # Readers of pieces alone find in them how a stream has ended.
             if may_use_journal and pieces.has_begun and not (stream.is_ending or stream.is_followed or stream.is_cut):
-                self._journal.add(stream, up_to)
+                array = self._journal.add(stream)
             else:
                 self._write_pieces(stream)
+            written.append((stream, start, pieces.num_logged, array))
         messages, too_large = self._journal.messages()
         for number, payload in messages:
             self._log.fences.send_journal(self.name, number, payload)
@@ -243,11 +257,11 @@ class LogWriter:
         self._journal.forget(stream)
         pieces, head = stream.pieces, stream.head
         assert pieces is not None
-        if stream.is_cut or (pieces.has_begun and len(stream.entries) == pieces.num_entries):
+        if stream.is_cut or (pieces.has_begun and stream.num_entries == pieces.num_entries):
             return
         # The first message was counted with the head.
         num_counted = max(1, pieces.num_messages)
-        changed = pieces.put(stream.entries)
+        changed = pieces.put(stream.since(pieces.num_logged))
         stream.is_ending = False
         self._num_pieces += len(changed)
         for number, payload in changed:

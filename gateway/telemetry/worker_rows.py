@@ -123,6 +123,9 @@ STEP_SECONDS_ROW = MetricRow("headrace_worker_step_seconds", "histogram", WORKER
 CONFIG_ROW = MetricRow(
     "vllm:cache_config_info", "gauge", (*ENGINE, "block_size", "num_gpu_blocks"), "Always 1; the labels tell the sizes."
 )
+ROLE_ROW = MetricRow(
+    "headrace_worker_role_info", "gauge", (*WORKER, "role"), "Always 1; the label tells its role: `none` without one."
+)
 REDELIVERIES_ROW = MetricRow(
     "headrace_worker_redeliveries_total", "counter", (*WORKER, "lane"), "Requests that NATS had delivered before."
 )
@@ -188,7 +191,7 @@ TIER_ROWS: list[PartRow[KvTierReading]] = _parts(
 )
 EVERY_ROW = (
     *(entry.row for entry in WORKER_ROWS),
-    *(STEP_TOKENS_ROW, STEP_SECONDS_ROW, CONFIG_ROW, REDELIVERIES_ROW, KV_USED_ROW, KV_TOTAL_ROW),
+    *(STEP_TOKENS_ROW, STEP_SECONDS_ROW, CONFIG_ROW, ROLE_ROW, REDELIVERIES_ROW, KV_USED_ROW, KV_TOTAL_ROW),
     *(entry.row for entry in GPU_ROWS),
     *(entry.row for entry in RANK_ROWS),
     *(entry.row for entry in TIER_ROWS),

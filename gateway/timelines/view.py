@@ -98,10 +98,7 @@ def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
             base_s = _began_s(attempt, timeline.first_token_s if attempt is first else None)
             rows.append(Row(label, list(_attempt_bars(attempt, base_s)), is_retry=attempt.epoch > 0))
             events += _attempt_events(name, attempt, base_s)
-    pauses = {pause for life in timeline.sequences for attempt in life.attempts for pause in attempt.pauses}
-    why = "it was paused, or NATS was silent"
-    events += [Event(at_s, f"the gateway heard nothing for {lost_s:.2f} s: {why}") for at_s, lost_s in pauses]
-    events = sorted([*events, *_request_events(timeline)], key=lambda event: event.at_s)
+    events = sorted([*events, *_pauses(timeline), *_request_events(timeline)], key=lambda event: event.at_s)
     receipt = _receipt(timeline, device_hour_cost)
     return TimelineView(timeline=_named(timeline), rows=rows, events=events, receipt=receipt, curl=_curl(timeline))
 
@@ -143,6 +140,21 @@ def _request_events(timeline: Timeline) -> Iterator[Event]:
         told = f": {timeline.error}" if timeline.error else ""
         status = f" with status {timeline.status}" if timeline.status else ""
         yield Event(timeline.ended_s, f"{timeline.outcome}{status}{told}")
+
+
+def _pauses(timeline: Timeline) -> Iterator[Event]:
+    """Yield the listed pauses, once for all sequences; if there were more, how many and how long together."""
+    lives = [life.attempts for life in timeline.sequences]
+    pauses = {pause for attempts in lives for attempt in attempts for pause in attempt.pauses}
+    for at_s, lost_s in pauses:
+        yield Event(at_s, f"the gateway heard nothing for {lost_s:.2f} s: it was paused, or NATS was silent")
+    num, paused_s = max(
+        ((sum(each.num_pauses for each in one), sum(each.paused_s for each in one)) for one in lives),
+        default=(0, 0.0),
+    )
+    if num > len(pauses):
+        text = f"the gateway heard nothing {num} times, for {paused_s:.2f} s together; listed are the longest of them"
+        yield Event(timeline.ended_s, text)
 
 
 def _began_s(attempt: Attempt, first_token_s: float | None = None) -> float:

@@ -36,6 +36,7 @@ _PLAIN = {
     "monteclora_config": (None, "MonteCLoRA, whose matrices are drawn"),
     "modules_to_save": (None, "whole modules that replace the model's"),
     "trainable_token_indices": (None, "tokens that were trained whole"),
+    "kasa_config": (None, "KaSA, which takes a part of the model's own weights away"),
     "megatron_config": (None, "layers of Megatron"),
 }
 # Such an adapter belongs to weights that were changed when it was made, unless it was converted when it was saved.

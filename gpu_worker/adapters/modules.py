@@ -24,8 +24,10 @@ _WORDS = re.compile(r".+\.(?:embed_tokens|lm_head|wte|embed_out)(?:\.modules_to_
 _MAX_NAME = 512
 # A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
 _EXPERTS = re.compile(r"(model\.layers\.\d+)\.(?:.+\.)?experts(\.\d+\..*|(?:\.base_layer)*)")
-# What stands before the layers in models that wrap a decoder of text.
-_WRAPPERS = re.compile(r"^(?:.*\.)?(layers\.\d+\.|embed_tokens$|per_layer_model_projection$)")
+# What stands before the layers in models that wrap a decoder of text; others, such as those that draft, are not its.
+_BEFORE = r"^(?:(?:model|language_model|text_model|decoder|llm|thinker|transformer)\.)*"
+_WRAPPERS = re.compile(_BEFORE + r"(layers\.\d+\.|per_layer_model_projection$)")
+_ENDS = re.compile(_BEFORE + rf"({EMBEDDING.rpartition('.')[2]}|{HEAD})")
 _TOWER = re.compile("|".join(TOWERS))
 # Routers have other names in checkpoints than in `transformers`.
 _ROUTER = re.compile(r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.(?:gate|router)(?:\.layer)?")
@@ -104,10 +106,8 @@ def _own_name(module: str, renamed: tuple[tuple[str, str], ...]) -> str:
         problem = "which is not of the model's text part: train an adapter of that alone, without towers and projectors"
         raise AdapterError(f"{WEIGHTS_NAME} has {module[:120]!r}, {problem}")
     module = name.removesuffix(".weight")
-    if module.endswith(HEAD):
-        return HEAD
-    if module.endswith("embed_tokens"):
-        return EMBEDDING
+    if (end := _ENDS.fullmatch(module)) is not None:
+        return HEAD if end[1] == HEAD else EMBEDDING
     return common_name(_WRAPPERS.sub(r"model.\1", module))
 
 

@@ -176,8 +176,8 @@ class _Stack:
         """
         assert self.is_turned is not None
         count, rank, is_first = len(self.experts.experts), self.rank, self.name == self.experts.matrices[0]
-        down = _read(file, reader, self.module.down).view(count, rank, -1)
-        up = _read(file, reader, self.module.up).view(-1, rank, count).permute(2, 0, 1)
+        down, up = _read_both(file, reader, self.module)
+        down, up = down.view(count, rank, -1), up.view(-1, rank, count).permute(2, 0, 1)
         if self.is_turned:
             down, up = up.transpose(1, 2), down.transpose(1, 2)
         num_firsts = len(self.experts.matrices) - 1
@@ -227,7 +227,7 @@ class _Pair:
 
     def parts(self, file: TensorFile, reader: TensorReader) -> Iterator[tuple[str, LowRankPart]]:
         """Yield its update, by the matrix."""
-        down, up = (_read(file, reader, name) for name in (self.module.down, self.module.up))
+        down, up = _read_both(file, reader, self.module)
         yield self.key, _part(self.matrix, self.index, down, up, self.scale)
 
 
@@ -242,6 +242,12 @@ def _check_tensor(file: TensorFile, name: str, shape: tuple[int, int]) -> None:
         raise AdapterError(
             f"{WEIGHTS_NAME} has {name[:120]!r} in {stored.dtype}; float32, float16 and bfloat16 are read"
         )
+
+
+def _read_both(file: TensorFile, reader: TensorReader, module: Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read both matrices of a module, in float32 unless both are bfloat16: neither is rounded to the other's type."""
+    down, up = (_read(file, reader, name) for name in (module.down, module.up))
+    return (down, up) if down.dtype is up.dtype else (down.float(), up.float())
 
 
 def _read(file: TensorFile, reader: TensorReader, name: str) -> torch.Tensor:

@@ -94,7 +94,7 @@ class HeartbeatSource:
         return is_earlier and not (other.pid == os.getpid() and other.started in self.earlier_lives)
 
     def heartbeat(self, queues: InteractiveQueues, metrics: WorkerMetrics | None = None) -> Heartbeat:
-        """Return the state of this moment."""
+        """Return the state of this moment. Prompts that are being encoded, unknown to the engine yet, wait too."""
         stats = self.engine.stats
         self.engine.exchange_services(self.services.take())
         return Heartbeat(
@@ -102,7 +102,6 @@ class HeartbeatSource:
             model=self.model,
             step=stats.step,
             running=stats.running,
-            # Prompts that are being encoded wait as much as those in the engine, which does not know them yet.
             waiting=stats.waiting + sum(held.sequence is None for held in self.held),
             waiting_tokens=stats.waiting_tokens,
             free_blocks=stats.free_blocks,
@@ -134,6 +133,7 @@ class HeartbeatSource:
             adapters=self.named_adapters(),
             resident_adapters=pack_residents(self.adapters.residents),
             roles=self._roles(queues),
+            is_ending=self.is_draining,
         )
 
     def _roles(self, queues: InteractiveQueues) -> RoleNews | None:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from nats.aio.msg import Msg
 
-from shared.bounds import Epoch, ReplySubject, RequestId
+from shared.bounds import MAX_EPOCH, ReplySubject, RequestId
 from shared.direct_client import DirectClient
 from shared.messages import UNDECODABLE, Request, decode_request
 from shared.nats_connection import SEND_ERRORS
@@ -95,11 +95,15 @@ _PATH = re.compile(r"at `(?:key` in `)?\$\.(\w+)(?:\.(\w+))?")
 
 
 class RequestEnvelope(Struct, frozen=True):
-    """The fields that are needed to answer."""
+    """The fields that are needed to answer. An epoch that is not one counts as 0: its request is answered too."""
 
     id: RequestId
-    epoch: Epoch = 0
+    epoch: Any = 0
     reply: ReplySubject | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.epoch, int) or not 0 <= self.epoch <= MAX_EPOCH:
+            msgspec.structs.force_setattr(self, "epoch", 0)
 
 
 class UnreadableRequestError(Exception):

@@ -1,10 +1,11 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
-The stages of the vision tower are charged to the step's token budget, so a large image passes them, tile by tile, over
-several steps. How many tokens have as much to compute as half a layer is known; how long each stage takes beside them
-is learned. Embeddings are kept within a bound, the least recently used go first; only an image that is encoded for a
-sequence alone may exceed it, where others need all that is kept. An image that a running sequence needs goes only for
-one that is before it in order, so there is always one that gets on.
+The stages of the vision tower are charged to the step's token budget, so a large image passes them, some patches after
+the other, over several steps: also where nothing else is computed, because something may come. How many tokens have as
+much to compute as a stage is known; how long it takes beside them is learned. Embeddings are kept within a bound, the
+least recently used go first; only an image that is encoded for a sequence alone may exceed it, where others need all
+that is kept. An image that a running sequence needs goes only for one that is before it in order, so there is always
+one that gets on.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ from dataclasses import dataclass, field
 
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import EncodeWork
-from gpu_worker.core.scheduler_config import MediaConfig
+from gpu_worker.core.scheduler_config import MediaConfig, StageCost
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from shared.errors import BadRequestError
 
-_MOST_CHANGE, _MOST_SLOWNESS = 2.0, 16.0
+_MOST_CHANGE, _MOST_SLOWNESS = 2.0, 64.0
 """Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
+_SHARE_OF_CHANGE = 0.5
+"""Of what a step took longer than expected, that is believed."""
+_LEAST_SEEN = 1 / 12
+"""Shortest time of a stage that its first step is believed, as a share of the expected one."""
+_UNKNOWN_SLOWNESS = 16.0
+"""Of a stage that has not been measured: its first steps are short, and tell what it takes."""
+LEAST_ROWS = 16
+"""Embeddings whose patches pass a stage at once, at least, unless the whole budget has no room for them."""
+_SURE_ROWS, _MOST_GROWTH = 64, 2
+"""Most embeddings that pass a stage at once, or factor on the most so far: larger parts may be slower."""
+_Kind = tuple[StageCost, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,18 +41,30 @@ class _Kept:
     """An image that the runner keeps.
 
     Attributes:
-        stage_cost: Of a tile in half a layer, in tokens that have as much to compute.
-        num_passes: Of its tiles through stages, when the step that is being planned is done.
+        num_rows, num_patches: As of `MediaSpan`.
+        num_passes: Of its embeddings' patches through stages, when the step that is being planned is done.
         saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next.
         holders: Sequences that need it, each with the end of the image in it.
     """
 
     num_rows: int
-    num_tiles: int
-    stage_cost: int
+    num_patches: int
     num_passes: int = 0
     saved: int = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Speed:
+    """What steps have told of a stage.
+
+    Attributes:
+        slowness: How many times as long it takes as the tokens that it costs.
+        most_rows: The most embeddings that have passed it at once.
+    """
+
+    slowness: float
+    most_rows: int
 
 
 class EncoderSchedule:
@@ -49,15 +73,16 @@ class EncoderSchedule:
     def __init__(self, config: MediaConfig | None) -> None:
         """Keep nothing yet; without a configuration, no image is taken."""
         self._has_tower = config is not None
-        self._config = config or MediaConfig(0, 0)
+        self._config = config or MediaConfig((), 0)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._num_rows = 0
         self._forgotten: list[bytes] = []
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
-        self._spent = 0
-        # By stage: how many times as long it takes as the tokens that half a layer costs.
-        self._slowness = [1.0] * self._config.num_stages
+        self._spent = 0.0
+        # Attention by the magnitude of tiles, too.
+        self._speeds: dict[_Kind, _Speed] = {}
+        self._first_slowness = 1.0
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse images that could never be encoded; any thread may call it.
@@ -75,13 +100,20 @@ class EncoderSchedule:
 
     def open(self) -> None:
         """Begin a step."""
-        self._spent = 0
+        self._spent = 0.0
         for kept in self._kept.values():
             if kept.holders:
                 kept.holders = [holder for holder in kept.holders if _is_needed(*holder)]
 
     def reach(
-        self, sequence: Sequence, num_tokens: int, budget: int, *, is_alone: bool, is_first: bool, saves: bool = False
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        budget: int,
+        *,
+        is_alone: bool,
+        is_first: bool,
+        spare: float | None = None,
     ) -> tuple[int, int]:
         """Return how many of a sequence's next tokens the step can compute, and what it is charged for its images.
 
@@ -89,30 +121,30 @@ class EncoderSchedule:
             sequence: It has images.
             num_tokens: To compute at most.
             budget: Tokens that are left of the step's.
-            is_alone: Nothing else is computed, so nothing is delayed: the image is encoded at once, for nothing.
+            is_alone: Nothing else is computed, so more images than fit may be kept for it.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
-            saves: A pass that costs more than the budget waits only until steps have saved the missing tokens.
+            spare: Tokens beyond the budget. Passes may cost them, too, when steps have saved as many, and those of one
+                embedding may cost more than both; None saves none.
         """
         before = self._spent
         first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
         for span in sequence.media:
             if first < span.end and span.start < end:
-                room = 0 if is_alone else budget - (self._spent - before)
-                if not self._encode(sequence, span, room, is_alone=is_alone, is_first=is_first, saves=saves):
+                room = budget - (self._spent - before)
+                if not self._encode(sequence, span, room, is_alone=is_alone, is_first=is_first, spare=spare):
                     end = max(first, span.start)
-                    if saves and self._spent == before and span.digest in self._kept:
+                    if spare is not None and self._spent == before and span.digest in self._kept:
                         self._kept[span.digest].saved += max(0, budget - (end - first))
                     break
-        charged = 0 if is_alone else self._spent - before
+        # Sums of shares of tokens are not exact.
+        charged = math.ceil(self._spent - before - 1e-6)
         end = min(end, first + max(0, budget - charged))
         return _behind_whole(sequence, first, end) - first, charged
 
-    def require(self, sequence: Sequence, num_tokens: int) -> None:
-        """Encode all that the sequence's next tokens need, whatever it costs."""
-        end = sequence.num_computed_tokens + num_tokens
-        for span in sequence.media:
-            if sequence.num_computed_tokens < span.end and span.start < end:
-                self._encode(sequence, span, 0, is_alone=True, is_first=True)
+    @property
+    def has_works(self) -> bool:
+        """Whether the step that is being planned encodes something."""
+        return bool(self._works)
 
     def take(self) -> tuple[list[bytes], list[EncodeWork]]:
         """Return what the plan says: images to forget, and then those to encode."""
@@ -124,24 +156,53 @@ class EncoderSchedule:
         self._used.clear()
         return taken
 
+    def expect_times(self) -> None:
+        """Say that `observe` will tell how long stages take; before, each is taken to be as fast as it should be."""
+        self._first_slowness = _UNKNOWN_SLOWNESS
+
     def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
         """Learn how long stages take beside tokens, of which each takes `token_s`, from a step's `encoding_s`."""
-        expected_s, stages = 0.0, set[int]()
+        taken, rows = dict[_Kind, float](), dict[_Kind, int]()
         for work in works:
             if (kept := self._kept.get(work.digest)) is None:
                 return
-            for number in range(work.first, work.end):
-                expected_s += token_s * self._cost(kept, number)
-                stages.add(number // kept.num_tiles)
-        if expected_s <= 0.0:
+            done = work.first
+            while done < work.end:
+                stage, row = divmod(done, kept.num_rows)
+                count = min(kept.num_rows - row, work.end - done)
+                kind = self._kind(kept, stage)
+                taken[kind] = taken.get(kind, 0.0) + self._cost(kept, stage) * (count + kind[0].fixed_rows)
+                rows[kind] = max(rows.get(kind, 0), count)
+                done += count
+        if not taken or token_s <= 0.0:
             return
-        seen = max(1 / _MOST_CHANGE, min(_MOST_CHANGE, encoding_s / expected_s))
-        for stage in stages:
-            slowness = self._slowness[stage] * math.sqrt(seen)
-            self._slowness[stage] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
+        total = sum(taken.values())
+        seen = max(_LEAST_SEEN, encoding_s / (token_s * total))
+        squares = sum([cost**2 for cost in taken.values()])
+        change = _SHARE_OF_CHANGE * math.log(max(1 / _MOST_CHANGE, min(_MOST_CHANGE, seen)))
+        for kind, cost in taken.items():
+            if (speed := self._speeds.get(kind)) is None:
+                speed = self._speeds[kind] = _Speed(self._first_slowness * seen, 0)
+            else:
+                # The least change of all that explains it: most to the stages that took most.
+                speed.slowness *= math.exp(change * cost * total / squares)
+            speed.slowness = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, speed.slowness))
+            speed.most_rows = max(speed.most_rows, rows[kind])
 
-    def _cost(self, kept: _Kept, number: int) -> float:
-        return kept.stage_cost * self._slowness[number // kept.num_tiles]
+    def _cost(self, kept: _Kept, stage: int) -> float:
+        """Return what the patches of an embedding take in a stage, in tokens."""
+        cost, speed = self._config.stages[stage], self._speeds.get(self._kind(kept, stage))
+        slowness = self._first_slowness if speed is None else speed.slowness
+        return max(1e-9, (cost.row + cost.pair * kept.num_patches) * slowness)
+
+    def _most_rows(self, speed: _Speed | None) -> int:
+        if speed is None:
+            return self._config.max_rows if self._first_slowness == 1.0 else _SURE_ROWS
+        return max(_SURE_ROWS, _MOST_GROWTH * speed.most_rows)
+
+    def _kind(self, kept: _Kept, stage: int) -> _Kind:
+        cost = self._config.stages[stage]
+        return cost, kept.num_patches.bit_length() if cost.pair else 0
 
     def reset(self) -> None:
         """Forget all images: steps that encoded them may have failed."""
@@ -152,34 +213,64 @@ class EncoderSchedule:
         self._num_rows = 0
 
     def _encode(
-        self, sequence: Sequence, span: MediaSpan, budget: int, *, is_alone: bool, is_first: bool, saves: bool = False
+        self,
+        sequence: Sequence,
+        span: MediaSpan,
+        budget: float,
+        *,
+        is_alone: bool,
+        is_first: bool,
+        spare: float | None = None,
     ) -> bool:
-        """Let tiles of an image pass as many stages as there is budget for; return True if all have passed all."""
+        """Let an image pass as much of the tower as there is budget for; return True if it has passed all."""
+        if (kept := self._keep(sequence, span, is_alone=is_alone)) is None:
+            return False
+        digest = span.digest
+        num_passes = len(self._config.stages) * span.num_rows
+        first = self._works[digest].first if digest in self._works else kept.num_passes
+        while kept.num_passes < num_passes:
+            stage, row = divmod(kept.num_passes, span.num_rows)
+            kind, cost, left = self._kind(kept, stage), self._cost(kept, stage), span.num_rows - row
+            fixed, speed = cost * kind[0].fixed_rows, self._speeds.get(kind)
+            is_first_of_kind = speed is None and self._first_slowness != 1.0
+            if is_first_of_kind and self._works:
+                # A step that does nothing else tells how long it takes.
+                return False
+            least = min(left, LEAST_ROWS) if speed is not None else 1
+            if spare is not None:
+                if fixed + cost * least > budget + spare:
+                    least = 1
+                budget += min(kept.saved, max(0.0, fixed + cost * least - budget))
+            most = min(left, self._most_rows(speed))
+            count = int(min(most, (budget - fixed) / cost))
+            if count < least and (self._works or not is_first):
+                return False
+            if count < 1:
+                # It exceeds the budget in any case. Few rows take almost as long as one, but delay a stream.
+                count = least if is_alone else 1
+            kept.saved = 0
+            kept.num_passes += count
+            self._works[digest] = EncodeWork(digest, first, kept.num_passes)
+            self._spent += fixed + count * cost
+            budget -= fixed + count * cost
+            if is_first_of_kind or count == most < left:
+                return kept.num_passes == num_passes
+        return True
+
+    def _keep(self, sequence: Sequence, span: MediaSpan, *, is_alone: bool) -> _Kept | None:
+        """Return the record of an image that a sequence needs now; None if other images need all the room."""
         digest = span.digest
         kept = self._kept.get(digest)
         if kept is None:
             if not self._make_room(sequence, span.num_rows) and not is_alone:
-                return False
-            kept = self._kept[digest] = _Kept(span.num_rows, span.num_tiles, span.stage_cost)
+                return None
+            kept = self._kept[digest] = _Kept(span.num_rows, span.num_patches)
             self._num_rows += span.num_rows
         self._kept.move_to_end(digest)
         self._used.add(digest)
         if all(holder is not sequence for holder, _ in kept.holders):
             kept.holders.append((sequence, max(each.end for each in sequence.media if each.digest == digest)))
-        num_passes = self._config.num_stages * span.num_tiles
-        first = self._works[digest].first if digest in self._works else kept.num_passes
-        while kept.num_passes < num_passes:
-            cost = max(1, round(self._cost(kept, kept.num_passes)))
-            if saves:
-                budget += min(kept.saved, cost)
-            if not is_alone and cost > budget and (self._works or not is_first):
-                return False
-            kept.saved = 0
-            kept.num_passes += 1
-            self._works[digest] = EncodeWork(digest, first, kept.num_passes)
-            self._spent += cost
-            budget -= cost
-        return True
+        return kept
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:
         """Forget images until there is room for another; return False where others need theirs first."""

@@ -50,6 +50,10 @@ class Isolation:
         self.is_active = False
         return None
 
+    def put_back(self, group: Group) -> None:
+        """Let a group be the next one, after a step that only encodes its images."""
+        self._groups.appendleft(group)
+
 
 def restarted_shares(shares: list[ScheduledSequence], token_budget: int) -> list[ScheduledSequence]:
     """Return shares for sequences that restart before their shares of a failed step, because of a recurrent state.

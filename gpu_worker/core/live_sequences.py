@@ -141,7 +141,7 @@ class LiveSequences:
     def add_step(self, step: ScheduledStep) -> None:
         """Add a step that was planned to those in flight; an empty one has no number of its own."""
         self.in_flight.append(step)
-        if step.scheduled:
+        if not step.is_empty:
             self.num_planned = step.step
 
     def land(self, step: ScheduledStep) -> None:
@@ -149,7 +149,7 @@ class LiveSequences:
         assert self.in_flight, "the step is not in flight"
         assert self.in_flight[0] is step, "the step is not the oldest in flight"
         self.in_flight.popleft()
-        if step.scheduled:
+        if not step.is_empty:
             self.release_ended(step.step)
 
     def release_ended(self, step: int) -> None:

@@ -27,9 +27,8 @@ class MediaSpan(Struct, frozen=True, gc=False, array_like=True, omit_defaults=Tr
         digest: Of the image's bytes, the processor and the detail, 32 bytes.
         num_rows: Embeddings that the tower makes of it.
         token_grid: Rows and columns of its tokens, where positions have several axes; else empty.
-        stage_cost: Half a layer of the tower has as much to compute as this many tokens of the model, for each tile.
+        num_patches: Of a tile, each of which attends to all of them; the embeddings are made of them in equal parts.
         is_bidirectional: Its tokens attend to one another in both directions, so one step computes all of them.
-        num_tiles: Parts that pass the tower by themselves.
     """
 
     start: int
@@ -37,9 +36,8 @@ class MediaSpan(Struct, frozen=True, gc=False, array_like=True, omit_defaults=Tr
     digest: bytes
     num_rows: int
     token_grid: tuple[int, ...] = ()
-    stage_cost: int = 0
+    num_patches: int = 0
     is_bidirectional: bool = False
-    num_tiles: int = 1
 
     @property
     def end(self) -> int:

@@ -68,7 +68,7 @@ class ModelRunner(Protocol):
         """Steps that may be submitted before the first of them has a result; 1 when `submit` computes at once."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Start to compute the plan's tokens and to sample; called only with a plan that schedules something.
+        """Start to compute the plan's tokens and to sample; the plan schedules or encodes something.
 
         A token to compute that no plan has told yet is the one sampled last for the sequence, by a step that is still
         in flight. The token that a sequence samples is number `start + length - num_prompt_tokens` of the output.

@@ -38,11 +38,11 @@ class StateWork(Struct, frozen=True, gc=False, array_like=True):
 class EncodeWork(Struct, frozen=True, gc=False, array_like=True):
     """The passes that encode an image in a step, before the model computes the step's tokens.
 
-    Its tiles pass the first stage of the vision tower one by one, then the second one.
+    The patches of one embedding after the other pass the first stage of the vision tower, then the second one.
 
     Attributes:
         first: Number of passes done before; 0 begins anew.
-        end: Number of passes done after it.
+        end: Number of passes done after it, `num_stages * num_rows` at the end.
     """
 
     digest: bytes

@@ -82,6 +82,12 @@ class PlanWriter:
         evictions = self._evictions.take(step) if self._evictions is not None and self._evictions.untold else []
         return StepPlan(step, *columns, forced, states, left, new, tokens, blocks, *images, evictions)
 
+    def write_encoding(self, step: int) -> StepPlan:
+        """Return the plan of a step that does nothing but encode images."""
+        assert self._take_images is not None, "only images are encoded"
+        forgotten, encodes = self._take_images()
+        return StepPlan(step, [], [], 0, forgotten=forgotten, encodes=encodes)
+
     def _columns(
         self,
         scheduled: Values[ScheduledSequence],

@@ -14,6 +14,7 @@ A decode is looked at only when it fills a block or reaches its last token (`Seq
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from heapq import nsmallest
 from operator import attrgetter
@@ -65,6 +66,8 @@ class Planner:
         self.admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
         self.encoder = EncoderSchedule(config.media)
+        self.suspects: deque[Sequence] = deque()
+        """Their images may have made a step fail."""
         self._writer = PlanWriter(self.encoder.take if config.media is not None else None, blocks.evictions)
 
     def plan(self, step: int, now: float) -> ScheduledStep | None:
@@ -72,6 +75,8 @@ class Planner:
         running, waiting, budget = self._running, self._live.waiting, self._config.max_num_batched_tokens
         if self._config.media is not None:
             self.encoder.open()
+            if self.suspects and (encoding := self._encode_suspect(step)) is not None:
+                return encoding
         is_growing = running.due["interactive"] or running.catching_up["interactive"]
         if is_growing and not self._grow("interactive", self._next_decodes("interactive")):
             return None
@@ -99,14 +104,15 @@ class Planner:
         return self._share_out(step, decodes, prompts, batch, limit)
 
     def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> ScheduledStep:
-        """Plan step number `step` with shares of one that was rolled back, without drafts.
+        """Plan step number `step` with shares of one that was rolled back, without drafts; images of theirs first.
 
         Their sequences run, and hold the blocks for it.
         """
         shares = [(item.sequence, self._blocks.reach(item.sequence, item.num_tokens)) for item in items]
-        for sequence, count in shares:
-            if sequence.media:
-                self.encoder.require(sequence, count)
+        if self._config.media is not None:
+            self.encoder.open()
+            if (encoding := self._encode_alone(step, shares)) is not None:
+                return encoding
         scheduled = [self._take(sequence, num_tokens, step) for sequence, num_tokens in shares]
         # Decodes first: a share that was restarted may have become one.
         scheduled.sort(key=lambda item: item.num_tokens > 1 or not item.samples)
@@ -118,6 +124,27 @@ class Planner:
         departed = self._running.take_departed()
         plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=False)
         return ScheduledStep(step, scheduled, num_tokens, departed, num_decodes, num_batch=num_batch, plan=plan)
+
+    def _encode_alone(self, step: int, shares: Iterable[tuple[Sequence, int]]) -> ScheduledStep | None:
+        """Plan a step of nothing but images of the first sequence that lacks some for its share; None if none does."""
+        for sequence, num_tokens in shares:
+            if sequence.media:
+                budget = self._config.max_num_batched_tokens
+                self.encoder.reach(sequence, num_tokens, budget, is_alone=True, is_first=True)
+            if self.encoder.has_works:
+                return ScheduledStep(step, [], 0, [], 0, plan=self._writer.write_encoding(step))
+        return None
+
+    def _encode_suspect(self, step: int) -> ScheduledStep | None:
+        while self.suspects:
+            sequence = self.suspects[0]
+            num_tokens = min(sequence.num_uncomputed_tokens, self._config.max_num_batched_tokens)
+            if sequence.status is SequenceStatus.RUNNING and (
+                encoding := self._encode_alone(step, [(sequence, num_tokens)])
+            ):
+                return encoding
+            self.suspects.popleft()
+        return None
 
     def plan_control(self, step: int, control: ScheduledSequence) -> ScheduledStep:
         """Plan step number `step` with nothing but a share that is not of a running sequence."""
@@ -253,6 +280,8 @@ class Planner:
         if scheduled:
             has_drafts = has_drafts or is_alone
             plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=has_drafts)
+        elif self.encoder.has_works:
+            plan = self._writer.write_encoding(step)
         return ScheduledStep(
             step, scheduled, num_tokens, departed, num_decodes, batch.is_throttled, is_alone, num_batch, plan
         )
@@ -289,10 +318,13 @@ class Planner:
         """
         charged = 0
         for sequence, wanted in chunks:
-            num_tokens = self._blocks.reach(sequence, wanted)
+            # Images before it may have been charged what it was to have.
+            num_tokens = self._blocks.reach(sequence, min(wanted, left))
             if sequence.media:
+                is_alone = not scheduled
+                budget = left if is_alone else min(wanted, left)
                 num_tokens, cost = self.encoder.reach(
-                    sequence, num_tokens, wanted, is_alone=not scheduled, is_first=False, saves=True
+                    sequence, num_tokens, budget, is_alone=is_alone, is_first=is_alone, spare=left - budget
                 )
                 left, charged = left - cost, charged + cost
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):

@@ -233,7 +233,7 @@ class Scheduler:
     def schedule(self, now: float) -> ScheduledStep | None:
         """Plan the next step, behind those in flight; None when one of these has to land first.
 
-        The step, which is now in flight, has no sequence when there is nothing to compute at all. Sequences whose
+        The step, which is now in flight, has no sequence when there is nothing to compute but images. Sequences whose
         deadline is not after `now`, in monotonic seconds, end here, and `settle` reports them.
         """
         if self._live.restores:
@@ -245,7 +245,7 @@ class Scheduler:
             return None
         self._live.now = now
         step = self._planner.plan(self._live.num_planned + 1, now)
-        if step is None or (self._in_flight and not step.scheduled):
+        if step is None or (self._in_flight and step.is_empty):
             return None
         self._live.add_step(step)
         return step
@@ -305,7 +305,8 @@ class Scheduler:
         """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.
 
         Nothing was planned for these sequences since. No step may be in flight. Those whose deadline has passed end.
-        The step is now in flight; None when none of the sequences runs any more.
+        The step is now in flight; None when none of the sequences runs any more. Where they need images, steps come
+        first that encode nothing else, and schedule nothing: ask again with the same shares.
         """
         assert not self._in_flight
         self._expire(now)
@@ -325,6 +326,23 @@ class Scheduler:
         self._live.num_planned = self._live.num_landed = step = self._live.num_planned + 1
         return self._planner.plan_control(step, control)
 
+    def suspect_images(self, step: ScheduledStep) -> Sequence | None:
+        """Suspect the images that a failed step encoded; return the sequence at fault, if the step was its suspect's.
+
+        Images of a suspect are encoded by steps of their own, before anything else is computed.
+        """
+        digests = {work.digest for work in step.plan.encodes}
+        if not digests:
+            return None
+        suspects = self._planner.suspects
+        for sequence in suspects if not step.scheduled else ():
+            if sequence.status is SequenceStatus.RUNNING and digests <= {span.digest for span in sequence.media}:
+                suspects.remove(sequence)
+                return sequence
+        holders = [each for each in self._running if any(span.digest in digests for span in each.media)]
+        suspects.extend(each for each in holders if each not in suspects)
+        return None
+
     def fail(self, sequence: Sequence, error: str) -> None:
         """End a sequence because it cannot be executed; the next `settle` or `take_events` reports it."""
         if sequence.status is not SequenceStatus.FINISHED:
@@ -343,10 +361,12 @@ class Scheduler:
 
     def observe(self, step: ScheduledStep, result: StepResult, duration_s: float, now: float) -> None:
         """Learn how long the step took that has landed last, at `now` in monotonic seconds, and charge it."""
-        self._throttle.landed(step, duration_s, now)
+        if step.scheduled:
+            self._throttle.landed(step, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
         if not step.plan.encodes:
             self._step_time.observe_step(step, num_drafted, duration_s)
+            self._planner.encoder.expect_times()
         elif self._step_time.is_known:
             encoding_s = duration_s - self._step_time.predict_step(step, num_drafted)
             self._planner.encoder.observe(step.plan.encodes, encoding_s, self._step_time.token_s)

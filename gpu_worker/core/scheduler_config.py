@@ -37,16 +37,32 @@ class StateConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StageCost:
+    """What a stage of a vision tower costs for each embedding, in tokens of the model that have as much to compute.
+
+    Attributes:
+        row: Whatever the size of the image.
+        pair: On top of that for each patch of the tile: attention.
+        fixed_rows: Embeddings that cost as much as any part of the stage costs on top, however small it is.
+    """
+
+    row: float
+    pair: float = 0.0
+    fixed_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MediaConfig:
     """A vision tower beside the model.
 
     Attributes:
-        num_stages: Of the tower: a part of an image passes them one after another.
+        stages: Of the tower: all of an image passes one before a part of it passes the next. Equal ones are taken to
+            be as fast as one another.
         max_rows: Embeddings of images that the runner keeps, and the most of one image, which may come on top.
         bidirectional_tokens: Of an image that one step has to compute; 0 where chunks may end inside an image.
     """
 
-    num_stages: int
+    stages: tuple[StageCost, ...]
     max_rows: int
     bidirectional_tokens: int = 0
 

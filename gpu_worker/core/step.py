@@ -58,6 +58,11 @@ class ScheduledStep(Struct, frozen=True, gc=False):
     plan: StepPlan = NOTHING
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it computes nothing; a step without sequences may encode images."""
+        return not self.scheduled and not self.plan.encodes
+
+    @property
     def num_prefilled(self) -> int:
         """Tokens of prompts: a sequence that samples computes one token for that, all others are prefill."""
         samples = [item.samples for item in self.scheduled[self.num_decodes :]]

@@ -193,7 +193,8 @@ class DeviceTime:
     A sequence pays for its tokens what the model expects of them: an equal part of what a step takes whatever is in it,
     the cost of a sequence of its lane, and that of each token beyond its first, drafts included. The parts are scaled
     to the time that the step took, so they add up to it. What a step computes for sequences that have ended meanwhile
-    is paid by the others; without others, by those of the next step. So all shares add up to the time of all steps.
+    is paid by the others; without others, and where it encodes images alone, by those of the next step. So all shares
+    add up to the time of all steps.
     """
 
     def __init__(self, model: StepTimeModel) -> None:
@@ -212,7 +213,7 @@ class DeviceTime:
     def share(self, step: ScheduledStep, result: StepResult, duration_s: float, landed_at: float) -> None:
         """Share out the step of which the payers were found last."""
         items, payers = step.scheduled, self._payers
-        if payers is not None and not any(payers):
+        if not items or (payers is not None and not any(payers)):
             self._unpaid_s += duration_s
             return
         began_at = landed_at - duration_s

@@ -254,13 +254,13 @@ class Engine:
             raise
         except StepGivenUpError as error:
             # A step that could not be interrupted has failed, so more than its blocks must be undone.
-            return self._undo(error) if flight.under_way is None else self._begin_again(flight.under_way)
+            return self._undo(step, error) if flight.under_way is None else self._begin_again(flight.under_way)
         except Exception as error:
-            return self._undo(error)
+            return self._undo(step, error)
         if _is_all_invalid(step, result):
-            return self._undo(InvalidLogitsError())
+            return self._undo(step, InvalidLogitsError())
         events = self.scheduler.settle(step, result)
-        if step.scheduled:
+        if not step.is_empty:
             self._measure(flight, result, events)
         if self._tiers is not None and not self.has_work():
             # No step follows that would do it.
@@ -277,7 +277,7 @@ class Engine:
         self._let_leave()
         return self.scheduler.take_events()
 
-    def _undo(self, error: Exception) -> list[SequenceEvent]:
+    def _undo(self, step: ScheduledStep, error: Exception) -> list[SequenceEvent]:
         """Undo the oldest step, which failed, and those behind it; prepare to compute its shares again."""
         self.last_error = error
         self._num_failed_steps += 1
@@ -289,6 +289,7 @@ class Engine:
         self._in_flight.clear()
         self._landed_at = self._clock()
         suspect = self._isolation.split(self.scheduler.roll_back())
+        suspect = suspect or self.scheduler.suspect_images(step)
         if suspect is not None:
             self._fail_suspect(suspect, error)
         self._let_leave()
@@ -320,7 +321,7 @@ class Engine:
             return False
         pending: PendingStep = CompletedStep(StepResult(step.step, []))
         under_way = None
-        if step.scheduled:
+        if not step.is_empty:
             try:
                 if self._interrupt is not None and step.num_decodes < len(step.scheduled):
                     self._under_way = self._may_be_given_up(step, started)
@@ -329,7 +330,7 @@ class Engine:
                 pending = RefusedStep(error)
             under_way, self._under_way = self._under_way, None
         self._in_flight.append(_Flight(step, pending, started, self._isolation.is_active, under_way))
-        return bool(step.scheduled)
+        return not step.is_empty
 
     def _may_be_given_up(self, step: ScheduledStep, now: float) -> StepUnderWay | None:
         # What drafts for a sequence would have to read all of it again.
@@ -346,6 +347,8 @@ class Engine:
         while self._isolation.is_active:
             group = self._isolation.next_group()
             if group is not None and (step := self.scheduler.schedule_again(group, now)) is not None:
+                if not step.scheduled:
+                    self._isolation.put_back(group)
                 return step
         return self.scheduler.schedule(now)
 
@@ -366,7 +369,7 @@ class Engine:
         )
         if flight.is_retry:
             self._isolation.is_runner_proven = True
-        elif speculation is not None and step.num_decodes == len(step.scheduled):
+        elif speculation is not None and step.scheduled and step.num_decodes == len(step.scheduled):
             num_drafted = sum([sampled.num_drafted for sampled in result.sampled])
             speculation.policy.time(step.num_decodes, num_drafted, duration_s)
         self.scheduler.observe(step, result, duration_s, self._landed_at)

@@ -82,7 +82,7 @@ def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> To
     build, is_cpu = _Build(make_plan(config, ranks.stage), ranks), config.device == "cpu"
     if is_cpu:
         _prepare_host(config)
-    return build.runner(build.load(), num_blocks, is_asynchronous=None if is_cpu else True)
+    return build.runner(build.load(), num_blocks, build.load_encoder(), None if is_cpu else True)
 
 
 def check_fits(config: RunnerConfig) -> int | None:
@@ -134,13 +134,15 @@ class _Build:
         return model
 
     def load_encoder(self) -> ImageEncoder | None:
-        plan, vision = self.plan, self.plan.vision
+        plan, vision, tower = self.plan, self.plan.vision, None
         if vision is None:
             return None
-        assert self.images is not None, "a runner that takes images needs their pixels"
-        tower = load_tower(plan.config.model, vision, plan.dtype, plan.device)
-        logger.info("loaded the vision tower, %d layers, %s", vision.num_layers, shown_bytes(plan.tower_bytes))
-        return ImageEncoder(tower, self.images, vision.form.token, vision.rotary_axes, plan.device)
+        if self.ranks.rank == 0:
+            assert self.images is not None, "a runner that takes images needs their pixels"
+            tower = load_tower(plan.config.model, vision, plan.dtype, plan.device)
+            logger.info("loaded the vision tower, %d layers, %s", vision.num_layers, shown_bytes(plan.tower_bytes))
+        like = torch.empty(plan.model_config.hidden_size, dtype=plan.dtype, device=plan.device)
+        return ImageEncoder(vision, tower, self.images or SharedImages(), like, self.ranks)
 
     def runner(
         self,

@@ -36,7 +36,7 @@ from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts, replay_accepted
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.encoder import ImageEncoder
+from gpu_worker.execution.encoder import EncodedStep, ImageEncoder
 from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, state_bytes
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
@@ -181,7 +181,7 @@ class TorchModelRunner:
         self._drafting = Drafting(proposer, self.model.config.vocab_size)
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Launch a step of at least one sequence; `StepGivenUpError` if `interrupt` asked for it."""
+        """Launch a step that is not empty; `StepGivenUpError` if `interrupt` asked for it."""
         if self.interrupt is not None:
             self.interrupt.begin(plan.step)
         with torch.inference_mode():
@@ -252,13 +252,15 @@ class TorchModelRunner:
         logger.info("captured %d graphs in %.1f s", len(shapes), time.monotonic() - started)
 
     def _submit(self, plan: StepPlan) -> PendingStep:
+        if self._encoder is not None:
+            # Before other ranks get the plan: what fails here fails here alone.
+            self._encoder.encode(plan)
+            if not plan.rows:
+                return EncodedStep(plan.step, self._device)
         upload = Upload(self._device)
         step = self._assemble(plan, upload)
         graphs = self._graphs
-        media = None
-        if self._encoder is not None:
-            self._encoder.encode(plan)
-            media = self._encoder.inputs(plan, step.sequences, step.layout)
+        media = None if self._encoder is None else self._encoder.inputs(plan, step.sequences, step.layout)
         shape, (num_expanded_blocks, outweighs_launches) = None, self._expansion(step.layout)
         is_plain = media is None and step.adapters is None and step.scores is None
         if graphs is not None and is_plain:

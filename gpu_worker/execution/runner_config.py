@@ -37,7 +37,7 @@ class RunnerConfig:
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
         tensor_parallel_size: Ranks that each layer is divided among.
         decode_context_parallel_size: Number of consecutive ranks that have the same KV heads, each of some tokens.
-        takes_images: A model that sees is served with its vision tower; only by one rank.
+        takes_images: A model is served with its vision tower; not by several stages, or ranks that share tokens.
         nnodes: Hosts that all ranks are on, as many on each.
         max_loras: Adapters that may be beside the model at once.
         enable_expert_parallel: Each of them has some experts, not some features of each.

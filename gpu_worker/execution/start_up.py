@@ -49,17 +49,12 @@ class StartUp:
         yield progress
         self.seconds[stage] = self.seconds.get(stage, 0.0) + self._clock() - began
 
-    @property
-    def total_s(self) -> float:
-        """Seconds so far."""
-        return self._clock() - self._started
-
     def summary(self) -> str:
         """Say how long the start took, with its parts."""
         # Kernels are compiled once per machine; later starts find them.
         shown = [stage for stage in self.seconds if stage is not Stage.COMPILE or self.seconds[stage] >= _SHOWN_S]
         parts = [f"{stage.value} {self.seconds[stage]:.1f} s{self._rate(stage)}" for stage in shown]
-        return f"ready in {self.total_s:.1f} s" + (f": {', '.join(parts)}" if parts else "")
+        return f"ready in {self._clock() - self._started:.1f} s" + (f": {', '.join(parts)}" if parts else "")
 
     def _rate(self, stage: Stage) -> str:
         seconds = self.seconds[stage]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from gpu_worker.layers.placed_experts import ExpertShare
+from kernels.gpu_config import has_kernels
 from kernels.low_rank import AdapterRows, AdapterTable, LowRank, join, make_adapter_table
 
 HEAD = "lm_head"
@@ -97,6 +98,7 @@ class AdapterTargets:
 
     Attributes:
         experts: By their layers; None where no adapter can be beside them.
+        can_adapt_experts: Whether adapters can be beside any experts on the device.
     """
 
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -106,8 +108,12 @@ class AdapterTargets:
         self.experts: dict[str, ExpertModules | None] = {}
         self._device = device
         self._dtype = dtype
+        # The kernels of a GPU have no place for adapters beside experts.
+        self.can_adapt_experts = not has_kernels(device)
         # Of the adapter in each slot, the largest.
         self._ranks = np.ones(num_slots, dtype=np.int32)
+        # Those of the step before: steps without prompts mostly have the same.
+        self._rows: AdapterRows | None = None
 
     def add(
         self,
@@ -136,16 +142,20 @@ class AdapterTargets:
         )
         return tables
 
-    def add_embedding(self, vocab_size: int, size: int, scale: float, table: AdapterTable) -> None:
-        """Let adapters change the tokens' embeddings, which are multiplied by `scale`."""
+    def add_embedding(self, vocab_size: int, size: int, scale: float, table: AdapterTable | None) -> None:
+        """Let adapters change the tokens' embeddings, which are multiplied by `scale`; without a table, elsewhere."""
         scales = None if scale == 1 else torch.full((size,), scale)
-        placed = ((0, size, table),)
+        placed = () if table is None else ((0, size, table),)
         self.matrices[EMBEDDING] = AdaptedMatrix((EMBEDDING,), (size,), vocab_size, None, scales, placed)
 
     def rows(self, slots: npt.NDArray[np.int32]) -> AdapterRows:
-        """Return which adapter each row of a step has, by slots; below zero is none."""
-        max_rank = int(np.where(slots >= 0, self._ranks[slots], 1).max(initial=1))
-        return AdapterRows(slots, max_rank, self.experts_per_token)
+        """Return which adapter each row of a step has, by slots; below zero is none. One step at a time uses it."""
+        if self._rows is not None and np.array_equal(self._rows.slots, slots):
+            self._rows.clear()
+        else:
+            max_rank = int(np.where(slots >= 0, self._ranks[slots], 1).max(initial=1))
+            self._rows = AdapterRows(slots, max_rank, self.experts_per_token)
+        return self._rows
 
     def pack(self, adapter: Mapping[str, LowRank]) -> Packed:
         """Lay an adapter out as the kernels read it; any thread may do so."""
@@ -156,6 +166,7 @@ class AdapterTargets:
     def place(self, slot: int, packed: Packed | None, max_rank: int = 1) -> None:
         """Place a packed adapter in a slot below `num_slots` that no step reads; None clears the slot."""
         self._ranks[slot] = max_rank
+        self._rows = None
         for name, matrix in self.matrices.items():
             own = None if packed is None else packed.get(name)
             for index, (_, _, table) in enumerate(matrix.tables):

@@ -16,6 +16,7 @@ from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
 from gpu_worker.layers.placed_experts import ExpertLoads
 from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.vocabulary import Embedding
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, ReadQueries, StackInputs, StackShape, StackStep
 from kernels.low_rank.cpu import CpuAdapterTable
@@ -56,7 +57,7 @@ class FusedDecoder:
         packed = [LayerPacking(library, dtype, adapters, ranks).pack(weights) for weights in layers]
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
-        self._embedding, self._cos_sin = embedding, cos_sin
+        self._embedding, self._cos_sin = Embedding(embedding, dtype, ranks=ranks), cos_sin
         self._heads, self._options = (shape.num_heads, shape.head_dim), AttentionOptions(shape.head_dim**-0.5)
         self._num_layers, self._tapped_layers = len(packed), tuple(tapped_layers)
         inputs = StackInputs(embedding, dtype, exchange=ranks.exchange, vocab_size=vocab_size)
@@ -101,7 +102,7 @@ class FusedDecoder:
     ) -> torch.Tensor:
         # Each token is a row of its own, of embeddings and of rotations that are the step's alone.
         cos_sin, places = rotations_of(media, self._cos_sin, positions)
-        stream = torch.embedding(self._embedding, token_ids).to(self._stack.dtype)
+        stream = self._embedding(token_ids)
         stream.index_copy_(0, media.places, media.rows)
         step = stack_step(torch.arange(len(token_ids)), places, context)
         taps = self._tapped_layers

@@ -17,6 +17,7 @@ from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes, DeltaWeights, gated_delta
 from kernels.linear.forms import reorder_columns
+from kernels.matrix_state.walk import StateStep
 from kernels.rms_norm import rms_norm
 from kernels.state_rows import StateRows
 
@@ -188,7 +189,7 @@ class GatedDeltaNet:
     def _recur(self, mixed: torch.Tensor, gates: torch.Tensor, state: LayerState, rows: StateRows) -> torch.Tensor:
         weights, (inputs, matrices) = self.weights, state.parts
         qkv = causal_conv(mixed, weights.conv, None, inputs, rows)
-        return gated_delta(qkv, gates, weights.delta, weights.shape.sizes, matrices, rows)
+        return gated_delta(StateStep(qkv, gates, weights.delta, weights.shape.sizes, matrices, rows))
 
 
 def _behind(count: int, *orders: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,9 @@ class LatentShape:
         return {
             **queries,
             # Read as plain numbers.
-            "up": replace(linear("kv_b_proj", up_rows, self.latent_dim, heads, False), is_rounded=False),
+            "up": replace(
+                linear("kv_b_proj", up_rows, self.latent_dim, heads, False), is_rounded=False, is_absorbed=True
+            ),
             "latent": linear("kv_a_proj_with_mqa", self.key_dim, hidden_size, whole, self.has_bias),
             "output": linear("o_proj", hidden_size, self.num_heads * self.value_dim, Partition.ROW, self.has_bias),
         }

@@ -11,13 +11,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import LayerMemory, LayerState
 from gpu_worker.layers.dense_and_mixture import DenseAndMixture, DenseAndMixtureShape
 from gpu_worker.layers.layer_inputs import LayerInputWeights
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.linear import LayerParts, LinearShape
+from gpu_worker.layers.linear import LayerParts, LinearShape, declare_experts, declare_matrix
 from gpu_worker.layers.mixture import Mixture, MixtureShape
 from gpu_worker.layers.mlp import GatedShape, PlainShape
 from gpu_worker.layers.norms import NormWeights, make_norm, normalised
@@ -118,6 +119,16 @@ class LayerTraits:
         """Declare the linear layers of both parts, but for those of experts."""
         parts = [part for part in (self.mixer, self.feed_forward) if part is not None]
         return {name: linear for part in parts for name, linear in part.linears(names, hidden_size).items()}
+
+    def declare(self, source: LayerSource, prefix: str, targets: AdapterTargets) -> None:
+        """Let adapters be beside the matrices of the layer `prefix`, which another stage has."""
+        shapes = self.linears(source.block.names, source.hidden_size)
+        if self.mixture is not None:
+            shapes["router"] = self.mixture.router_of(source, prefix)
+            declare_experts(targets, self.mixture.modules_of(source, prefix))
+        for shape in shapes.values():
+            if not shape.is_absorbed:
+                declare_matrix(targets, prefix, shape, is_elsewhere=True)
 
     def memory(self) -> LayerMemory:
         """Describe what the layer keeps of a sequence's past."""

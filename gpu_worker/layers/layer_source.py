@@ -191,6 +191,10 @@ class LayerSource:
         )
         return replace(taken, shape=shape, layer=prefix)
 
+    def embedding_scale(self, dtype: torch.dtype) -> float:
+        """Return what the tokens' embeddings are multiplied by, rounded to the type that they are computed in."""
+        return torch.tensor(self.block.embedding_scale, dtype=dtype).item()
+
     def norm(self, name: str, size: int | None = None) -> NormWeights:
         """Take a normalisation of the model's kind, of vectors of `size`, by default those of the stream."""
         kind, size = self.block.norm, size or self.hidden_size

@@ -7,7 +7,7 @@ tokens, does so in `Linear`, by what the layer declares; blocks stay as they are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from gpu_worker.layers.adapters import AdapterTargets, ExpertModules
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.placed_experts import PlacedExperts
+from gpu_worker.layers.placed_experts import ExpertShare, PlacedExperts
 from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import whole
@@ -57,6 +57,7 @@ class LinearShape:
         parts: The widths of parts of the features, in their order here, of which each is divided by itself; empty is
             one part a module.
         is_rounded: Its weights bear being rounded: routers, whose choices are all or nothing, do not.
+        is_absorbed: It is multiplied into other matrices, so no adapter can be beside it.
     """
 
     modules: tuple[str, ...]
@@ -69,6 +70,7 @@ class LinearShape:
     is_transposed: bool = False
     parts: tuple[int, ...] = ()
     is_rounded: bool = True
+    is_absorbed: bool = False
 
     @property
     def divided_parts(self) -> tuple[int, ...]:
@@ -129,21 +131,20 @@ def adapter_tables(
     shape = projection.shape
     if targets is None or shape is None or not projection.layer:
         return ()
-    modules = tuple(f"{projection.layer}.{module}" for module in shape.modules)
     own_columns = projection.inputs
     if own_columns is None and ranks.size > 1 and shape.partition is Partition.ROW:
         own_columns = torch.arange(shape.columns).chunk(ranks.size)[ranks.rank]
-    return targets.add(
-        modules,
-        shape.rows,
-        shape.columns,
-        order=shape.order,
-        scales=feature_factors(shape.scales),
-        parts=parts,
-        is_gated=is_gated,
-        own_rows=projection.rows,
-        own_columns=own_columns,
-    )
+    placement = {"own_rows": projection.rows, "own_columns": own_columns}
+    return declare_matrix(targets, projection.layer, shape, parts=parts, is_gated=is_gated, **placement)
+
+
+def declare_matrix(
+    targets: AdapterTargets, layer: str, shape: LinearShape, **placement: Any
+) -> tuple[AdapterTable, ...]:
+    """Let adapters be beside a matrix of the layer `layer`; `placement` and the result are those of `add`."""
+    modules = tuple(f"{layer}.{module}" for module in shape.modules)
+    factors = feature_factors(shape.scales)
+    return targets.add(modules, shape.rows, shape.columns, order=shape.order, scales=factors, **placement)
 
 
 def expert_tables(
@@ -170,6 +171,15 @@ def expert_tables(
         sizes = ((modules.size,), inner)
         downs += targets.add((f"{expert}.{last}",), *sizes, own_columns=columns, is_elsewhere=is_elsewhere)
     return gate_ups, downs
+
+
+def declare_experts(targets: AdapterTargets, modules: ExpertModules) -> None:
+    """Let adapters be beside experts that another stage has, where they can be beside any on the device."""
+    if targets.can_adapt_experts:
+        nothing = ExpertShare(len(modules.experts), (), range(0))
+        expert_tables(targets, replace(modules, share=nothing), is_gated=False)
+    else:
+        targets.experts[modules.layer] = None
 
 
 class Linear:

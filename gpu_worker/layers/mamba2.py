@@ -16,6 +16,7 @@ from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition,
 from gpu_worker.layers.ranks import VectorNorm
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
+from kernels.matrix_state.walk import StateStep
 from kernels.rms_norm import rms_norm
 from kernels.ssd import SsdSizes, SsdWeights, ssd
 from kernels.state_rows import StateRows
@@ -156,7 +157,7 @@ class Mamba2:
         weights, (inputs, matrices) = self._weights, state.parts
         features, steps = mixed.tensor_split((weights.shape.sizes.num_features,), dim=1)
         features = causal_conv(features, weights.conv, weights.conv_bias, inputs, rows)
-        return ssd(features, steps, weights.ssd, weights.shape.sizes, matrices, rows)
+        return ssd(StateStep(features, steps, weights.ssd, weights.shape.sizes, matrices, rows))
 
     def _normalise(self, read: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         if self._weights.shape.norm is OutputNorm.AFTER_GATE:

@@ -96,20 +96,18 @@ class MixtureShape:
     def take(self, source: LayerSource, prefix: str) -> MixtureWeights:
         """Take the weights of the layer `prefix`."""
         shapes = self.linears(source.block.names, source.hidden_size)
-        has, checkpoint = source.checkpoint.has, source.checkpoint
-        router = next((name for name in self.names.router if has(f"{prefix}.{name}.weight")), self.names.router[0])
+        checkpoint, router = source.checkpoint, self.router_of(source, prefix)
         rule = self.rule
         if self.has_choice_bias:
             # What chooses among scores that differ little must not be rounded with the other weights.
-            rule = replace(rule, bias=self._take_choice_bias(source, prefix, router))
+            rule = replace(rule, bias=self._take_choice_bias(source, prefix, router.modules[0]))
         inputs = self.latent_size or source.hidden_size
-        module = experts_module(source.projections, self.names, prefix)
         gate_up, down = take_experts(source.projections, self.names, prefix, self.expert_sizes, inputs)
         latent = (
             [source.linear(prefix, shapes[f"latent.{name}"]) for name in ("down", "up")] if self.latent_size else []
         )
         return MixtureWeights(
-            router=_take_plain(source, prefix, replace(shapes["router"], modules=(router,))),
+            router=_take_plain(source, prefix, router),
             rule=rule,
             gate_up=gate_up,
             down=down,
@@ -118,15 +116,26 @@ class MixtureShape:
             weighs_inputs=self.weighs_inputs,
             scales=checkpoint.take_float32(f"{prefix}.{self.scales}", self.num_experts) if self.scales else None,
             latent=(latent[0], latent[1]) if latent else None,
-            modules=ExpertModules(
-                tuple(f"{module}.{expert}" for expert in range(self.num_experts)),
-                tuple(self.names.matrices),
-                self.expert_size,
-                inputs,
-                rule.top_k,
-                layer=prefix,
-                is_interleaved=self.names.is_interleaved or self.names.has_interleaved_adapters,
-            ),
+            modules=self.modules_of(source, prefix),
+        )
+
+    def router_of(self, source: LayerSource, prefix: str) -> LinearShape:
+        """Declare the router by the name that the checkpoint has for it, or else by the first."""
+        names, has = self.names.router, source.checkpoint.has
+        router = next((name for name in names if has(f"{prefix}.{name}.weight")), names[0])
+        return replace(self.linears(source.block.names, source.hidden_size)["router"], modules=(router,))
+
+    def modules_of(self, source: LayerSource, prefix: str) -> ExpertModules:
+        """Name the matrices of all experts as adapters do."""
+        module = experts_module(source.projections, self.names, prefix)
+        return ExpertModules(
+            tuple(f"{module}.{expert}" for expert in range(self.num_experts)),
+            tuple(self.names.matrices),
+            self.expert_size,
+            self.latent_size or source.hidden_size,
+            self.rule.top_k,
+            layer=prefix,
+            is_interleaved=self.names.is_interleaved or self.names.has_interleaved_adapters,
         )
 
     def _take_choice_bias(self, source: LayerSource, prefix: str, router: str) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gpu_worker.core.step_interrupt import StepInterrupt
-from gpu_worker.layers.adapters import HEAD, AdapterTargets, EmbeddingAdapters
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.division import Division, divided_weights
@@ -29,6 +29,7 @@ from gpu_worker.layers.ranks import ALONE, Ranks, ReceivedStream, is_last, layer
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import PartSource, has_input_order
 from gpu_worker.layers.vocabulary import Embedding, LMHead, NormedEmbedding
+from gpu_worker.models.adapted_matrices import declare_elsewhere, embedding_adapters, head_adapters
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import EncoderTraits, ModelConfig
 from kernels.build import can_build
@@ -73,8 +74,7 @@ class CausalLM:
         """
         self.adapters = None if config.encoder is not None else adapters
         self.config = config
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         self.linears = linears
         self._ranks = ranks
         latent = next((layer.mixer for layer in config.layers if isinstance(layer.mixer, LatentShape)), None)
@@ -89,6 +89,7 @@ class CausalLM:
         source = config.layer_source(checkpoint, quantized, is_divided=division is not None)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
         self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks, self.adapters)
+        declare_elsewhere(config, source, dtype, ranks, self.adapters)
         has_bias = config.block.has_head_bias
         self._head_bias: torch.Tensor | None = None
         self._head: LMHead | None = None
@@ -107,7 +108,7 @@ class CausalLM:
             head = source.projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
             head = head if division is None else division.vocabulary(head)
         self._head_bias = head.bias
-        self._head = self._lm_head(head.weight, dtype, _head_adapters(config, self.adapters, division))
+        self._head = self._lm_head(head.weight, dtype, head_adapters(config, self.adapters, division))
         self._classes = take_class_head(config, checkpoint, linears)
         if config.encoder is not None:
             checkpoint.discard(_ENCODER_UNUSED)
@@ -238,27 +239,8 @@ def _decoder(
     inputs = take_layer_inputs(source, config.num_layers, parts, dtype)
     table = take_positions(config, source.checkpoint)
     learned = None if table is None else Embedding(table, dtype)
-    lookups = _embedding_adapters(config, embed, adapters)
+    lookups = embedding_adapters(config, embed, adapters)
     return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned, lookups)
-
-
-def _embedding_adapters(
-    config: ModelConfig, embedding: object, adapters: AdapterTargets | None
-) -> EmbeddingAdapters | None:
-    if adapters is None or not isinstance(embedding, Embedding):
-        return None
-    lookups = EmbeddingAdapters(adapters.num_slots, embedding.weight.device)
-    adapters.add_embedding(config.vocab_size, config.hidden_size, embedding.scale, lookups)
-    return lookups
-
-
-def _head_adapters(
-    config: ModelConfig, adapters: AdapterTargets | None, division: Division | None
-) -> AdapterTable | None:
-    if adapters is None:
-        return None
-    own_rows = None if division is None else division.tokens(config.vocab_size)
-    return adapters.add((HEAD,), (config.vocab_size,), config.hidden_size, own_rows=own_rows)[0]
 
 
 def _take_words(config: ModelConfig, checkpoint: WeightSource, name: str, division: Division | None) -> torch.Tensor:
@@ -296,8 +278,7 @@ def _embedding(
     traits, size = source.block.embeddings, source.hidden_size
     if ranks.stage > 0:
         return ReceivedStream(ranks, size, dtype, weight.device)
-    scale = torch.tensor(source.block.embedding_scale, dtype=dtype).item()
-    words = Embedding(weight, dtype, scale, ranks)
+    words = Embedding(weight, dtype, source.embedding_scale(dtype), ranks)
     if traits is None:
         return words
     segment = None

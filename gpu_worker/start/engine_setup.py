@@ -197,7 +197,7 @@ def _load_model(
     with_room = with_room_for_proposer(config, runner_config)
     divided = None
     if runner_config.num_ranks > 1:
-        divided = _build_group(config, with_room, start_up, constraints)
+        divided = _build_group(config, with_room, start_up, constraints, images)
         runner = divided.own
     else:
         runner = build_runner(with_room, start_up, constraints=constraints, images=images)
@@ -211,7 +211,11 @@ def _load_model(
 
 
 def _build_group(
-    config: WorkerConfig, runner_config: RunnerConfig, start_up: StartUp, constraints: SharedConstraints
+    config: WorkerConfig,
+    runner_config: RunnerConfig,
+    start_up: StartUp,
+    constraints: SharedConstraints,
+    images: SharedImages,
 ) -> GroupRunner:
     from gpu_worker.execution.build import check_fits
     from gpu_worker.execution.ranks.group import RankGroup
@@ -222,7 +226,7 @@ def _build_group(
     check_fits(runner_config)
     remote = listen_for_hosts(config)
     group = RankGroup(runner_config, config.log_level, config.log_format, exits_when_stuck=True, remote=remote)
-    return build_group_runner(runner_config, group, start_up, constraints)
+    return build_group_runner(runner_config, group, start_up, constraints, images)
 
 
 def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner | None) -> Adapting | None:
@@ -261,10 +265,6 @@ def lora_modules(config: WorkerConfig) -> dict[str, Path]:
     variable = "HEADRACE_MAX_LORAS" if config.lora_modules is None else "HEADRACE_LORA_MODULES"
     if config.simulate is not None:
         raise ConfigError(variable, "is set, but a simulated engine has no model to adapt")
-    if config.pipeline_parallel_size > 1:
-        stages = f"HEADRACE_PIPELINE_PARALLEL_SIZE is {config.pipeline_parallel_size}"
-        remedy = "set that to 1 and divide the model by HEADRACE_TENSOR_PARALLEL_SIZE"
-        raise ConfigError(variable, f"is set and {stages}: adapters need all layers in one stage; {remedy}")
     return {} if config.lora_modules is None else parse_modules(config.lora_modules)
 
 
@@ -308,9 +308,12 @@ def _vision(config: WorkerConfig, directory: ModelDirectory) -> VisionConfig | N
     from gpu_worker.models.vision.registry import read_vision
 
     vision = read_vision(directory.path)
-    if vision is None or config.tensor_parallel_size * config.pipeline_parallel_size == 1:
+    if vision is None or config.pipeline_parallel_size * config.decode_context_parallel_size == 1:
         return vision
-    _log.warning("several ranks take no images: the model is served for text alone")
+    _log.warning(
+        "the model is served for text alone: there are no images with HEADRACE_PIPELINE_PARALLEL_SIZE or "
+        "HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE above 1"
+    )
     return None
 
 
@@ -344,9 +347,10 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str, vision: Vision
         default_budget = max(default_budget, max_model_len)
     media = None
     if vision is not None:
-        whole = vision.max_rows if vision.form.is_bidirectional else 0
-        media = MediaConfig(vision.num_stages, vision.max_kept_rows, whole)
-        default_budget = max(default_budget, config.max_num_seqs + whole)
+        from gpu_worker.models.vision.registry import media_config
+
+        media = media_config(vision, model)
+        default_budget = max(default_budget, config.max_num_seqs + media.bidirectional_tokens)
     sizes = _scheduler_config(config, 1, max_model_len, default_budget, media)
     if not model.has_states:
         return sizes

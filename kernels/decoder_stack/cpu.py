@@ -248,7 +248,10 @@ class CpuDecoderStack:
         self._place_caches(step)
         stack = type(self._stack).from_buffer_copy(self._stack)
         stack.embedding, stack.embedding_dtype = vectors.data_ptr(), DTYPE_NUMBERS[vectors.dtype]
-        stack.vocab_size = stack.num_own_tokens = len(vectors)
+        stack.vocab_size = len(vectors)
+        # All processes have all vectors, and sum what they put down: one of them does.
+        exchange = self._parts[1].exchange
+        stack.first_token, stack.num_own_tokens = 0, len(vectors) if exchange is None or exchange.rank == 0 else 0
         stack.cos_sin, stack.max_positions = cos_sin.data_ptr(), len(cos_sin)
         stack.layers += layers.start * ctypes.sizeof(LayerStructure)
         stack.num_tapped = 0

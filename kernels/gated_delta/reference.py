@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.matrix_state.walk import CHUNK, Fading, MatrixShape, fading_of, read_and_add, walk
-from kernels.state_rows import StateRows
+from kernels.matrix_state.walk import CHUNK, Fading, MatrixShape, StateStep, fading_of, read_and_add, walk
 
 NORM_EPS = 1e-6
 """Added to the squared length of queries and keys before they are divided by it."""
@@ -52,6 +51,10 @@ class DeltaWeights:
     step_bias: torch.Tensor
 
 
+DeltaStep = StateStep[DeltaSizes, DeltaWeights]
+"""For annotations: only the class itself can be called, as it is frozen."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
     """A step's inputs, taken apart: float32, or float64 where the tokens are.
@@ -71,35 +74,28 @@ class DeltaInputs:
     strength: torch.Tensor
 
 
-def take_apart(qkv: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, sizes: DeltaSizes) -> DeltaInputs:
+def take_apart(step: DeltaStep) -> DeltaInputs:
     """Normalise queries and keys, and compute what the gates mean."""
+    qkv, weights, sizes = step.features, step.weights, step.sizes
     dtype = torch.promote_types(qkv.dtype, torch.float32)
     num_tokens, repeats = qkv.shape[0], sizes.num_value_heads // sizes.num_key_heads
     widths = [sizes.num_key_heads * sizes.key_dim] * 2 + [sizes.num_value_heads * sizes.value_dim]
     query, key, value = qkv.to(dtype).split_with_sizes(widths, dim=1)
     query, key = (part.reshape(num_tokens, sizes.num_key_heads, sizes.key_dim) for part in (query, key))
     query, key = (part * (part.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt() for part in (query, key))
-    strength, step = gates.to(dtype).chunk(2, dim=1)
+    strength, times = step.gates.to(dtype).chunk(2, dim=1)
     return DeltaInputs(
         query.repeat_interleave(repeats, 1) * sizes.key_dim**-0.5,
         key.repeat_interleave(repeats, 1),
         value.reshape(num_tokens, sizes.num_value_heads, sizes.value_dim),
-        -weights.rate * functional.softplus(step + weights.step_bias),
+        -weights.rate * functional.softplus(times + weights.step_bias),
         strength.sigmoid(),
     )
 
 
-def gated_delta_reference(
-    qkv: torch.Tensor,
-    gates: torch.Tensor,
-    weights: DeltaWeights,
-    sizes: DeltaSizes,
-    states: torch.Tensor,
-    rows: StateRows,
-) -> torch.Tensor:
+def gated_delta_reference(step: DeltaStep) -> torch.Tensor:
     """Compute what `kernels.gated_delta.gated_delta` promises."""
-    inputs = take_apart(qkv, gates, weights, sizes)
-    result = torch.empty(inputs.value.shape, dtype=qkv.dtype, device=qkv.device)
+    inputs = take_apart(step)
     decay = inputs.log_decay.exp()
 
     def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,33 +107,23 @@ def gated_delta_reference(
         state = state + key[:, :, None] * correction[:, None]
         return torch.einsum("hk,hkv->hv", query, state), state
 
-    return walk(update, result, states, rows, chunk=1)
+    return walk(update, step, chunk=1)
 
 
-def gated_delta_chunked(
-    qkv: torch.Tensor,
-    gates: torch.Tensor,
-    weights: DeltaWeights,
-    sizes: DeltaSizes,
-    states: torch.Tensor,
-    rows: StateRows,
-    *,
-    chunk: int = CHUNK,
-) -> torch.Tensor:
+def gated_delta_chunked(step: DeltaStep, *, chunk: int = CHUNK) -> torch.Tensor:
     """Compute what `kernels.gated_delta.gated_delta` promises, a chunk of tokens at a time, in matrix products.
 
     The corrections of all tokens of a chunk are the solution of one triangular system, since each depends on those
     before it alone. Source: Yang et al., arXiv 2412.06464, section 3.3, and 2406.06484, equation 10.
     """
-    inputs = take_apart(qkv, gates, weights, sizes)
-    result = torch.empty(inputs.value.shape, dtype=qkv.dtype, device=qkv.device)
+    inputs = take_apart(step)
 
     def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         query, key = (part[tokens].transpose(0, 1) for part in (inputs.query, inputs.key))
         fading = fading_of(inputs.log_decay[tokens])
         return read_and_add(query, key, _corrections(inputs, tokens, key, fading, state), fading, state)
 
-    return walk(update, result, states, rows, chunk=chunk)
+    return walk(update, step, chunk=chunk)
 
 
 def _corrections(

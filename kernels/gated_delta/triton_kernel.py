@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
-from kernels.gated_delta.reference import NORM_EPS, DeltaSizes, DeltaWeights
+from kernels.gated_delta.reference import NORM_EPS, DeltaStep
 from kernels.gpu_config import Gpu
 from kernels.matrix_state.triton_launch import LaunchConfig, block_of_keys, launch_update, precision_of
 from kernels.matrix_state.triton_states import (
@@ -25,7 +25,6 @@ from kernels.matrix_state.triton_states import (
     read_chunk,
     softplus,
 )
-from kernels.state_rows import StateRows
 from kernels.triton_state_rows import RowPointers
 
 # Reasoned, not measured yet.
@@ -192,36 +191,18 @@ def gated_delta_kernel(
             start = end
 
 
-def gated_delta_triton(
-    qkv: torch.Tensor,
-    gates: torch.Tensor,
-    weights: DeltaWeights,
-    sizes: DeltaSizes,
-    states: torch.Tensor,
-    rows: StateRows,
-    gpu: Gpu,
-) -> torch.Tensor:
+def gated_delta_triton(step: DeltaStep, gpu: Gpu) -> torch.Tensor:
     """Compute what `kernels.gated_delta.gated_delta` promises."""
     config = _DATACENTER if gpu.generation.is_datacenter else _OTHERS
-    num_heads = sizes.num_value_heads
-    chunk = config.chunk_of(sizes.key_dim, rows)
-    inverse = None if chunk == 1 else _invert_chunks(qkv, gates, weights, sizes, rows, chunk)
-    shape = qkv.shape[0], num_heads, sizes.value_dim
-    return launch_update(
-        gated_delta_kernel,
-        config,
-        torch.empty(shape, dtype=qkv.dtype, device=qkv.device),
-        (qkv, gates, weights.rate, weights.step_bias, inverse),
-        states,
-        rows,
-        (qkv.stride(0), gates.stride(0), NORM_EPS, sizes.key_dim**-0.5),
-        sizes.num_key_heads,
-    )
+    sizes, weights = step.sizes, step.weights
+    chunk = config.chunk_of(sizes.key_dim, step.rows)
+    inverse = None if chunk == 1 else _invert_chunks(step, chunk)
+    tensors, numbers = (weights.rate, weights.step_bias, inverse), (NORM_EPS, sizes.key_dim**-0.5)
+    return launch_update(gated_delta_kernel, config, step, tensors, numbers, sizes.num_key_heads)
 
 
-def _invert_chunks(
-    qkv: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, sizes: DeltaSizes, rows: StateRows, chunk: int
-) -> torch.Tensor:
+def _invert_chunks(step: DeltaStep, chunk: int) -> torch.Tensor:
+    qkv, gates, weights, sizes, rows = step.features, step.gates, step.weights, step.sizes, step.rows
     num_tokens, num_heads = qkv.shape[0], sizes.num_value_heads
     inverse = torch.empty((num_tokens, num_heads, chunk), device=qkv.device)
     invert_chunks_kernel[(triton.cdiv(num_tokens, chunk), num_heads)](

@@ -40,6 +40,10 @@ class CpuAdapterRows:
         self._structure = AdapterRowsStructure(*(array.ctypes.data for array in self._kept), len(rows), stride)
         self.address = ctypes.addressof(self._structure)
 
+    def clear(self) -> None:
+        """Forget the products of the step before: zero times one that is not finite would be none."""
+        self._kept[-1].fill(0)
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceTiles:
@@ -92,6 +96,11 @@ class AdapterRows:
             arrays = (np.array(tiles, dtype=np.int32), rows)
             self._tiles = DeviceTiles(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
         return self._tiles
+
+    def clear(self) -> None:
+        """Prepare for another step whose rows have the same adapters."""
+        if self._cpu is not None:
+            self._cpu.clear()
 
     def of(self, rows: npt.NDArray[Any]) -> AdapterRows | None:
         """Return the same of some of the rows; None where none of these has an adapter."""

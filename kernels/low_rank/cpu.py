@@ -72,6 +72,7 @@ class CpuAdapterTable:
         self._is_lookup = is_lookup
         self._table = (LowRankStructure * num_slots)()
         self._packed: list[CpuLowRank | None] = [None] * num_slots
+        self._is_empty = True
         self.address = ctypes.addressof(self._table)
 
     def pack(self, adapter: LowRank) -> CpuLowRank:
@@ -84,9 +85,12 @@ class CpuAdapterTable:
         """Put what `pack` made into a slot that no step reads, or clear the slot."""
         self._table[slot] = LowRankStructure() if packed is None else packed.structure
         self._packed[slot] = packed
+        self._is_empty = not any(self._packed)
 
     def add(self, x: torch.Tensor, result: torch.Tensor, rows: AdapterRows) -> None:
-        """Do what `AdapterTable` promises."""
+        """Do what `AdapterTable` promises. Mostly nothing is beside a head, which is the largest matrix."""
+        if self._is_empty:
+            return
         if torch.float16 in (x.dtype, result.dtype) or x.dtype is not self._dtype:
             wide = result.float()
             self._add(x.to(self._dtype), wide, rows)

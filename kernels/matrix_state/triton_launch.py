@@ -9,6 +9,7 @@ import torch
 import triton
 
 from kernels.dependent_launch import dependent_launch
+from kernels.matrix_state.walk import SizesT, StateStep, WeightsT
 from kernels.state_rows import StateRows
 
 MIN_CHUNKED_LEN = 16
@@ -63,14 +64,12 @@ def precision_of(dtype: torch.dtype) -> str:
 def launch_update(
     kernel: Any,
     config: LaunchConfig,
-    result: torch.Tensor,
-    inputs: tuple[torch.Tensor | None, ...],
-    states: torch.Tensor,
-    rows: StateRows,
+    step: StateStep[SizesT, WeightsT],
+    tensors: tuple[torch.Tensor | None, ...],
     numbers: tuple[float, ...],
     num_groups: int,
 ) -> torch.Tensor:
-    """Launch a rule's kernel, in chunks where sequences are long enough, and return `result`.
+    """Launch a rule's kernel, in chunks where sequences are long enough, and return its result.
 
     The kernel's constants are HEADS, and GROUPS of heads that share keys; KEY_DIM and VALUE_DIM, rows and columns of a
     state, and BLOCK_KEY and BLOCK_VALUE, those of a program; CHUNK, tokens at once; PRECISION of matrix products.
@@ -78,19 +77,18 @@ def launch_update(
     Args:
         kernel: Of the rule. It takes the tensors and numbers below in this order, as `gated_delta_kernel` does.
         config: How it is launched.
-        result: `[num_tokens, num_heads, value_dim]`, of the inputs' type; is written.
-        inputs: The rule's own tensors.
-        states: `[num_slots, num_heads, key_dim, value_dim]` float32; are updated.
-        rows: The sequences.
-        numbers: The rule's own numbers.
+        step: Its states are updated.
+        tensors: The rule's own, behind features and gates.
+        numbers: The rule's own, behind the strides of features and gates.
         num_groups: Of heads that share keys.
     """
-    _, num_heads, key_dim, value_dim = states.shape
+    (num_heads, key_dim, value_dim), rows, result = step.sizes.state_shape, step.rows, step.empty_result()
     chunk, block_key = config.chunk_of(key_dim, rows), block_of_keys(key_dim)
     is_chunked = chunk > 1
     block_value = config.block_of(block_key, is_chunked=is_chunked)
     kernel[(len(rows.slots) * num_heads, triton.cdiv(value_dim, block_value))](
-        *(result, *inputs, states, *rows.tensors, *numbers),
+        *(result, step.features, step.gates, *tensors, step.states, *rows.tensors),
+        *(step.features.stride(0), step.gates.stride(0), *numbers),
         HEADS=num_heads,
         GROUPS=num_groups,
         KEY_DIM=key_dim,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -27,6 +27,46 @@ class MatrixShape(NamedTuple):
     value_dim: int
 
 
+class StateSizes(Protocol):
+    """The sizes of a rule."""
+
+    @property
+    def state_shape(self) -> MatrixShape:
+        """Of a sequence."""
+
+
+SizesT = TypeVar("SizesT", bound=StateSizes)
+WeightsT = TypeVar("WeightsT")
+
+
+@dataclass(frozen=True, slots=True)
+class StateStep(Generic[SizesT, WeightsT]):
+    """The tokens of a step for one layer, whose rule updates the states of their sequences.
+
+    Attributes:
+        features: `[num_tokens, num_features]`, what each token reads, writes and adds, in the order of the rule. May be
+            strided in its first dimension.
+        gates: `[num_tokens, num_gates]`, of the same type, before their functions. Likewise.
+        weights: Of the rule.
+        sizes: Heads and their widths.
+        states: `[num_slots, num_heads, key_dim, value_dim]` float32, of all slots; contiguous. Replaced by those behind
+            the step's kept tokens.
+        rows: The sequences.
+    """
+
+    features: torch.Tensor
+    gates: torch.Tensor
+    weights: WeightsT
+    sizes: SizesT
+    states: torch.Tensor
+    rows: StateRows
+
+    def empty_result(self) -> torch.Tensor:
+        """Return a tensor `[num_tokens, num_heads, value_dim]` of the features' type, to be written."""
+        heads, _, value_dim = self.sizes.state_shape
+        return self.features.new_empty(self.features.shape[0], heads, value_dim)
+
+
 CHUNK = 64
 """Tokens that are taken at once where a rule has a form for several."""
 
@@ -34,17 +74,14 @@ Update = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Given which tokens, and the state before them, returns what they read, and the state behind them."""
 
 
-def walk(
-    update: Update, result: torch.Tensor, states: torch.Tensor, rows: StateRows, *, chunk: int = CHUNK
-) -> torch.Tensor:
+def walk(update: Update, step: StateStep[SizesT, WeightsT], *, chunk: int = CHUNK) -> torch.Tensor:
     """Take the state of each sequence through its tokens, and store those that are kept or copied.
 
-    Shapes:
-        result: `[num_tokens, num_heads, value_dim]`
-        states: `[num_slots, num_heads, key_dim, value_dim]`; `update` has no slots
+    Return what the tokens read, `[num_tokens, num_heads, value_dim]`. The states that `update` gets have no slots.
     """
+    result, states = step.empty_result(), step.states
     dtype = torch.promote_types(result.dtype, torch.float32)
-    for sequence in sequences_of(rows):
+    for sequence in sequences_of(step.rows):
         state = states[sequence.slot].to(dtype)
         if sequence.is_new:
             state = torch.zeros_like(state)
@@ -65,13 +102,9 @@ MAX_KEY_DIM = 256
 """`kMaxKeyDim` of columns.h."""
 
 
-def can_run(features: torch.Tensor, gates: torch.Tensor, states: torch.Tensor) -> bool:
-    """Return True where the kernels support the types, sizes and layouts.
-
-    Shapes:
-        features, gates: `[num_tokens, ...]`
-        states: `[num_slots, num_heads, key_dim, value_dim]`
-    """
+def can_run(step: StateStep[SizesT, WeightsT]) -> bool:
+    """Return True where the compiled kernels support the types, sizes and layouts."""
+    features, gates, states = step.features, step.gates, step.states
     return (
         features.is_cpu
         and features.dtype in DTYPE_NUMBERS

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.matrix_state.walk import CHUNK, MatrixShape, fading_of, read_and_add, walk
-from kernels.state_rows import StateRows
+from kernels.matrix_state.walk import CHUNK, MatrixShape, StateStep, fading_of, read_and_add, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,10 @@ class SsdWeights:
     max_step: float = math.inf
 
 
+SsdStep = StateStep[SsdSizes, SsdWeights]
+"""For annotations: only the class itself can be called, as it is frozen."""
+
+
 @dataclass(frozen=True, slots=True)
 class SsdInputs:
     """A step's inputs, taken apart: float32, or float64 where the tokens are.
@@ -79,8 +82,9 @@ class SsdInputs:
     log_decay: torch.Tensor
 
 
-def take_apart(features: torch.Tensor, steps: torch.Tensor, weights: SsdWeights, sizes: SsdSizes) -> SsdInputs:
+def take_apart(step: SsdStep) -> SsdInputs:
     """Give each head its group's inputs and outputs, and compute what the steps mean."""
+    features, weights, sizes = step.features, step.weights, step.sizes
     dtype = torch.promote_types(features.dtype, torch.float32)
     num_tokens, repeats = features.shape[0], sizes.num_heads // sizes.num_groups
     widths = [sizes.inner_size, *[sizes.num_groups * sizes.state_size] * 2]
@@ -88,22 +92,14 @@ def take_apart(features: torch.Tensor, steps: torch.Tensor, weights: SsdWeights,
     value = value.reshape(num_tokens, sizes.num_heads, sizes.head_dim)
     groups = (part.reshape(num_tokens, sizes.num_groups, sizes.state_size) for part in shared)
     state_input, output = (part.repeat_interleave(repeats, 1) for part in groups)
-    step = functional.softplus(steps.to(dtype) + weights.step_bias).clamp(weights.min_step, weights.max_step)
-    return SsdInputs(value, value * step[:, :, None], state_input, output, -weights.rate * step)
+    times = functional.softplus(step.gates.to(dtype) + weights.step_bias).clamp(weights.min_step, weights.max_step)
+    return SsdInputs(value, value * times[:, :, None], state_input, output, -weights.rate * times)
 
 
-def ssd_reference(
-    features: torch.Tensor,
-    steps: torch.Tensor,
-    weights: SsdWeights,
-    sizes: SsdSizes,
-    states: torch.Tensor,
-    rows: StateRows,
-) -> torch.Tensor:
+def ssd_reference(step: SsdStep) -> torch.Tensor:
     """Compute what `kernels.ssd.ssd` promises."""
-    inputs = take_apart(features, steps, weights, sizes)
-    result = torch.empty(inputs.value.shape, dtype=features.dtype, device=features.device)
-    decay, skipped = inputs.log_decay.exp(), inputs.value * weights.skip[:, None]
+    inputs = take_apart(step)
+    decay, skipped = inputs.log_decay.exp(), inputs.value * step.weights.skip[:, None]
 
     def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         token = tokens.start
@@ -111,26 +107,16 @@ def ssd_reference(
         state = state * decay[token, :, None, None] + added
         return torch.einsum("hn,hnp->hp", inputs.output[token], state) + skipped[token], state
 
-    return walk(update, result, states, rows, chunk=1)
+    return walk(update, step, chunk=1)
 
 
-def ssd_chunked(
-    features: torch.Tensor,
-    steps: torch.Tensor,
-    weights: SsdWeights,
-    sizes: SsdSizes,
-    states: torch.Tensor,
-    rows: StateRows,
-    *,
-    chunk: int = CHUNK,
-) -> torch.Tensor:
+def ssd_chunked(step: SsdStep, *, chunk: int = CHUNK) -> torch.Tensor:
     """Compute what `kernels.ssd.ssd` promises, a chunk of tokens at a time, in matrix products.
 
     Source: Dao and Gu, arXiv 2405.21060, section 6.
     """
-    inputs = take_apart(features, steps, weights, sizes)
-    result = torch.empty(inputs.value.shape, dtype=features.dtype, device=features.device)
-    skipped = inputs.value * weights.skip[:, None]
+    inputs = take_apart(step)
+    skipped = inputs.value * step.weights.skip[:, None]
 
     def update(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = (inputs.output, inputs.input, inputs.scaled)
@@ -138,4 +124,4 @@ def ssd_chunked(
         read, state = read_and_add(output, state_input, scaled, fading_of(inputs.log_decay[tokens]), state)
         return read + skipped[tokens], state
 
-    return walk(update, result, states, rows, chunk=chunk)
+    return walk(update, step, chunk=chunk)

@@ -22,8 +22,7 @@ from kernels.matrix_state.triton_states import (
     read_chunk,
     softplus,
 )
-from kernels.ssd.reference import SsdSizes, SsdWeights
-from kernels.state_rows import StateRows
+from kernels.ssd.reference import SsdStep
 from kernels.triton_state_rows import RowPointers
 
 # Reasoned, not measured yet.
@@ -116,24 +115,8 @@ def ssd_kernel(
             start = end
 
 
-def ssd_triton(
-    features: torch.Tensor,
-    steps: torch.Tensor,
-    weights: SsdWeights,
-    sizes: SsdSizes,
-    states: torch.Tensor,
-    rows: StateRows,
-    gpu: Gpu,
-) -> torch.Tensor:
+def ssd_triton(step: SsdStep, gpu: Gpu) -> torch.Tensor:
     """Compute what `kernels.ssd.ssd` promises."""
-    shape = features.shape[0], sizes.num_heads, sizes.head_dim
-    return launch_update(
-        ssd_kernel,
-        _DATACENTER if gpu.generation.is_datacenter else _OTHERS,
-        torch.empty(shape, dtype=features.dtype, device=features.device),
-        (features, steps, weights.rate, weights.step_bias, weights.skip),
-        states,
-        rows,
-        (features.stride(0), steps.stride(0), weights.min_step, weights.max_step),
-        sizes.num_groups,
-    )
+    config, weights = _DATACENTER if gpu.generation.is_datacenter else _OTHERS, step.weights
+    tensors, numbers = (weights.rate, weights.step_bias, weights.skip), (weights.min_step, weights.max_step)
+    return launch_update(ssd_kernel, config, step, tensors, numbers, step.sizes.num_groups)

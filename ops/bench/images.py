@@ -5,8 +5,9 @@ of resizing it as Qwen 2.5-VL reads it; the others normalise and cut into patche
 With `--vllm` vLLM's CPU build prepares the same files in an environment of its own (`peers/image_script.py`), which is
 installed the first time and takes 4 GB. Engines serve a small random Qwen 2.5-VL, in one thread. Their times are those
 that this thread computes, which other processes lengthen less: steps in which eight streams decode, alone, beside
-prompts, and beside images, which have as many tokens: `of_prompts` and `of_alone` are a step's time as a multiple of
-one beside prompts or alone, `worst` the longest.
+prompts, beside images, which have as many tokens, and beside the largest images, of which a fresh engine has seen one
+smaller one: `of_prompts` and `of_alone` are a step's time as a multiple of one beside prompts or alone, `worst` the
+longest. A step of either has the same budget of tokens, so a stream should see 1.1 of a step beside prompts at most.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ import torch
 from PIL import Image
 
 from gpu_worker.core.media import SharedImages
-from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.media.decoder import Decoder
+from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.vision.processor import MediaProcessor
-from gpu_worker.models.vision.registry import read_processor, read_vision
+from gpu_worker.models.vision.registry import media_config, read_processor, read_vision
 from ops.bench.comparison import add_cache, in_turns, median_ratio
 from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.peers import engines
@@ -53,7 +54,9 @@ _BUDGET = 256
 _PIP = ("-m", "pip", "install", "-q", "--no-deps")
 _TORCHVISION = "torchvision==0.28.*"
 """Of the torch that vLLM's CPU build brings."""
-ALONE, PROMPTS, IMAGES = "alone", "prompts", "images"
+ALONE, PROMPTS, IMAGES, LARGEST, COLD = "alone", "prompts", "images", "largest", "largest, cold"
+_LARGEST_SIDE = 3584
+"""Of 65,536 patches, the most that the model reads."""
 
 
 def save_model(directory: Path) -> None:
@@ -84,6 +87,10 @@ def photo(width: int, height: int, seed: int) -> npt.NDArray[np.uint8]:
     coarse = Image.fromarray(generator.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
     return (smooth + generator.integers(-6, 7, smooth.shape)).clip(0, 255).astype(np.uint8)
+
+
+def _noise(side: int, seed: int) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 def _reference(data: bytes, width: int, height: int) -> MediaRef:
@@ -163,24 +170,24 @@ class Bench:
         config = RunnerConfig(
             directory,
             dtype="float32",
-            num_blocks=800,
+            num_blocks=3000,
             max_num_seqs=_STREAMS + _WAITING,
             max_num_batched_tokens=_BUDGET,
-            max_model_len=8192,
+            max_model_len=20_000,
             num_threads=1,
             takes_images=True,
         )
-        media = MediaConfig(vision.num_stages, vision.max_kept_rows)
+        media = media_config(vision, read_model_config(directory))
         self.engine = make_engine(config, images=images, media=media)
 
     def prompt(self) -> Sequence:
         """Queue a text as long as one with an image."""
         return self.engine.add(_text(_IMAGE_TOKENS + 16), 1)
 
-    def shown(self, num_images: int) -> Sequence:
+    def shown(self, num_images: int, side: int = _SIDE) -> Sequence:
         """Queue a prompt with images that are not cached."""
-        pixels = [photo(_SIDE, _SIDE, next(self._seeds)) for _ in range(num_images)]
-        refs = [_reference(each.tobytes(), _SIDE, _SIDE) for each in pixels]
+        pixels = [_noise(side, next(self._seeds)) for _ in range(num_images)]
+        refs = [_reference(each.tobytes(), side, side) for each in pixels]
         token_ids, spans = self._processor.expand([*_text(8), *([_IMAGE] * num_images), *_text(8)], refs)
         sequence = self.engine.sequence(token_ids, 1)
         sequence.media = tuple(spans)
@@ -210,7 +217,7 @@ class Bench:
             began = time.thread_time()
             self.engine.step()
             seconds.append(time.thread_time() - began)
-        self.engine.abort(streams)
+        self.engine.abort([*streams, *(sequence for sequence in waiting if not sequence.num_output_tokens)])
         return seconds
 
 
@@ -218,17 +225,26 @@ def _text(length: int) -> list[int]:
     return random.choices(range(_IMAGE), k=length)
 
 
-def measure_streams(bench: Bench, rounds: int, table: ResultTable) -> None:
+def measure_streams(directory: Path, rounds: int, table: ResultTable) -> None:
     """Print the time of a step of streams, alone and beside floods that have their turns."""
-    floods: dict[str, Callable[[], Sequence] | None] = {
-        ALONE: None,
-        PROMPTS: bench.prompt,
-        IMAGES: lambda: bench.shown(1),
+    bench = Bench(directory)
+
+    def cold_steps_s() -> list[float]:
+        cold = Bench(directory)
+        cold.first_token_s(1)
+        return cold.steps_s(lambda: cold.shown(1, _LARGEST_SIDE))
+
+    runs: dict[str, Callable[[], list[float]]] = {
+        ALONE: partial(bench.steps_s, None),
+        PROMPTS: partial(bench.steps_s, bench.prompt),
+        IMAGES: partial(bench.steps_s, lambda: bench.shown(1)),
+        LARGEST: partial(bench.steps_s, lambda: bench.shown(1, _LARGEST_SIDE)),
+        COLD: cold_steps_s,
     }
-    taken = in_turns({kind: partial(bench.steps_s, flood) for kind, flood in floods.items()}, rounds)
-    means = {kind: list(map(mean, runs)) for kind, runs in taken.items()}
-    longest = {kind: list(map(max, runs)) for kind, runs in taken.items()}
-    for kind in floods:
+    taken = in_turns(runs, rounds)
+    means = {kind: list(map(mean, each)) for kind, each in taken.items()}
+    longest = {kind: list(map(max, each)) for kind, each in taken.items()}
+    for kind in runs:
         table.add(
             {
                 "beside": kind,
@@ -265,7 +281,7 @@ def main(arguments: Values[str] | None = None) -> None:
             table.add(
                 {"images": num_images, "tokens": num_images * _IMAGE_TOKENS, "first_token_ms": round(taken * 1e3)}
             )
-        measure_streams(bench, options.rounds, ResultTable("images"))
+        measure_streams(directory, options.rounds, ResultTable("images"))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,8 @@ from safetensors.torch import save_file
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import random_model
 
-SHARD_BYTES = 4 << 30
 _DRAWN = 1 << 22
 _CONV_WIDTH = 4
-_PLAIN_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,7 @@ class Shape:
     """The sizes of a Llama.
 
     With experts, of a Mixtral; `intermediate_size` is then that of an expert. With `attends_every`, of a Qwen3.5: one
-    layer in `attends_every` attends, the others are recurrent, with as many heads of the same size. With
-    `latent_dim`, of a DeepSeek-V2, whose heads have 128 numbers and 64 that turn.
+    layer in `attends_every` attends, the others are recurrent, with as many heads of the same size.
     """
 
     vocab_size: int
@@ -42,7 +39,6 @@ class Shape:
     num_experts: int = 0
     experts_per_token: int = 2
     attends_every: int = 0
-    latent_dim: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -56,34 +52,19 @@ SHAPES = {
     # As many weights, of which a token meets half.
     "160m-moe": Shape(32000, 768, 416, 12, 12, 4, is_tied=False, num_experts=8),
     "160m-hybrid": Shape(32000, 768, 2560, 12, 6, 2, is_tied=False, attends_every=4),
-    "160m-latent": Shape(32000, 768, 512, 12, 16, 16, is_tied=False, num_experts=4, latent_dim=512),
-    # Of Llama-3.2-1B and Llama-3-8B.
+    # Of Llama-3.2-1B.
     "1b": Shape(128_256, 2048, 8192, 16, 32, 8, is_tied=True),
-    "8b": Shape(128_256, 4096, 14_336, 32, 32, 8, is_tied=False, max_len=8192),
 }
 
 
 def make_model(shape: Shape, directory: Path) -> None:
-    """Write configuration, weights and tokenizer into `directory`."""
-    write_checkpoint(shape, directory)
-    _save_tokenizer(shape.vocab_size, directory)
-
-
-def write_checkpoint(shape: Shape, directory: Path, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write configuration and bfloat16 weights, in shards of at most `shard_bytes`; return the weights' bytes."""
+    """Write configuration, bfloat16 weights and tokenizer into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(configuration(shape), indent=2))
-    shards = _shards(weight_shapes(shape), shard_bytes)
     normal = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0)).bfloat16()
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        is_single = len(shards) == 1
-        file = "model.safetensors" if is_single else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file({name: _values(size, normal) for name, size in names.items()}, directory / file, {"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return sum(2 * math.prod(size) for names in shards for size in names.values())
+    weights = {name: _values(size, normal) for name, size in weight_shapes(shape).items()}
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    _save_tokenizer(shape.vocab_size, directory)
 
 
 def configuration(shape: Shape) -> dict[str, object]:
@@ -112,24 +93,6 @@ def configuration(shape: Shape) -> dict[str, object]:
 
 def _family(shape: Shape) -> dict[str, object]:
     """Return the fields by which a shape's family differs from others."""
-    if shape.latent_dim:
-        return {
-            "architectures": ["DeepseekV2ForCausalLM"],
-            "model_type": "deepseek_v2",
-            "q_lora_rank": None,
-            "kv_lora_rank": shape.latent_dim,
-            "qk_nope_head_dim": _PLAIN_DIM,
-            "qk_rope_head_dim": _PLAIN_DIM // 2,
-            "v_head_dim": _PLAIN_DIM,
-            "first_k_dense_replace": 1,
-            "moe_intermediate_size": shape.intermediate_size,
-            "n_routed_experts": shape.num_experts,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": shape.experts_per_token,
-            "routed_scaling_factor": 1.0,
-            "norm_topk_prob": False,
-            "topk_method": "greedy",
-        }
     if shape.num_experts:
         return {
             "architectures": ["MixtralForCausalLM"],
@@ -158,19 +121,6 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     model = ModelShape("bench", configuration(shape), shape.num_layers, {})
     _, asked = random_model(model, shape.max_len, torch.device("meta"), keeps_tensors=True, stacks_experts=False)
     return {name: tuple(tensor.shape) for name, tensor in asked.tensors.items()}
-
-
-def _shards(shapes: dict[str, tuple[int, ...]], shard_bytes: int) -> list[dict[str, tuple[int, ...]]]:
-    shards: list[dict[str, tuple[int, ...]]] = [{}]
-    left = shard_bytes
-    for name, size in shapes.items():
-        num_bytes = 2 * math.prod(size)
-        if num_bytes > left and shards[-1]:
-            shards.append({})
-            left = shard_bytes
-        shards[-1][name] = size
-        left -= num_bytes
-    return shards
 
 
 def _values(size: tuple[int, ...], normal: torch.Tensor) -> torch.Tensor:

@@ -132,8 +132,9 @@ def start(
             "--max-logprob-drop is not read with --logprob-share 0: no log probabilities are compared"
         )
     body = {"alias": alias, "model": model, "percent": percent, "tenant": tenant, "rules": given}
-    find_operator(access).call("POST", "/v1/canaries", body)
-    click.echo(f"{percent:g}% of {alias} goes to {model}")
+    canaries = find_operator(access).call("POST", "/v1/canaries", body)["canaries"]
+    (begun,) = (each for each in canaries if (each["alias"], each["tenant"]) == (alias, tenant))
+    click.echo(f"{percent:g}% of {alias} goes to {model} ({begun['verdict']})")
 
 
 @canary.command("ls")

@@ -160,22 +160,26 @@ def run_compare(first: Path, second: Path) -> int:
     a run; to know what varies between runs, compare a system with itself first.
     """
     from ops.load_generator.comparison import table
-    from ops.load_generator.record import Report
+    from ops.load_generator.record import Report, ReportError
 
-    click.echo("\n".join(table(Report.load_file(first), Report.load_file(second))))
+    try:
+        click.echo("\n".join(table(Report.load_file(first), Report.load_file(second))))
+    except ReportError as error:
+        raise ReportError(f"{error} (A is {first}, B is {second})") from None
     return 0
 
 
 def _told(driver: Driver, num_planned: int) -> str:
     """Say how far a run is."""
     records = driver.records
-    failed = sum(record.problem is not None for record in records)
+    refused = sum(record.is_refused for record in records)
+    failed = sum(record.problem is not None for record in records) - refused
     elapsed_s = max(1e-9, time.monotonic() - driver.started)
     tokens_per_s = sum(record.output_tokens for record in records) / elapsed_s
     first = sorted(record.ttft_s for record in records[-200:] if record.ttft_s is not None)
     ttft = f", first token {1e3 * first[len(first) // 2]:,.0f} ms" if first else ""
-    line = f"{len(records):,} of {num_planned:,} ended, {driver.num_running:,} under way, {failed:,} failed; "
-    return f"{line}{tokens_per_s:,.0f} tokens/s{ttft}"
+    line = f"{elapsed_s:,.0f} s: {len(records):,} of {num_planned:,} ended, {driver.num_running:,} under way, "
+    return f"{line}{refused:,} refused, {failed:,} failed; {tokens_per_s:,.0f} tokens/s{ttft}"
 
 
 def _load(config: BenchServeConfig) -> Load:

@@ -28,6 +28,7 @@ from ops.cli.running_system import (
     find_endpoint,
     find_operator,
     only_model,
+    tell,
 )
 from ops.golden.prompts import default_prompts, read_prompts
 from ops.stack.config import DEFAULT_STATE_DIR
@@ -175,6 +176,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 MIN_TOKENS = 16
 _PASSES = 2
 _AT_ONCE = 8
+_PATIENCE_S = 600.0
 _TOKEN = "token_id:"
 _PLAIN = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "stream": False}
 
@@ -274,9 +276,17 @@ class Recorder:
         return max(*deviations, answer_deviation([own for own in known if own], found, unit)), place
 
     def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self.endpoint.call("POST", "/v1/completions", {"model": self.model, **_PLAIN, **body})
-        choice: dict[str, Any] = answer["choices"][0]
-        return choice
+        asked, began = {"model": self.model, **_PLAIN, **body}, time.monotonic()
+        while True:
+            try:
+                choice: dict[str, Any] = self.endpoint.call("POST", "/v1/completions", asked)["choices"][0]
+                return choice
+            except ServerRefusedError as error:
+                # The same request finds the place that is kept for it.
+                if error.retry_after_s is None or time.monotonic() - began > _PATIENCE_S:
+                    raise
+                tell(f"{error}; waiting {error.retry_after_s:g} s to ask again")
+                time.sleep(error.retry_after_s)
 
 
 command = SettingsGroup(

@@ -14,6 +14,7 @@ import click
 
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import Endpoint, OperatorAccess, find_operator
+from ops.cli.status_line import StatusLine
 from ops.text_table import aligned, printable_cell
 from shared.config import whole_number
 from shared.errors import DependencyError
@@ -173,7 +174,7 @@ _HOW_IT_ENDS = {
 
 
 def _wait(operator: Endpoint, action: str, host: str, name: str) -> None:
-    told = False
+    told, status, began = False, StatusLine(), time.monotonic()
     while True:
         time.sleep(_POLL_S)
         found = [
@@ -192,7 +193,11 @@ def _wait(operator: Endpoint, action: str, host: str, name: str) -> None:
         if model["num_ready"] and model["num_ready"] == model.get("num_withheld", 0):
             raise DependencyError(f"{name} is loaded, but its workers are cordoned: `headrace uncordon` them")
         if model["num_ready"]:
+            status.clear()
             return
+        # Where one is replaced, the old one is awake.
+        how = "the new one loads" if model["state"] == "awake" else f"{model['state']}, ready in {_ready_in(model)}"
+        status.show(f"{name}: {how} ({time.monotonic() - began:.0f} s)")
 
 
 def _check_not_failed(model: dict[str, Any], action: str) -> None:

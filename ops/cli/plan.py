@@ -143,8 +143,15 @@ def _figures(each: Option, load: Workload, price: float | None) -> dict[str, Any
 def _lines(config: PlanConfig, found: list[Option], load: Workload) -> list[str]:
     heads = ["weights", "cache", "a worker", "GB", "cache tokens", "fit", "run", "TTFT ms", "ITL ms"]
     heads += ["req/s at most", "workers", "devices"]
-    rows = [[str(value) for value in _figures(each, load, config.price).values()] for each in found]
-    return aligned([heads + (["cost/h", "cost/M out"] if config.price is not None else []), *rows])
+    rows = []
+    for each in found:
+        figures = _figures(each, load, config.price)
+        figures["itl_ms"] = f"{figures['itl_ms']}{'*' if each.is_short_stepped else ''}"
+        rows.append([str(value) for value in figures.values()])
+    lines = aligned([heads + (["cost/h", "cost/M out"] if config.price is not None else []), *rows])
+    if any(each.is_short_stepped for each in found):
+        lines.append("* shorter steps than the formulas were compared with (0.1 ms a layer): expect longer ones")
+    return lines
 
 
 def _test_lines(tests: list[dict[str, Any]]) -> list[str]:

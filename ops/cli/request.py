@@ -73,7 +73,7 @@ def _list(requests: list[dict[str, Any]]) -> Iterator[str]:
     for each in requests:
         first = each.get("first_token_s")
         yield (
-            f"{printable_line(each['id']):<{width}}{printable_cell(each['tenant'])[:13]:<14}{each['status']:>6} "
+            f"{printable_line(each['id']):<{width}}{printable_cell(each['tenant'])[:13]:<14}{each['status'] or '':>6} "
             f"{each['outcome']:<13}{'' if first is None else seconds(first):>9}{seconds(each['ended_s']):>9}"
             f"{each.get('tokens', 0):>8}{each.get('moves', 0):>6}"
         )

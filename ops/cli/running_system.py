@@ -41,13 +41,15 @@ _MAX_NAMES = 8
 class ServerRefusedError(HeadraceError):
     """The server's answer is an error or incomplete; `status` is 0 if it broke off.
 
-    `code` is the server's machine-readable reason, such as `model_not_found`; None if it gives none.
+    `code` is the server's machine-readable reason, such as `model_not_found`, and `retry_after_s` when the same request
+    may come again; None if it gives none.
     """
 
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(f"the server answers {status}: {message}" if status else message)
         self.status = status
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,9 @@ class Endpoint:
             connection.close()
             raise ServerRefusedError(0, f"{self.url} does not answer ({error}); is `headrace up` running?") from error
         if not http.client.OK <= response.status < http.client.MULTIPLE_CHOICES:
-            raise ServerRefusedError(response.status, *_error_words(response.read()))
+            told = response.getheader("Retry-After", "")
+            retry_after_s = float(told) if told.isdecimal() else None
+            raise ServerRefusedError(response.status, *_error_words(response.read()), retry_after_s)
         return response
 
 

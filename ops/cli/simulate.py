@@ -49,7 +49,9 @@ class PlacedModel:
 class LoadConfig(PlacedModel):
     """How it is stored and divided there, and requests that are drawn."""
 
-    weights: str = setting("bf16", "Number format of weights.", choices=_FORMATS)
+    weights: str | None = setting(
+        None, "Number format of weights; the checkpoint's, or bf16, if not given.", choices=_FORMATS
+    )
     cache_dtype: str = setting("bf16", "Number format of keys and values.", choices=_CACHES)
     tensor_parallel_size: int = setting(1, "Devices of a worker.", minimum=1, maximum=64)
     requests: int | None = setting(
@@ -184,7 +186,7 @@ def _scenario(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
 
 
 def on_device(
-    config: PlacedModel, names: tuple[str, str, int], limits: tuple[int, int, int | None]
+    config: PlacedModel, names: tuple[str | None, str, int], limits: tuple[int, int, int | None]
 ) -> tuple[SchedulerConfig, StepTimes]:
     """Return the scheduler settings and step times of a model on devices; limits of None are the model's own.
 
@@ -201,9 +203,9 @@ def on_device(
     from ops.sizing.roofline import HOST_TIMES, Roofline
 
     size, device, (weights, cache, ranks) = read_model_size(config.model), find_device(config.device), names
+    weights = weights or size.formats[0]
     if weights not in size.formats:
-        stored = size.formats[0]
-        raise ConfigError("HEADRACE_WEIGHTS", f"is {weights}; the checkpoint stores about {stored}: give {stored}")
+        raise ConfigError("HEADRACE_WEIGHTS", f"is {weights}; the checkpoint stores about {size.formats[0]}")
     max_num_seqs, max_num_batched_tokens, max_model_len = limits
     length = min(max_model_len or size.config.max_model_len, size.config.max_model_len)
     roofline = Roofline(size, device, FORMATS[weights], CACHE_DTYPES[cache], ranks)

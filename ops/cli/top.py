@@ -100,11 +100,11 @@ def _worker(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tu
 
 def _state(each: dict[str, Any]) -> str:
     golden = each.get("golden") or {}
-    told = [f"role {each['role']}"] if each.get("role", "both") != "both" else []
+    told = [f"role {each['role']}"] if each.get("role") else []
     if problem := golden.get("problem"):
         told.append(f"{'withdrawn' if golden['has_withdrawn'] else 'goes on'}: {problem}")
     elif each["draining"]:
-        told.append("cordoned or draining")
+        told.append("draining, then ends" if each.get("is_ending") else "cordoned")
     return printable_cell("; ".join(told))
 
 

@@ -223,7 +223,8 @@ def _golden_problem(beat: Heartbeat) -> str:
 
 
 def _described(beat: Heartbeat) -> str:
-    draining = ", draining" if beat.draining else ""
+    role = "" if beat.roles is None else f", role {beat.roles.role}"
+    draining = f"{role}, {'draining' if beat.is_ending else 'cordoned'}" if beat.draining else role
     if beat.metrics is not None and beat.metrics.ranks:
         draining += f", {len(beat.metrics.ranks)} ranks"
         if missing := _missing_ranks(beat):

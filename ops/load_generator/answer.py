@@ -107,7 +107,7 @@ def read(answer: Answer) -> Reading:
     if reading.status == 0:
         reading.problem = answer.problem or "closed without an answer"
     elif reading.status != 200:
-        words = "" if reading.status in REFUSALS else _message(data)
+        words = _error(data, "code" if reading.status in REFUSALS else "message")
         reading.problem = f"status {reading.status}{words and ': '}{words}"
     else:
         _read_events(data, body, answer, reading)
@@ -188,12 +188,13 @@ class _Body:
         self.times.append(self.now)
 
 
-def _message(data: bytes) -> str:
+def _error(data: bytes, field: str) -> str:
+    """Return a field of an error; without a message how the body begins. By their code, refusals are one problem."""
     try:
-        words = msgspec.json.decode(data)["error"]["message"]
+        words = msgspec.json.decode(data)["error"][field]
     except (msgspec.MsgspecError, KeyError, TypeError, IndexError):
-        words = data.decode(errors="replace")
-    return str(words)[:_SHOWN]
+        words = "" if field == "code" else data.decode(errors="replace")
+    return str(words or "")[:_SHOWN]
 
 
 def _shown(data: bytes) -> str:

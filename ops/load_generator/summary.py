@@ -101,6 +101,8 @@ def _notes(report: Report) -> Iterator[str]:
     else:
         late = found["sent_late_p99_ms"]
         yield f"Latencies count from the time at which a request was due; sent later than that by {late:g} ms at p99."
+    if found["refused"] and report.is_closed_loop and "max_concurrency" not in report.load:
+        yield "All requests were sent at once; --max-concurrency or --request-rate sends as many as can be served."
     if found["without_usage"]:
         yield f"{found['without_usage']} answers told no usage: their tokens are counted by pieces of text."
     for problem, count in list(found["problems"].items())[:8]:

@@ -66,10 +66,12 @@ class ModelSize:
 
     Attributes:
         stored: Format of a checkpoint that is quantized already, the only one that it is served in.
+        quantizes_experts_alone: Its other layers have 16 bits.
     """
 
     config: ModelConfig
     stored: str | None = None
+    quantizes_experts_alone: bool = False
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -87,11 +89,16 @@ class ModelSize:
 
     def weight_bytes(self, form: WeightFormat) -> float:
         """Return the memory of all weights."""
-        return self.read_weights(_EVERY_EXPERT) * form.bits / 8 + self.embedding_weights * 2
+        return self._layer_bytes(form, _EVERY_EXPERT) + self.embedding_weights * 2
 
     def step_bytes(self, form: WeightFormat, num_tokens: int) -> float:
         """Return the bytes of weights that a step of `num_tokens` reads, including the head."""
-        return self.read_weights(num_tokens) * form.bits / 8 + head_weights(self.config) * 2
+        return self._layer_bytes(form, num_tokens) + head_weights(self.config) * 2
+
+    def _layer_bytes(self, form: WeightFormat, num_tokens: int) -> float:
+        # A step without tokens meets no expert.
+        plain = self.read_weights(0) if self.quantizes_experts_alone else 0
+        return (self.read_weights(num_tokens) - plain) * form.bits / 8 + plain * 2
 
     def flops(self, num_tokens: int, num_sampled: int) -> float:
         """Return the floating-point operations of all matrix products of a step.
@@ -184,14 +191,11 @@ def _checked(model: Path, config: ModelConfig) -> ModelSize:
         problem = "it has layers for whose steps there is no formula here: latent attention, or another recurrence"
     if problem is not None:
         raise ConfigError("HEADRACE_MODEL", f"{model} is unsupported: {problem}")
-    return ModelSize(config, stored)
+    return ModelSize(config, stored, quantizes_experts_alone=isinstance(config.quantization, MXFP4))
 
 
 def _stored_format(method: QuantizationMethod | None) -> str | None:
-    """Return the format that is nearest to a method's, within a few percent of all bytes; None if there is none.
-
-    What a method leaves in 16 bits, as gpt-oss its attention, counts like the rest.
-    """
+    """Return the format that is nearest to a method's, within a few percent of all bytes; None if there is none."""
     if isinstance(method, FP8):
         return "fp8"
     if isinstance(method, AWQ | MXFP4) or (isinstance(method, GPTQ) and method.settings.bits == 4):

@@ -18,6 +18,9 @@ from shared.errors import ConfigError
 
 FULL_SHARE = 0.8
 """Of what a worker can serve that is planned for: closer to that, requests that come at random wait long."""
+LEAST_LAYER_S = 100e-6
+"""A layer's part of a step in the worked examples is at least 130 µs. In less, launches of kernels, which the formula
+lacks, are a good part of it (Spector et al., Look Ma, No Bubbles!, 2025: half of the time or more of a 1B model)."""
 RANKS = (1, 2, 4, 8)
 MAX_RANKS = 64
 
@@ -93,6 +96,11 @@ class Option:
     def devices(self) -> int:
         """Of all workers."""
         return self.workers * self.ranks
+
+    @property
+    def is_short_stepped(self) -> bool:
+        """Whether its steps are shorter than those that the formula was compared with: real ones take longer."""
+        return self.usual.itl_s < LEAST_LAYER_S * self.roofline.size.config.num_layers
 
     def cost_per_million(self, price: float, load: Workload) -> float:
         """Return the cost of a million output tokens at a device's price for an hour."""

@@ -260,6 +260,8 @@ def _roles(config: UpConfig) -> list[str]:
     for name in names:
         if name not in ROLES:
             raise ConfigError("HEADRACE_ROLES", f"names {name[:40]!r}; a role is one of {', '.join(ROLES)}")
+    if names and config.simulate is not None:
+        raise ConfigError("HEADRACE_ROLES", "does not go with --simulate: a simulated engine keeps no keys and values")
     return names
 
 

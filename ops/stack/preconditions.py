@@ -52,7 +52,7 @@ def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
         golden_baseline(settings, served_name(settings))
         looked_at = (field for field in dataclasses.fields(WorkerConfig) if field.name not in ALWAYS_FIT)
         is_chosen = any(getattr(settings, field.name) != field.default for field in looked_at)
-        if is_chosen or not is_demo or len(plan.workers) > 1:
+        if is_chosen or not is_demo:
             _check_worker(environ, console)
 
 

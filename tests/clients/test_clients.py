@@ -199,6 +199,7 @@ CLIENTS = {
     "pydantic-ai": "python/pydantic_ai_client.py",
     "OpenAI Agents": "python/agents_sdk_client.py",
     "OpenAI Agents (Node)": "node/agents_sdk.mjs",
+    "eventsource (Node)": "node/eventsource.mjs",
     "curl": "python/curl_client.py",
     "six tools' bodies": "python/bodies_of_tools.py",
     "Codex": "python/codex_agent.py",

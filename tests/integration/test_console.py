@@ -238,7 +238,8 @@ def test_canary_is_compared_and_rolled_back_by_a_person_while_requests_go_on(
         page.wait_text("by an operator", ".canary")
         count = len(answered)
         wait_for(lambda: len(answered) > count + 10)
-    assert page.run("window.confirmed").startswith(f"Send all requests of chat to {system.model}?")
+    assert page.run("window.confirmed").startswith("Roll back the canary ")
+    assert f"of chat? All its requests go to {system.model} then." in page.run("window.confirmed")
     assert page.run("document.querySelectorAll('.canary button').length") == 0
     assert page.problems == []
     lines = (system.ready_file.parent / "state" / "audit.jsonl").read_text().splitlines()

@@ -15,10 +15,10 @@ import httpx2
 import pytest
 import yaml
 
-from ops.dashboards.__main__ import DASHBOARDS
 from ops.stack.ports import free_port
 from tests.integration.system import System
 from tests.ops.alerts.rules import RULES
+from tests.ops.dashboards.files import DASHBOARDS, queries
 
 PROMETHEUS = shutil.which("prometheus", path=sysconfig.get_path("scripts")) or shutil.which("prometheus")
 SCRAPED_S = 12.0
@@ -76,11 +76,10 @@ def test_target_is_up_and_all_rules_are_evaluated(prometheus: str) -> None:
     assert [rule["name"] for rule in rules if rule.get("state") == "firing"] == []
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
 def test_every_query_of_a_dashboard_is_answered_and_has_data(prometheus: str, dashboard: Any) -> None:
-    for panel in dashboard.panels:
-        for query in panel.queries:
-            expression = re.sub(r"\$__\w+", "10s", query.expression).replace("$model", ".*").replace("$worker", ".*")
-            expression = expression.replace("$tenant", ".*")
-            found = ask(prometheus, expression)
-            assert found or MAY_BE_EMPTY.search(expression), (panel.title, expression)
+    for query in queries(dashboard):
+        expression = re.sub(r"\$__\w+", "10s", query).replace("$model", ".*").replace("$worker", ".*")
+        expression = expression.replace("$tenant", ".*")
+        found = ask(prometheus, expression)
+        assert found or MAY_BE_EMPTY.search(expression), (dashboard["title"], expression)

@@ -115,15 +115,11 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def interpreter_takes_loop_bounds() -> Iterator[None]:
+def take_loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the interpreter of Triton 3.6 loop to a bound that was loaded, which numpy 2.4 refuses.
 
     It holds scalars as arrays of one element, and those no longer turn into integers by themselves.
     """
-    if importlib.util.find_spec("triton") is None:
-        yield
-        return
     from triton.runtime import interpreter
 
     patch_tensor = interpreter._patch_lang_tensor
@@ -132,17 +128,11 @@ def interpreter_takes_loop_bounds() -> Iterator[None]:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
-        yield
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def interpreter_rounds_to_fp8() -> Iterator[None]:
+def round_to_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the interpreter of Triton 3.6 carry into the exponent when it rounds to fp8, as GPUs and torch do."""
-    if importlib.util.find_spec("triton") is None:
-        yield
-        return
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -153,30 +143,14 @@ def interpreter_rounds_to_fp8() -> Iterator[None]:
             return convert_float(values, from_type, to_type, rounding)
         return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(interpreter, "_convert_float", convert)
-        yield
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def fast_interpreter() -> Iterator[None]:
-    if importlib.util.find_spec("triton") is None:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        speed_up(monkeypatch)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def interpreter_patches_once() -> Iterator[None]:
+def patch_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what a kernel calls find the language as it was patched for the kernel.
 
     The interpreter of Triton 3.6 patches it again for every call, which takes longer than most calls.
     """
-    if importlib.util.find_spec("triton") is None:
-        yield
-        return
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -187,6 +161,13 @@ def interpreter_patches_once() -> Iterator[None]:
         is_patched = not any(tl.core.is_builtin(language.load) for language in seen)
         return interpreter._LangPatchScope() if is_patched else patch_lang(function)
 
+    monkeypatch.setattr(interpreter, "_patch_lang", patch)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patched_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(interpreter, "_patch_lang", patch)
+        if importlib.util.find_spec("triton") is not None:
+            for change in (take_loop_bounds, round_to_fp8, speed_up, patch_once):
+                change(monkeypatch)
         yield

@@ -11,6 +11,7 @@ from kernels.causal_conv.triton_kernel import causal_conv_triton
 from kernels.gated_delta import DeltaSizes, DeltaWeights
 from kernels.gated_delta.triton_kernel import gated_delta_triton
 from kernels.gpu_config import Gpu
+from kernels.matrix_state.walk import StateStep
 from kernels.ssd import SsdSizes, SsdWeights
 from kernels.ssd.triton_kernel import ssd_triton
 from kernels.state_rows import StateRows
@@ -43,7 +44,7 @@ def launch_rule(
     weights = SsdWeights(*of_heads) if isinstance(sizes, SsdSizes) else DeltaWeights(*of_heads[:2])
     states = empty(2, *sizes.state_shape, dtype=torch.float32)
     features, gates = empty(length, sizes.num_features, dtype=dtype), empty(length, sizes.num_gates, dtype=dtype)
-    return form(features, gates, weights, sizes, states, rows_of(length, saves=saves), gpu)
+    return form(StateStep(features, gates, weights, sizes, states, rows_of(length, saves=saves)), gpu)
 
 
 launch_delta = partial(launch_rule, gated_delta_triton, SIZES)

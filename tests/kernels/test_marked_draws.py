@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.sampling.cpu import sample_tokens_cpu
+from kernels.sampling.dispatch import sample_tokens_cpu
 from kernels.sampling.reference import philox, sample_tokens_reference, token_uniforms
 from shared.sampling import Sampling
 from tests.kernels.poisoned_memory import poisoned_memory

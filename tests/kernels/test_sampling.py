@@ -13,7 +13,7 @@ import torch
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.sampling import dispatch
 from kernels.sampling.config import SamplingConfig
-from kernels.sampling.cpu import apply_penalties_cpu, count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
+from kernels.sampling.dispatch import apply_penalties_cpu, count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
 from kernels.sampling.parameters import INVALID_TOKEN
 from kernels.sampling.reference import (
     apply_penalties_reference,

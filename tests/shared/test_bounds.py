@@ -156,6 +156,7 @@ BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {
     "worker": "w",
     "model": "m",
     "draining": False,
+    "is_ending": False,
     "knows_queue": True,
     "revision": "",
     "chat_format": "",

@@ -25,8 +25,9 @@ export function show(root, _argument, tell) {
   }
   async function end(canary, action) {
     const [stable, tried] = canary.arms;
-    const winner = action === "promote" ? tried.model : stable.model;
-    if (!confirm(`Send all requests of ${nameOf(canary)} to ${winner}? Requests that run end where they began.`)) return;
+    const [order, winner] = action === "promote" ? ["Promote", tried.model] : ["Roll back", stable.model];
+    const asked = `${order} the canary ${tried.model} of ${nameOf(canary)}? All its requests go to ${winner} then.`;
+    if (!confirm(`${asked} Requests that run end where they began.`)) return;
     try {
       await askPort("v1/canaries/change", { alias: canary.alias, tenant: canary.tenant, action });
       tell(null);

@@ -11,7 +11,7 @@ export function show(root, _argument, tell) {
 async function load(root) {
   const told = await ask("dead-letters");
   const rows = told.letters.map((each) => [
-    number(each.seq), new Date(each.quarantined * 1000).toLocaleString(), each.tenant, each.model, each.lane, each.reason,
+    number(each.seq), new Date(each.quarantined * 1000).toLocaleString([], { timeZoneName: "short" }), each.tenant, each.model, each.lane, each.reason,
     each.request_id ? el("a", { href: `#request/${encodeURIComponent(each.request_id)}` }, each.id) : each.id,
     each.error, each.attempts.map((attempt) => `${attempt.worker || "no worker"}: ${attempt.error}`).join("; "), each.prompt ?? "",
   ]);

@@ -17,7 +17,7 @@ function asNode(child) {
 
 // heads: [title, isNumber] of each column. rows: cells that are texts, numbers or elements.
 export function table(heads, rows, caption) {
-  const head = el("tr", {}, heads.map(([title, isNumber]) => el("th", { class: isNumber ? "num" : null, scope: "col" }, title)));
+  const head = el("tr", {}, heads.map(([title, isNumber]) => el("th", { class: isNumber === true ? "num" : null, scope: "col" }, title)));
   const body = rows.map((cells) =>
     el("tr", {}, cells.map((cell, place) => {
       const kind = heads[place][1] === "wrap" ? "wrap" : heads[place][1] ? "num" : null;

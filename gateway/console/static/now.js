@@ -57,8 +57,10 @@ function total(counts) {
 
 function draw(told, before, passed, speeds) {
   const speed = (each, counter) => rate(each, before.workers, "worker", counter, passed);
+  // Rates are unknown on the first look.
+  const known = (text) => (passed ? text : "");
   const cards = el("div", { class: "cards" },
-    card("tokens/s", number(speeds.at(-1))),
+    card("tokens/s", known(number(speeds.at(-1)))),
     card("sequences running", number(sum(told.workers, (each) => each.running))),
     card("requests waiting", number(sum(told.queues, (each) => each.waiting))),
     card("open answers", number(sum(told.gateways, (each) => each.streams))),
@@ -67,16 +69,16 @@ function draw(told, before, passed, speeds) {
   const workers = told.workers.map((each) => [
     each.worker, each.model, `${each.running}/${each.max_num_seqs}`, number(each.waiting),
     `${number(100 * (1 - each.free_blocks / Math.max(1, each.total_blocks)))}%`,
-    number(speed(each, "generation_tokens")), number(speed(each, "prefill_tokens")),
-    `${number(Math.min(100, 100 * speed(each, "busy_s")))}%`, number(each.preemptions),
+    known(number(speed(each, "generation_tokens"))), known(number(speed(each, "prefill_tokens"))),
+    known(`${number(Math.min(100, 100 * speed(each, "busy_s")))}%`), number(each.preemptions),
     each.gpus.map((gpu) => gpu.power_watts === null ? "" : `${number(gpu.power_watts)} W`).join(" "),
     state(each),
   ]);
   const queues = told.queues.map((each) => [each.model, each.lane, number(each.waiting), seconds(each.oldest_s)]);
   const gateways = told.gateways.map((each) => [
     each.gateway, number(each.streams), reasons(each.shed), reasons(each.limited), reasons(each.moves),
-    number(rate(each, before.gateways, "gateway", "completion_tokens", passed)),
-    `${number(100 * rate(each, before.gateways, "gateway", "cpu_s", passed))}%`,
+    known(number(rate(each, before.gateways, "gateway", "completion_tokens", passed))),
+    known(`${number(100 * rate(each, before.gateways, "gateway", "cpu_s", passed))}%`),
   ]);
   const hosted = told.hosts.flatMap((host) => host.models.map((each) => [
     each.name, host.host, each.state, number(each.num_ready) + (each.num_withheld ? `, ${number(each.num_withheld)} cordoned` : ""), each.on_demand ? "on demand" : "always",
@@ -104,9 +106,9 @@ function draw(told, before, passed, speeds) {
 }
 
 function state(each) {
-  const told = each.role === "both" ? [] : [`role ${each.role}`];
+  const told = each.role === null ? [] : [`role ${each.role}`];
   if (each.golden?.problem) told.push(`${each.golden.has_withdrawn ? "withdrawn" : "goes on"}: ${each.golden.problem}`);
-  else if (each.draining) told.push("cordoned or draining");
+  else if (each.draining) told.push(each.is_ending ? "draining, then ends" : "cordoned");
   return el("span", { class: each.golden?.problem ? "bad" : null }, told.join("; "));
 }
 

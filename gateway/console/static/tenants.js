@@ -5,7 +5,12 @@ import { el, number, table } from "./dom.js";
 
 export function show(root, _argument, tell) {
   const tables = el("div");
-  const load = () => fill(tables, revoke).catch(tell);
+  const load = async () => {
+    // Dim until what has changed is in it.
+    tables.setAttribute("aria-busy", "true");
+    await fill(tables, revoke).catch(tell);
+    tables.removeAttribute("aria-busy");
+  };
   async function revoke(key) {
     if (!confirm(`Revoke ${key.name || key.id} of ${key.tenant}? Its holders are refused within seconds.`)) return;
     try {

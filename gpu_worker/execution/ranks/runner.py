@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from gpu_worker.adapters.reader import PackedAdapter
 from gpu_worker.core.constraint import ConstraintSource
 from gpu_worker.core.draft import Draft
+from gpu_worker.core.media import SharedImages
 from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError, PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
@@ -64,6 +65,9 @@ class GroupRunner:
     def submit(self, plan: StepPlan) -> PendingStep:
         """Do what `ModelRunner` promises; `InterruptedRunnerError` if the group is lost."""
         self.check()
+        if not plan.rows:
+            # Images alone, which this rank encodes.
+            return self.own.submit(plan)
         self._was_told = True
         try:
             if self.rebalancing is not None:
@@ -204,10 +208,15 @@ class _GroupStep:
 
 
 def build_group_runner(
-    config: RunnerConfig, group: RankGroup, start_up: StartUp, constraints: ConstraintSource | None = None
+    config: RunnerConfig,
+    group: RankGroup,
+    start_up: StartUp,
+    constraints: ConstraintSource | None = None,
+    images: SharedImages | None = None,
 ) -> GroupRunner:
     """Build rank 0's runner while the other ranks build theirs; `HeadraceError` if one of them cannot."""
     with group.building():
-        own = build_runner(replace(config, device=device_of(config, 0)), start_up, None, constraints, group.ranks)
+        own_config = replace(config, device=device_of(config, 0))
+        own = build_runner(own_config, start_up, None, constraints, group.ranks, images)
     group.board.note_load(0)
     return GroupRunner(own, group, config.eplb_step_interval)

@@ -26,7 +26,7 @@ class Family:
         architecture, also: Its names in the `architectures` of checkpoints.
         read: Reads a configuration. A field that is missing, of the wrong type or not served is a `CheckpointError`.
         defaults: What absent fields mean, where the reader means something else; null fields are not absent.
-        sample: Fields that the reader needs and `support_page.SAMPLE` lacks.
+        sample: Fields that the reader needs and `tests.gpu_worker.models.support_page.SAMPLE` lacks.
     """
 
     architecture: str

@@ -1,6 +1,7 @@
 """The first part of towers: from pixels to a vector for each patch, and where the patches are.
 
-Patches that become one token stand side by side, so projectors need not know of rows and columns.
+Patches that become one token stand side by side, so projectors need not know of rows and columns. Each part of an
+image's patches can be embedded by itself.
 """
 
 from __future__ import annotations
@@ -11,11 +12,29 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.models.vision.parts import Linear, Neighbourhood, Transform
+from gpu_worker.models.vision.parts import Linear, Runs, Transform, Turns
 from gpu_worker.models.vision.weights import TowerSizes
 
 Positions = Callable[[torch.Tensor, torch.Tensor, tuple[int, int]], torch.Tensor]
 """Learned positions, `[num_patches, size]`, of patches in a grid of these rows and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the patches of an image are; those of an embedding stand side by side.
+
+    Attributes:
+        grid: Rows and columns of a tile's patches.
+        rows, columns: Of each patch of a tile, `[num_patches]` int64.
+        order: Of the embeddings in the order of the stream, their places in that of rows; None if that is the same.
+        windows: Patches that see one another in local attention, if there is such.
+    """
+
+    grid: tuple[int, int]
+    rows: torch.Tensor
+    columns: torch.Tensor
+    order: torch.Tensor | None = None
+    windows: Sequence[Runs] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +45,9 @@ class PatchEmbedding:
         positions: Added to patches.
         turns: Rotations of queries and keys, in the order of a head's pairs: axis (0 rows, 1 columns) and frequencies.
         norm: Of patches.
-        first: `[1, 1, size]`, stands before the patches of each tile.
+        first: `[size]`, stands before the patches of each tile.
         frames: How many times a patch is seen, as a film that stands still.
+        window: Embeddings of a side of the windows of local attention; None if there is no such.
     """
 
     patches: Linear
@@ -37,31 +57,64 @@ class PatchEmbedding:
     norm: Transform | None = None
     first: torch.Tensor | None = None
     frames: int | None = None
+    window: int | None = None
 
-    def __call__(self, values: torch.Tensor) -> tuple[torch.Tensor, Neighbourhood]:
-        """Return the stream of `[num_tiles, height, width, 3]` uint8, and where its patches are."""
-        sizes, weight = self.sizes, self.patches.weight
+    def layout(self, values: torch.Tensor) -> Layout:
+        """Return where the patches of `[num_tiles, height, width, 3]` are."""
+        sizes, device = self.sizes, values.device
+        merge = sizes.merge
+        rows, columns = (side // (sizes.patch * merge) for side in values.shape[1:3])
+        tokens, windows, order = torch.arange(rows * columns), list[Runs](), None
+        if self.window is not None:
+            tokens, windows = windows_of(rows, columns, self.window, merge**2)
+            order = tokens.to(device)
+        inside = torch.arange(merge**2)
+        at_row = (tokens // columns)[:, None] * merge + inside // merge
+        at_column = (tokens % columns)[:, None] * merge + inside % merge
+        grid = rows * merge, columns * merge
+        return Layout(grid, at_row.flatten().to(device), at_column.flatten().to(device), order, windows)
+
+    def __call__(
+        self, values: torch.Tensor, layout: Layout, tiles: torch.Tensor, patches: torch.Tensor
+    ) -> tuple[torch.Tensor, Turns | None]:
+        """Return the stream and the rotations of patches by their tile, and their place in it, `[num_patches]` each."""
+        sizes, weight, size = self.sizes, self.patches.weight, self.sizes.patch
+        rows, columns = layout.rows[patches], layout.columns[patches]
+        whole = values[:, : layout.grid[0] * size, : layout.grid[1] * size]
+        cells = whole.view(len(values), layout.grid[0], size, layout.grid[1], size, 3)[tiles, rows, :, columns]
         mean, deviation = sizes.colours.to(values.device)
-        patches = patches_of(normalised(values, mean, deviation), sizes.patch, sizes.merge)
+        pixels = normalised(cells, mean, deviation).permute(0, 3, 1, 2)
         if self.frames is not None:
-            patches = patches[:, :, :, None].expand(-1, -1, -1, self.frames, -1, -1)
-        stream = self.patches(patches.flatten(2).to(weight.dtype))
+            pixels = pixels[:, :, None].expand(-1, -1, self.frames, -1, -1)
+        stream = self.patches(pixels.flatten(1).to(weight.dtype))
         if self.norm is not None:
             stream = self.norm(stream)
-        grid = self.grid(values)
-        places = [place.to(values.device) for place in places_of(*grid, sizes.merge)]
         if self.positions is not None:
-            stream = stream + self.positions(places[0], places[1], grid).to(stream.dtype)
-        if self.first is not None:
-            stream = torch.cat((self.first.expand(len(stream), -1, -1), stream), 1)
+            stream = stream + self.positions(rows, columns, layout.grid).to(stream.dtype)
         if not self.turns:
-            return stream, Neighbourhood()
+            return stream, None
+        places = rows, columns
         turns = torch.cat([places[axis][:, None] * each for axis, each in self.turns], 1).repeat(1, 2)
-        return stream, Neighbourhood(turns.cos(), turns.sin())
+        return stream, (turns.cos(), turns.sin())
 
-    def grid(self, values: torch.Tensor) -> tuple[int, int]:
-        """Return the rows and columns of patches."""
-        return values.shape[1] // self.sizes.patch, values.shape[2] // self.sizes.patch
+
+def windows_of(rows: int, columns: int, window: int, merged: int) -> tuple[torch.Tensor, list[Runs]]:
+    """Divide embeddings into windows of `window` a side, those at the edges smaller.
+
+    Return their order in which those of a window stand together, and windows of a size; and the runs of their patches,
+    of which an embedding has `merged`.
+    """
+    places = torch.arange(rows * columns)
+    at_row, at_column = places // columns // window, places % columns // window
+    sizes = (rows - at_row * window).clamp(max=window) * (columns - at_column * window).clamp(max=window)
+    runs, first = list[Runs](), 0
+    for length, count in enumerate(sizes.bincount().tolist()):
+        if not count:
+            continue
+        runs.append(Runs(first, length * merged, count // length))
+        first += count * merged
+    # By the size of windows, then window by window.
+    return (sizes * len(places) + at_row * columns + at_column).argsort(stable=True), runs
 
 
 def frequencies(size: int, theta: float, device: torch.device) -> torch.Tensor:
@@ -105,23 +158,3 @@ def stretched_positions(
 def normalised(values: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
     """Return 8-bit `values: [..., 3]` as float32 about zero; `mean` and `deviation` are `[3]`, from 0 to 1."""
     return (values.float() - mean * 255) / (deviation * 255)
-
-
-def patches_of(images: torch.Tensor, size: int, merge: int = 1) -> torch.Tensor:
-    """Cut `[num_tiles, height, width, 3]` into `[num_tiles, num_patches, 3, size, size]`, merged ones together.
-
-    Pixels at the right and at the bottom that fill no patch are left out, as a convolution does.
-    """
-    tiles, height, width, _ = images.shape
-    rows, columns = height // size // merge, width // size // merge
-    parts = images[:, : rows * merge * size, : columns * merge * size].reshape(
-        tiles, rows, merge, size, columns, merge, size, 3
-    )
-    return parts.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(tiles, -1, 3, size, size)
-
-
-def places_of(rows: int, columns: int, merge: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the row and the column of each patch, `[num_patches]` int64, in the order of `patches_of`."""
-    places = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge)
-    order = places.transpose(1, 2).flatten()
-    return order // columns, order % columns

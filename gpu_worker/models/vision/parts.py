@@ -1,13 +1,14 @@
 """The parts that vision towers are made of: linear layers, normalisations, attention over patches, feed-forward blocks.
 
-Weights only: every call's state is in its arguments. Streams are `[num_tiles, num_patches, size]`; patches of one tile
-see one another, in both directions.
+Weights only: every call's state is in its arguments. Patches of one tile see one another, in both directions. Streams
+are `[num_patches, size]`, of one tile behind the other, and what computes each patch by itself takes any part of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -79,23 +80,33 @@ class RmsNorm:
         return (torch.rms_norm(x.float(), self.weight.shape, None, self.eps)).to(x.dtype) * self.weight
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbourhood:
-    """Where patches are, and which of them see one another.
+Turns = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of some patches' rotations, `[num_patches, head_dim]` float32."""
 
-    Attributes:
-        cos, sin: `[num_patches, head_dim]` float32, rotations; None where nothing rotates.
-        segments: Lengths of runs of patches that see one another; empty where all of a tile do.
+
+class Runs(NamedTuple):
+    """Patches that see one another: `number` runs of `length` each, behind one another from patch `first` on."""
+
+    first: int
+    length: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Queries, keys and values of patches, each `[num_heads, num_patches, head_dim]`.
+
+    A head's rows lie side by side: on CPUs attention reads them 2 to 4 times as fast as rows of all heads in turn.
     """
 
-    cos: torch.Tensor | None = None
-    sin: torch.Tensor | None = None
-    segments: Sequence[int] = ()
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of patches in both directions; with `is_local`, within their segment.
+    """Attention of patches in both directions; with `is_local`, within their window.
 
     Attributes:
         norms: Of queries and keys, all heads as one.
@@ -111,47 +122,49 @@ class Attention:
     head_norms: Sequence[Transform] = ()
     scale: float | None = None
 
-    def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
-        """Attend."""
+    def heads(self, x: torch.Tensor, turns: Turns | None) -> Heads:
+        """Return queries, keys and values of some patches."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         if self.norms:
             query, key = (norm(part) for norm, part in zip(self.norms, (query, key), strict=True))
-        heads = (*x.shape[:2], self.num_heads, -1)
-        query, key, value = (part.reshape(heads).transpose(1, 2) for part in (query, key, value))
+        query, key, value = (part.reshape(len(part), self.num_heads, -1) for part in (query, key, value))
         if self.head_norms:
             query, key, value = (norm(part) for norm, part in zip(self.head_norms, (query, key, value), strict=True))
-        if where.cos is not None and where.sin is not None:
-            query, key = (_rotated(part, where.cos, where.sin) for part in (query, key))
-        if not self.is_local or not where.segments:
+        if turns is not None:
+            query, key = (_rotated(part, turns) for part in (query, key))
+        return Heads(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+
+    def attend(self, heads: Heads, patches: slice, runs: Sequence[Runs]) -> torch.Tensor:
+        """Return what some patches read of those in their runs, `[num_patches, size]`."""
+        read = []
+        for queries, keys, count in _parts_of(runs, patches):
+            query, key, value = (
+                part[:, places].reshape(len(part), count, -1, part.shape[2]).transpose(0, 1)
+                for part, places in ((heads.query, queries), (heads.key, keys), (heads.value, keys))
+            )
             attended = functional.scaled_dot_product_attention(query, key, value, scale=self.scale)
-        else:
-            attended = _attend_in_segments(query, key, value, where.segments)
-        return self.output(attended.transpose(1, 2).flatten(2))
+            read.append(attended.transpose(1, 2).flatten(2).flatten(0, 1))
+        return self.output(read[0] if len(read) == 1 else torch.cat(read))
 
 
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _parts_of(runs: Sequence[Runs], patches: slice) -> Iterator[tuple[slice, slice, int]]:
+    """Divide patches into parts of a run, and several whole ones; yield them, what they see, and how many runs."""
+    for first, length, number in runs:
+        begin, end = max(patches.start, first), min(patches.stop, first + length * number)
+        while begin < end:
+            start = begin - (begin - first) % length
+            num_whole = (end - begin) // length if begin == start else 0
+            stop = min(end, start + length * max(1, num_whole))
+            yield slice(begin, stop), slice(start, start + length * max(1, num_whole)), max(1, num_whole)
+            begin = stop
+
+
+def _rotated(heads: torch.Tensor, turns: Turns) -> torch.Tensor:
     """Turn dimension `i` of a head with `i + head_dim / 2`, in float32."""
     x = heads.float()
     first, second = x.chunk(2, dim=-1)
+    cos, sin = (each[:, None] for each in turns)
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(heads.dtype)
-
-
-def _attend_in_segments(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Sequence[int]
-) -> torch.Tensor:
-    """Attend within each segment; segments of equal length are computed at once."""
-    starts = [0]
-    for length in segments:
-        starts.append(starts[-1] + length)
-    result = torch.empty_like(query)
-    for length in set(segments):
-        first = [start for start, each in zip(starts, segments, strict=False) if each == length]
-        places = (torch.tensor(first)[:, None] + torch.arange(length)).flatten().to(query.device)
-        shape = (query.shape[1], len(first), length, query.shape[3])
-        q, k, v = (part[0, :, places].reshape(shape).transpose(0, 1) for part in (query, key, value))
-        attended = functional.scaled_dot_product_attention(q, k, v)
-        result[0, :, places] = attended.transpose(0, 1).flatten(1, 2)
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +196,7 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class VisionLayer:
-    """Attention and a feed-forward block, each behind a normalisation: two stages of a tower.
+    """Attention and a feed-forward block, each behind a normalisation.
 
     What they yield is scaled by `[size]`, or normalised once more, if at all.
     """
@@ -196,12 +209,16 @@ class VisionLayer:
     mlp_scale: torch.Tensor | None = None
     added_norms: tuple[Transform, Transform] | None = None
 
-    def attend(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
-        """Return the stream behind the attention."""
-        return x + self._added(self.attention(self.attention_norm(x), where), 0, self.attention_scale)
+    def heads(self, x: torch.Tensor, turns: Turns | None) -> Heads:
+        """Return queries, keys and values of some patches of the stream."""
+        return self.attention.heads(self.attention_norm(x), turns)
 
-    def feed_forward(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
-        """Return the stream behind the feed-forward block; wherever patches are, each is computed by itself."""
+    def attend(self, x: torch.Tensor, heads: Heads, patches: slice, runs: Sequence[Runs]) -> torch.Tensor:
+        """Return some patches of the stream behind the attention."""
+        return x + self._added(self.attention.attend(heads, patches, runs), 0, self.attention_scale)
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return some patches of the stream behind the feed-forward block."""
         return x + self._added(self.mlp(self.mlp_norm(x)), 1, self.mlp_scale)
 
     def _added(self, x: torch.Tensor, index: int, scale: torch.Tensor | None) -> torch.Tensor:
@@ -229,8 +246,8 @@ class Projector:
 
     steps: Sequence[Transform]
 
-    def __call__(self, stream: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
-        """Return `[num_rows, hidden_size]`."""
+    def __call__(self, stream: torch.Tensor) -> torch.Tensor:
+        """Return `[num_rows, hidden_size]` of the patches of these embeddings."""
         for step in self.steps:
             stream = step(stream)
         return stream

@@ -32,7 +32,8 @@ class ImagePlan:
         num_rows: Embeddings that the tower makes.
         patch_grid: As of `PreparedImage`.
         tile_size: Height and width of each tile in pixels.
-        token_grid, num_tiles: As of `MediaSpan`.
+        token_grid: As of `MediaSpan`.
+        num_tiles: Parts of equal size, whose patches do not see those of the others.
     """
 
     token_ids: list[int]
@@ -83,9 +84,8 @@ class ImageForm(ABC):
 class MediaProcessor:
     """Prepares the images of one model. Keeps no state; any thread may use it."""
 
-    def __init__(self, form: ImageForm, costs: Costs, fingerprint: bytes) -> None:
+    def __init__(self, form: ImageForm, fingerprint: bytes) -> None:
         self._form = form
-        self._costs = costs
         self._fingerprint = fingerprint
 
     def spelled(self, text: str) -> str:
@@ -147,9 +147,8 @@ class MediaProcessor:
                     self.digest(ref),
                     plan.num_rows,
                     plan.token_grid,
-                    self._costs.of_stage(plan.num_patches // plan.num_tiles),
+                    plan.num_patches // plan.num_tiles,
                     form.is_bidirectional,
-                    plan.num_tiles,
                 )
             )
             expanded += plan.token_ids
@@ -161,17 +160,3 @@ class MediaProcessor:
 
     def _plan(self, width: int, height: int, detail: Detail) -> ImagePlan:
         return self._form.plan(width, height, "low" if detail == "low" else "high")
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Weights per token of the model, and of a tower's layer per patch and (`attention`) per pair of patches."""
-
-    layer_weights: int
-    model_weights: int
-    attention: int = 0
-
-    def of_stage(self, num_patches: int) -> int:
-        """Return the cost of half a layer for an image of this many patches, at least a token's."""
-        layer = num_patches * (self.layer_weights + self.attention * num_patches) // self.model_weights
-        return max(1, layer // 2)

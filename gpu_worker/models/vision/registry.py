@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import torch
 
+from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile, read_small_file
-from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.text_part import WRAPPERS, text_part
 from gpu_worker.models.vision import families
-from gpu_worker.models.vision.processor import Costs, MediaProcessor, Resampling
+from gpu_worker.models.vision.processor import MediaProcessor, Resampling
 from gpu_worker.models.vision.tower import VisionTower
 from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles
 from gpu_worker.models.vision.weights import WeightTaker
@@ -65,10 +65,9 @@ def read_processor(directory: Path) -> MediaProcessor | None:
     files = None if vision is None else _read_files(directory)
     if vision is None or files is None:
         return None
-    costs = Costs(vision.layer_weights, _weights_per_token(read_model_config(directory)), 2 * vision.size)
     fields = [dict(file.fields) for file in (files.vision, files.processor)]
     fingerprint = sha256(VERSION + msgspec.json.encode(fields, order="deterministic")).digest()
-    return MediaProcessor(vision.form, costs, fingerprint)
+    return MediaProcessor(vision.form, fingerprint)
 
 
 def load_tower(directory: Path, vision: VisionConfig, dtype: torch.dtype, device: torch.device) -> VisionTower:
@@ -144,6 +143,12 @@ def _has_plain_tower(directory: Path, vision: VisionConfig) -> bool:
 def _open(directory: Path, vision: VisionConfig, dtype: torch.dtype, device: torch.device) -> Checkpoint:
     others = rf"(?!{vision.tensors}).*"
     return Checkpoint(directory, dtype, device, renamed=vision.renamed, unused=(others,))
+
+
+def media_config(vision: VisionConfig, model: ModelConfig) -> MediaConfig:
+    """Return what the scheduler knows of a tower beside a model."""
+    whole = vision.max_rows if vision.form.is_bidirectional else 0
+    return MediaConfig(vision.stages(_weights_per_token(model)), vision.max_kept_rows, whole)
 
 
 def _weights_per_token(config: ModelConfig) -> int:

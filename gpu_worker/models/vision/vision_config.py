@@ -8,17 +8,21 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.core.scheduler_config import StageCost
 from gpu_worker.models.config import read_activation
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import rope_fields
-from gpu_worker.models.vision.parts import VisionLayer
+from gpu_worker.models.vision.embedding import PatchEmbedding
+from gpu_worker.models.vision.parts import Projector, VisionLayer
 from gpu_worker.models.vision.processor import ImageForm
-from gpu_worker.models.vision.tower import Embed, Project, VisionTower
+from gpu_worker.models.vision.tower import MOST_PATCHES, VisionTower
 from gpu_worker.models.vision.weights import TowerSizes, WeightTaker
 
 MIN_KEPT_ROWS = 16_384
 """Embeddings that are kept at least: of 16 images of a million pixels."""
+_FIXED_PATCHES = 16
+"""Queries that take as long as reading all keys once: on CPUs, with 65,536 keys, 18."""
 Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 """Mean and deviation of the pixels that a tower was trained with, from 0 to 1."""
 CLIP_COLOURS: Colours = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -49,13 +53,13 @@ class TowerParts(Protocol):
     def sizes(self) -> TowerSizes:
         """Of the tower."""
 
-    def embedding(self, taker: WeightTaker) -> Embed:
+    def embedding(self, taker: WeightTaker) -> PatchEmbedding:
         """Take what makes vectors of patches."""
 
     def layer(self, taker: WeightTaker, index: int) -> VisionLayer:
         """Take a layer."""
 
-    def projector(self, taker: WeightTaker) -> Project:
+    def projector(self, taker: WeightTaker) -> Projector:
         """Take what makes embeddings of vectors."""
 
 
@@ -70,6 +74,8 @@ class VisionConfig:
         num_mlp_linears: Of a layer's feed-forward block.
         rotary_axes: For each rotary pair, its axis of positions (0 text, 1 rows, 2 columns); empty for one axis.
         deep: Take what makes further embeddings behind some layers; the model's first layers get one each.
+        projector_weights: For each embedding; None is one matrix.
+        windows: Of layers with local attention, by their index: patches that see one another.
     """
 
     form: ImageForm
@@ -78,7 +84,9 @@ class VisionConfig:
     tensors: str
     num_mlp_linears: int = 2
     rotary_axes: tuple[int, ...] = ()
-    deep: Mapping[int, Callable[[WeightTaker], Project]] = field(default_factory=dict)
+    deep: Mapping[int, Callable[[WeightTaker], Projector]] = field(default_factory=dict)
+    projector_weights: int | None = None
+    windows: Mapping[int, int] = field(default_factory=dict)
 
     def take(self, taker: WeightTaker) -> VisionTower:
         """Make the tower of its weights."""
@@ -93,21 +101,26 @@ class VisionConfig:
         """Of the tower."""
         return self.parts.sizes.depth
 
-    @property
-    def num_stages(self) -> int:
-        """Of the tower, see `VisionTower`."""
-        return 2 * self.num_layers + 2 + len(self.deep)
-
-    @property
-    def size(self) -> int:
-        """Of the tower's stream."""
-        return self.parts.sizes.size
-
-    @property
-    def layer_weights(self) -> int:
-        """Of a layer of the tower."""
+    def stages(self, weights_per_token: int) -> tuple[StageCost, ...]:
+        """Return what an embedding costs in each stage of the tower, beside a model of this size."""
         sizes = self.parts.sizes
-        return sizes.size * (4 * sizes.heads * sizes.head_dim + self.num_mlp_linears * sizes.inner)
+        merged, inner = sizes.merge**2, sizes.heads * sizes.head_dim
+
+        def cost(weights: int, pair: int = 0) -> StageCost:
+            fixed_rows = -(-_FIXED_PATCHES // merged) if pair else 0
+            return StageCost(weights / weights_per_token, pair / weights_per_token, fixed_rows)
+
+        projector = cost(self.projector_weights or sizes.merged * sizes.hidden)
+        stages = [cost(merged * sizes.size * 3 * sizes.patch**2)]
+        for index in range(self.num_layers):
+            window, pair = self.windows.get(index), 2 * inner * merged
+            seen = 0 if window is None else pair * window
+            stages.append(cost(merged * 3 * sizes.size * inner))
+            stages.append(cost(merged * sizes.size * inner + seen, pair if window is None else 0))
+            stages.append(cost(merged * self.num_mlp_linears * sizes.size * sizes.inner))
+            if index in self.deep:
+                stages.append(projector)
+        return (*stages, projector)
 
     @property
     def max_rows(self) -> int:
@@ -122,7 +135,11 @@ class VisionConfig:
     @property
     def working_numbers(self) -> int:
         """Numbers that the largest image has on its way through a layer, about so."""
-        return self.form.largest()[1] * (8 * self.size + self.layer_weights // self.size)
+        sizes, count = self.parts.sizes, self.form.largest()[1]
+        inner = sizes.heads * sizes.head_dim
+        # All patches have their stream, queries, keys, values and rotations in float32; some are computed at once.
+        kept = sizes.size + 3 * inner + 4 * sizes.head_dim
+        return count * kept + min(count, MOST_PATCHES) * (8 * sizes.size + self.num_mlp_linears * sizes.inner)
 
 
 @dataclass(frozen=True, slots=True)

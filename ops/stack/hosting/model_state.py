@@ -134,7 +134,8 @@ def _ready_in_s(
     load_s = _load_s(wish)
     begun = [now - w.started_at for w in workers if w.wish.name == wish.name and w.phase == "loading"]
     if begun:
-        return max(load_s / 10, load_s - max(begun))
+        # One that is late is taken to need as long again as it is late.
+        return max(load_s / 10, abs(load_s - max(begun)))
     budget = settings.host_memory_bytes
     if state == "stopping" or budget is None:
         return load_s

@@ -379,6 +379,8 @@ def test_request_that_cannot_wait_for_a_model_is_told_when_it_will_serve(shedder
     assert error.retry_after_s is not None
     # Not sooner than the model serves.
     assert 8.0 <= error.retry_after_s <= 10.0
+    assert "8.0 s: it is being loaded." in error.message
+    assert "it is being stopped" in refused(shedder, coming("stopping"), generation(timeout_s=5.0)).message
     full = refused(shedder, coming(queued_requests=100), generation())
     assert (full.code, full.retry_after_s) == ("queue_full", error.retry_after_s)
 

@@ -124,6 +124,8 @@ def test_quantiles_are_within_five_percent() -> None:
     for share in (0.5, 0.99):
         assert buckets(values).quantile(share) == pytest.approx(float(np.quantile(values, share)), rel=0.05)
     assert Buckets().quantile(0.5) is None
+    assert buckets([1.0] * 99).quantile(0.99) is None, "of 99 values the largest is no 99th percentile"
+    assert buckets([1.0] * 99).quantile(0.5) == pytest.approx(1.0, rel=0.05)
 
 
 def test_looks_are_due_a_quarter_more_requests_apart() -> None:

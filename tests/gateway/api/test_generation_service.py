@@ -67,6 +67,28 @@ async def test_first_write_has_head_role_and_first_token(worker: WireWorker, cli
     assert b'"content":"0 "' in packet
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_list_of_running_requests_has_the_first_token_of_those_that_have_one(
+    worker: WireWorker, client: RawClient, gateway: GatewayProcess, stream: bool
+) -> None:
+    port = re.search(r"operator's port .*?url=(http://\S+)", gateway.log)
+    assert port is not None
+    client.post("/v1/chat/completions", _chat(worker, stream=stream))
+    async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {OPERATOR_KEY}"}) as http:
+
+        async def running() -> dict[str, Any]:
+            listed = (await http.get(f"{port[1]}/console/api/requests?order=running")).json()["requests"]
+            return next((each for each in listed if each["model"] == worker.model), {})
+
+        while not (before := await running()):  # noqa: ASYNC110 - the state of another process
+            await asyncio.sleep(0.01)
+        assert before.get("first_token_s") is None
+        await worker.begin(1)
+        while not (after := await running()).get("tokens"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert 0 < after["first_token_s"] < after["ended_s"]
+
+
 async def test_connection_is_reused_after_a_stream(serving: WireWorker, client: RawClient) -> None:
     for stream in (True, False, True):
         client.post("/v1/chat/completions", _chat(serving, stream=stream))

@@ -20,6 +20,21 @@ from gateway.metrics import GatewayMetrics
 from shared.objects.directory import DirectoryStore
 from tests.gateway.fleet.test_hosted_models import new_fleet
 
+RECORD = BatchRecord(
+    id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id="file-1", completion_window="24h",
+    created_at=0, expires_at=0,
+)  # fmt: skip
+
+
+async def written(catalog: FileCatalog, data: bytes) -> FileRecord:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    num_bytes, digest = await catalog.write("acme", "file-1", pieces())
+    return FileRecord(
+        id="file-1", tenant="acme", filename="x", purpose="batch", num_bytes=num_bytes, sha256=digest, created_at=0
+    )
+
 
 class CountedCatalog(FileCatalog):
     num_reads = 0
@@ -55,11 +70,7 @@ async def test_event_loop_goes_on_every_thousand_lines(line: bytes) -> None:
 @pytest.mark.parametrize(("num_lines", "codes"), [(2, []), (3, ["too_many_lines"]), (9, ["too_many_lines"])])
 def test_batch_has_at_most_so_many_lines(monkeypatch: pytest.MonkeyPatch, num_lines: int, codes: list[str]) -> None:
     monkeypatch.setattr("gateway.batches.validation.MAX_LINES", 2)
-    record = BatchRecord(
-        id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id="f", completion_window="24h",
-        created_at=0, expires_at=0,
-    )  # fmt: skip
-    check = InputCheck(record, 1 << 20, new_fleet())
+    check = InputCheck(RECORD, 1 << 20, new_fleet())
     body = {"custom_id": "", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x"}}
     lines = [json.dumps(body | {"custom_id": str(number)}).encode() for number in range(num_lines)]
     check.check([InputLine(number, 0, len(line), line) for number, line in enumerate(lines, 1)])
@@ -78,19 +89,8 @@ async def test_reading_ends_once_the_file_is_refused(tmp_path: Path, line: bytes
     store, bodies = DirectoryStore(tmp_path), LargeBodies()
     catalog = CountedCatalog(store, 1 << 30, GatewayMetrics())
     data = line * (8 * CHUNK_BYTES // len(line))
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield data
-
-    num_bytes, digest = await catalog.write("acme", "file-1", pieces())
-    file = FileRecord(
-        id="file-1", tenant="acme", filename="x", purpose="batch", num_bytes=num_bytes, sha256=digest, created_at=0
-    )
-    record = BatchRecord(
-        id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id=file.id, completion_window="24h",
-        created_at=0, expires_at=0,
-    )  # fmt: skip
-    check = InputCheck(record, 1 << 20, new_fleet())
+    file = await written(catalog, data)
+    check = InputCheck(RECORD, 1 << 20, new_fleet())
     await check.run(catalog, file, bodies)
     assert (check.errors[-1].code, len(check.errors)) == (code, num_errors)
     assert catalog.num_reads <= 2
@@ -101,18 +101,7 @@ async def test_large_bodies_of_others_are_read_between_lines_that_are_checked(tm
     store, bodies = DirectoryStore(tmp_path), LargeBodies()
     catalog = FileCatalog(store, 1 << 30, GatewayMetrics())
     data = b"{}\n" * 90
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield data
-
-    num_bytes, digest = await catalog.write("acme", "file-1", pieces())
-    file = FileRecord(
-        id="file-1", tenant="acme", filename="x", purpose="batch", num_bytes=num_bytes, sha256=digest, created_at=0
-    )
-    record = BatchRecord(
-        id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id=file.id, completion_window="24h",
-        created_at=0, expires_at=0,
-    )  # fmt: skip
+    file = await written(catalog, data)
     tasks: list[asyncio.Task[int]] = []
     loop = asyncio.get_running_loop()
 
@@ -124,7 +113,7 @@ async def test_large_bodies_of_others_are_read_between_lines_that_are_checked(tm
             loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(of_other())))
             super().check(group)
 
-    check = Check(record, 1 << 20, new_fleet())
+    check = Check(RECORD, 1 << 20, new_fleet())
     await check.run(catalog, file, bodies)
     assert check.num_lines == 90
     assert min(await asyncio.gather(*tasks)) < 45

@@ -31,6 +31,6 @@ async def test_oldest_request_is_that_of_all_gateways_and_workers_have_roles() -
     view = await NowView(dispatcher, exchange).view()
     oldest = {each["lane"]: (each["waiting"], each["oldest_s"]) for each in view["queues"]}
     assert oldest == {"interactive": (9, 7.5), "batch": (0, 0.0)}
-    assert [each["role"] for each in view["workers"]] == ["both", "decode"]
+    assert [each["role"] for each in view["workers"]] == [None, "decode"]
     shown = [[(gpu["name"], gpu["utilization"]) for gpu in each["gpus"]] for each in view["workers"]]
     assert shown == [[("GPU-1", 0.5)], []]

@@ -25,6 +25,7 @@ from shared.disaggregation import KvReady, RoleNews
 from shared.messages import Request
 from shared.prefixes import MAX_WAIT_S, PrefixNews
 from shared.server_clock import ServerClock
+from shared.timeline import MAX_SEQUENCES
 from tests.gateway.dispatch_bench import ListSink
 from tests.gateway.fleet.test_fleet import BEAT
 
@@ -579,14 +580,23 @@ async def test_pause_of_this_process_is_in_the_timeline_and_moves_none_of_its_ti
     moves.recovery.discount_pause(1.0, now + 5)
     attempt = flight.attempt_ended("stop", now + 6, now - 4)
     assert (attempt.published_s, attempt.claimed_s, attempt.ended_s) == (2.0, 2.5, 10.0)
-    assert attempt.pauses == ((7.0, 3.0), (9.0, 1.0))
+    assert (attempt.pauses, attempt.num_pauses, attempt.paused_s) == (((7.0, 3.0), (9.0, 1.0)), 2, 4.0)
     # The next attempt has times and pauses of its own.
     flight.log.end(flight.attempt_ended("silent", now + 6))
     flight.published_at = now + 7
     assert flight.log.earlier(now - 4)[0].published_s == 2.0
     assert flight.log.earlier(now - 4)[0].pauses == ((7.0, 3.0), (9.0, 1.0))
     later = flight.attempt_ended("stop", now + 8, now - 4)
-    assert (later.published_s, later.pauses) == (11.0, ())
+    assert (later.published_s, later.pauses, later.num_pauses) == (11.0, (), 0)
+
+
+def test_longest_pauses_are_listed_and_all_are_counted(moves: Moves) -> None:
+    flight = moves.flight("a", "w")
+    for number in range(1, 3 * MAX_SEQUENCES + 1):
+        flight.log.note_pause(float(number), float(number % (2 * MAX_SEQUENCES)))
+    attempt = flight.attempt_ended("stop", 100.0)
+    assert sorted(lost_s for _, lost_s in attempt.pauses) == list(range(MAX_SEQUENCES, 2 * MAX_SEQUENCES))
+    assert (attempt.num_pauses, attempt.paused_s) == (48, 632.0)
 
 
 @pytest.mark.parametrize("is_same_stream", [True, False])

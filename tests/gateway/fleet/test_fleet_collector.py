@@ -81,6 +81,7 @@ def test_each_worker_is_a_series_of_its_own() -> None:
     assert ("headrace_gpu_power_watts", "GPU-1", "m", "w1") not in values
     assert values["headrace_worker_kv_used_blocks", "window", "m", "w2"] == 1
     assert values["headrace_worker_kv_blocks", "window", "m", "w2"] == 10
+    assert values["headrace_worker_role_info", "m", "none", "w2"] == 1
     assert values["headrace_worker_redeliveries_total", "batch", "m", "w2"] == 2
     assert values["vllm:iteration_tokens_total_count", "w1", "m"] == len(STEP_TOKENS_BOUNDS) + 1
     assert values["headrace_stream_messages", "HR_DEAD"] == 3

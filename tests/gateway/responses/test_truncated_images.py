@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from gateway.errors import ApiError
 from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.truncation import TokenCounter, Truncation
+from shared.bounds import MAX_IMAGES
 from shared.features import IMAGES
 from shared.media_store import INTERACTIVE_TTL_S
 from shared.tokenizer_calls import TokenizeCall, TokenizerReply
@@ -65,6 +67,13 @@ def shows(name: str, num_words: int = 1) -> list[dict[str, Any]]:
     text = {"type": "input_text", "text": " ".join([name, *["w"] * (num_words - 1)])}
     image = {"type": "input_image", "image_url": f"https://x/{name}"}
     return [{"role": "user", "content": [text, image]}, {"role": "assistant", "content": "seen"}]
+
+
+def shows_inline(name: str) -> list[dict[str, Any]]:
+    """Return a turn whose user sends the image of this name with the request."""
+    user, answer = shows(name)
+    user["content"][1]["image_url"] = f"data:image/png;base64,{b64encode(PNG).decode()}"
+    return [user, answer]
 
 
 def said(name: str, num_words: int) -> dict[str, Any]:
@@ -138,3 +147,16 @@ async def test_limit_of_images_counts_those_that_are_read() -> None:
     with pytest.raises(ApiError) as refusal:
         await truncated([*items, said("last", 1)], Hosts(), max_images=15)
     assert refusal.value.code == "too_many_images"
+
+
+async def test_images_of_a_conversation_count_when_it_has_been_shortened() -> None:
+    items = [item for number in range(MAX_IMAGES + 36) for item in shows_inline(f"u{number}")]
+    generation, _ = await truncated([*items, said("last", 1)], Hosts())
+    assert names(generation) == [*(f"u{number}" for number in range(MAX_IMAGES + 20, MAX_IMAGES + 36)), "last"]
+    assert len(generation.prompts[0].media) == 16
+    # Of tiny ones as many are left as a worker reads.
+    truncation = Truncation(response(items, truncation="auto"), msgspec.structs.replace(LOAD, max_model_len=1 << 20))
+    counter = TokenCounter(cast("Any", Words()), ImageIntake(Hosts(), ImageLimits(), Hosts()), "acme", None)  # type: ignore[arg-type]
+    assert len((await truncation.truncated(counter)).prompts[0].images) == MAX_IMAGES
+    with pytest.raises(ApiError):
+        response(items)

@@ -279,6 +279,26 @@ async def test_background_response_is_shortened(words: Words, client: openai.Asy
     assert (answer.truncation, answer.status, answer.output_text) == ("auto", "completed", "text")
 
 
+async def test_without_a_worker_that_could_count_the_client_comes_again(
+    words: Words, client: openai.AsyncOpenAI
+) -> None:
+    items = [*turn("1", 6000), *turn("2", 6000), said("user", "last")]
+    words.worker.draining = True
+    while True:
+        asking, reading = ask(client, words, items), asyncio.create_task(words.read())
+        # Until the gateway has heard that the worker takes nothing more, the response is as any other.
+        await asyncio.wait([asking, reading], return_when=asyncio.FIRST_COMPLETED)
+        if asking.done() and (refusal := asking.exception()) is not None:
+            break
+        await asyncio.gather(asking, reading)
+    reading.cancel()
+    assert isinstance(refusal, openai.InternalServerError)
+    assert (refusal.status_code, refusal.code) == (503, "no_worker")
+    assert float(refusal.response.headers["retry-after"]) > 0
+    with pytest.raises(openai.InternalServerError):
+        await ask(client, words, items, background=True)
+
+
 async def test_last_turn_that_is_too_long_is_refused_as_without_truncation(
     words: Words, client: openai.AsyncOpenAI
 ) -> None:

@@ -264,7 +264,7 @@ async def test_large_entries_lie_in_messages_of_bounded_size(
     log, stream, writer = Log(head), LiveStream(head, generation, 0.0), PieceWriter()
     reader, messages, start = LogReader(cast("Any", log), stream), dict[int, bytes](), 0
     for num_entries in [*rounds, len(entries)]:
-        for number, message in writer.put(entries[: start + num_entries]):
+        for number, message in writer.put(entries[start : start + num_entries]):
             messages[number] = message
             assert len(message) <= PIECE_BYTES + 16
             log.written["w"] = [messages[each] for each in sorted(messages)]

@@ -101,7 +101,7 @@ class Case:
             self.writer.own(stream)
 
     def say(self, stream: LiveStream, text: str, *, is_last: bool = False) -> None:
-        at = len(stream.entries)
+        at = stream.num_entries
         finish = Finish("stop") if is_last else None
         LoggedSink(stream, 0, lambda _: None).deliver(Delta("r", 0, at, (at,), text, finish=finish))
 
@@ -213,6 +213,34 @@ async def test_a_round_writes_the_pieces_of_a_part_of_the_streams_in_turn() -> N
     assert journal.due(is_all=False) == streams[:2]
     journal.forget(streams[0])
     assert journal.due(is_all=False) == streams[1:3]
+    # The first entries of a stream wait for no pieces of others, unless the journal's messages would be overwritten.
+    assert journal.due(is_all=False, is_urgent=True) == []
+    journal._next = SLOTS
+    assert journal.due(is_all=False, is_urgent=True) == streams[1:]
+
+
+async def test_shown_entries_are_kept_encoded_and_are_the_same_when_they_are_read() -> None:
+    case = Case(1)
+    (stream,) = case.streams
+    told: list[str] = []
+    for number in range(40):
+        text = str(number) * (1 + number % 3)
+        told.append(text)
+        case.say(stream, text)
+        await case.round([stream])
+    # Those of some rounds are in pieces alone.
+    assert {bytes, list} == {type(each) for each in stream._packed}
+    assert (stream.num_shown, stream.num_entries) == (40, 40)
+    case.say(stream, "unconfirmed")
+    assert [delta.text for _, delta, _ in stream.entries if delta is not None] == [*told, "unconfirmed"]
+    await case.round([stream])
+    assert stream.num_shown == 41
+    await case.check()
+    # What another owner may have is forgotten, and nothing else.
+    case.say(stream, "unconfirmed")
+    stream.disown()
+    assert len(stream.entries) == 41
+    await case.writer.close()
 
 
 async def test_a_round_of_many_streams_is_few_messages() -> None:

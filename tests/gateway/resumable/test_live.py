@@ -146,7 +146,7 @@ class PausedAnswer:
         """Nothing is left to be closed."""
 
 
-async def test_paused_clients_hold_no_turn_and_what_was_read_for_them_counts() -> None:
+async def test_paused_clients_hold_no_turn_and_what_was_read_for_them_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     readers, answers = Readers(), [PausedAnswer() for _ in range(2 * CONCURRENT_READERS)]
     streams = [postponed() for _ in answers]
     waiting = iter(answers)
@@ -159,10 +159,10 @@ async def test_paused_clients_hold_no_turn_and_what_was_read_for_them_counts() -
     )
 
     async def show(stream: LiveStream) -> int:
-        none, shown = cast("Any", None), cast("Any", stream)
-        shown.asked = lambda *_: None
-        return await GenerationService.show(cast("Any", service), none, shown, none, none, readers.principal)
+        none = cast("Any", None)
+        return await GenerationService.show(cast("Any", service), none, stream, none, none, readers.principal)
 
+    monkeypatch.setattr(LiveStream, "asked", lambda *_: None)
     showing = [asyncio.create_task(show(stream)) for _, stream, _ in streams]
     await until(lambda: all(answer.is_open for answer in answers))
     assert not any(task.done() for task in showing)

@@ -109,7 +109,7 @@ class Case:
         self.shown += delta.text
 
     def say(self, text: str) -> None:
-        for position, character in enumerate(text, len(self.stream.entries)):
+        for position, character in enumerate(text, self.stream.num_entries):
             self.sink.deliver(Delta("r", 0, position, (position,), character))
 
     def _note(self, stream: LiveStream) -> None:

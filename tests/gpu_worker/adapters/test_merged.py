@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.adapters.reader import _part, read_adapter
-from gpu_worker.layers.adapters import AdaptedMatrix
+from gpu_worker.layers.adapters import AdaptedMatrix, AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
@@ -220,3 +220,19 @@ def test_part_of_a_matrix_in_another_order_has_its_features_where_they_are() -> 
     assert _part(matrix, 0, down, up[:3], 0.5).features.tolist() == [1, 2, 8]
     # Rows follow the order: 2 before 0 before 1.
     assert torch.equal(_part(matrix, 0, down, up[:3], 0.5).up, (up[:3] * scales[:3, None])[[2, 0, 1]])
+
+
+@pytest.mark.parametrize("side", ["lora_A", "lora_B"])
+def test_matrix_of_float32_beside_one_of_bfloat16_is_not_rounded(side: str, tmp_path: Path) -> None:
+    module = "model.layers.0.mlp.down_proj"
+    adapter = write_adapter(tmp_path, {module: (40, 24)}, rank=4)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors = {name: tensor.bfloat16() if side in name else tensor for name, tensor in tensors.items()}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    targets = AdapterTargets(1, torch.device("cpu"), torch.float32)
+    (table,) = targets.add((module,), (40,), 24)
+    targets.place(0, targets.pack(read_adapter(adapter, targets).low_ranks), 4)
+    x, result = torch.randn(3, 24), torch.zeros(3, 40)
+    table.add(x, result, targets.rows(np.zeros(3, dtype=np.int32)))
+    down, up = (tensors[f"base_model.model.{module}.lora_{name}.weight"].float() for name in "AB")
+    torch.testing.assert_close(result, 2 * x @ down.T @ up.T, atol=1e-5, rtol=1e-5)

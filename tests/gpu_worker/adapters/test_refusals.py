@@ -30,6 +30,7 @@ _B = f"base_model.model.{_MODULE}.lora_B.weight"
 _A_BYTES, _B_BYTES = 4 * 4 * 12, 4 * 8 * 4
 _HEAD, _WORDS = (f"base_model.model.{name}.base_layer.weight" for name in ("lm_head", "model.embed_tokens"))
 
+_DIAGONAL, _MAGNITUDE = (f"base_model.model.{_MODULE}.{name}" for name in ("lora_diag", "lora_magnitude_vector"))
 _RESIZED = "base_model.model.model.embed_tokens.weight"
 
 
@@ -60,6 +61,16 @@ def _tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[P
 
 def _rename(directory: Path) -> None:
     _tensors(lambda tensors: tensors.update({_A.replace("lora_A", "lora_C"): tensors.pop(_A)}))(directory)
+
+
+def _of(module: str) -> Callable[[Path], None]:
+    """Name the module of the adapter `module`."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in (_A, _B):
+            tensors[name.replace(_MODULE, module)] = tensors.pop(name)
+
+    return _tensors(change)
 
 
 def _file(content: bytes) -> Callable[[Path], object]:
@@ -130,8 +141,18 @@ _LONG = "base_model.model.model.layers.0." + "experts.0." * 50_000 + "\n"
         (_set(use_dora=True), "DoRA"),
         (_set(bias="all"), "biases"),
         (_set(use_bdlora={"nblocks": 2, "match_strict": True}), "BD-LoRA"),
+        (_set(kasa_config={"beta": 1e-4, "gamma": 1e-3}), "KaSA"),
+        (_set(bias="lora_only"), "biases"),
+        (_set(trainable_token_indices={"embed_tokens": [3]}), "tokens that were trained whole"),
+        (_set(init_lora_weights="loftq"), "save it converted"),
+        (_tensors(lambda tensors: tensors.update({_DIAGONAL: torch.ones(4)})), "neither lora_A nor lora_B"),
+        (_tensors(lambda tensors: tensors.update({_MAGNITUDE: torch.ones(8)})), "DoRA is not served"),
         (_set(modules_to_save=["lm_head"]), "whole modules"),
         (_set(init_lora_weights="pissa_niter_4"), "save it converted"),
+        (_of("mtp.layers.0.mlp.down_proj"), "no such linear layer"),
+        (_of("depth_decoder.model.layers.0.mlp.down_proj"), "no such linear layer"),
+        (_of("model.sam_model.layers.0.mlp.down_proj"), "no such linear layer"),
+        (_of("draft_lm_head"), "no such linear layer"),
         (_set(r=257), "from 1 to 256"),
         (_set(r=True), "from 1 to 256"),
         (_set(r=10**30), "field 'r' is 1000000000000000000000000000000; it must be a whole number from 1 to 256"),
@@ -292,6 +313,21 @@ def test_more_modules_than_can_be_named_are_refused() -> None:
     assert len(parse_modules(",".join(modules[:-1]))) == MAX_ADAPTERS
     with pytest.raises(ConfigError, match=f"has {MAX_ADAPTERS + 1} adapters; at most {MAX_ADAPTERS} are served"):
         parse_modules(",".join(modules))
+
+
+@pytest.mark.parametrize("before", ["", "language_model.model.", "model.language_model.", "model.text_model."])
+def test_layers_of_a_wrapped_decoder_are_the_models(tmp_path: Path, targets: AdapterTargets, before: str) -> None:
+    directory = write_adapter(tmp_path / "adapter", {_MODULE: (8, 12)})
+    _of(f"{before}layers.0.mlp.down_proj")(directory)
+    read_packed(directory, targets, ())
+
+
+def test_fields_that_change_no_product_are_read(tmp_path: Path) -> None:
+    fields = {"fan_in_fan_out": True, "layers_to_transform": [0, 2], "layers_pattern": "layers", "lora_dropout": 0.1}
+    fields |= {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}, "velora_config": {"num_groups": 4}}
+    found = _read(tmp_path, **fields, ensure_weight_tying=True, loftq_config={}, modules_to_save=None)
+    assert (found.rank_of("q_proj"), found.scale_of("q_proj")) == (1, 1)
+    assert _read(tmp_path, init_lora_weights="mica", runtime_config={"ephemeral_gpu_offload": False}) == found
 
 
 def test_configuration_of_later_releases_is_read(tmp_path: Path) -> None:

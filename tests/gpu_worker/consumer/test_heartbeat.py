@@ -40,6 +40,15 @@ async def test_heartbeat_counts_tokens_steps_and_blocks(worker: RunningWorker, g
     assert metrics.redelivered_interactive == 0
 
 
+async def test_worker_that_ends_is_told_from_one_that_is_cordoned(worker: RunningWorker) -> None:
+    consumer = worker.worker.consumer
+    consumer.cordon()
+    cordoned = await worker.wait_for_heartbeat(lambda beat: beat.draining)
+    consumer._source.is_draining = True
+    ending = await worker.wait_for_heartbeat(lambda beat: beat.is_ending)
+    assert (cordoned.is_ending, ending.draining) == (False, True)
+
+
 async def test_messages_that_were_delivered_before_are_counted(worker: RunningWorker) -> None:
     source = worker.worker.consumer._metrics
     worker.worker.consumer._interactive_queues.new.num_redelivered += 3

@@ -127,6 +127,10 @@ async def test_unreadable_request_is_answered_when_its_sender_can_be_read(
     fields |= {"id": "r2", "model": gateway.model, "sampling": {"top_p": 7.0}}
     await gateway.publish_raw(msgspec.msgpack.encode(fields))
     assert (await gateway.answer("r2", 3).wait()).finish.error_param == "top_p"
+    for number, epoch in enumerate((-1, 2**31, "x")):
+        request_id = f"r{3 + number}"
+        await gateway.publish_raw(msgspec.msgpack.encode(fields | {"id": request_id, "epoch": epoch}))
+        assert (await gateway.answer(request_id, 0).wait()).finish.error_param
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x91" * 50_000, encode(msgspec.Struct()), b"x" * 5000])

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from gpu_worker.consumer import handover, left_queues, roles
+from gpu_worker.consumer import handover, roles
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core import restores
@@ -105,7 +105,7 @@ async def pair(make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytes
         (restores, "STALL_S"),
         (restores, "_GRACE_S"),
         (roles, "HEARD_S"),
-        (left_queues, "LEFT_S"),
+        (roles, "LEFT_S"),
     )
     for module, name in limits:
         monkeypatch.setattr(module, name, 60.0)

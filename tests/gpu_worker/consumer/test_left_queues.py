@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_worker.consumer import left_queues, roles
-from gpu_worker.consumer.left_queues import FIRST_HELP_S, LEFT_S, MOST_HELP_S, LeftQueues
+from gpu_worker.consumer import roles
+from gpu_worker.consumer.roles import FIRST_HELP_S, LEFT_S, MOST_HELP_S, LeftQueues
 from shared.consumers import Deliveries
 from shared.disaggregation import KvReady, Role, RoleNews, TakenQueue
 from shared.messages import encode
@@ -91,7 +91,7 @@ def test_who_leaves_a_queue_again_and_again_delays_few_requests(caplog: pytest.L
 async def worker_beside_a_liar(role: Role, lie: Role, make: MakeWorker, patch: pytest.MonkeyPatch) -> RunningWorker:
     """Start a worker, and announce another one that takes what it leaves, and takes nothing."""
     patch.setattr(roles, "HEARD_S", 60.0)
-    patch.setattr(left_queues, "LEFT_S", 0.5)
+    patch.setattr(roles, "LEFT_S", 0.5)
     worker = await make(role=role, **SETTINGS)
     beat = await worker.wait_for_heartbeat(lambda beat: beat.roles is not None and bool(beat.roles.maker), 30)
     assert beat.roles is not None

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.consumer.left_queues import LEFT_S
 from gpu_worker.consumer.prefixes.peers import PeerBeat
-from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, MISSED_S, READY_MEMORY_S, Roles
+from gpu_worker.consumer.roles import HEARD_S, LEFT_S, MAX_PEERS, MISSED_S, READY_MEMORY_S, Roles
 from shared.consumers import Deliveries
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
 from shared.prefixes import PrefixNews

@@ -7,23 +7,36 @@ from statistics import mean
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gpu_worker.core.encoder_schedule import LEAST_ROWS
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import EncodeWork, StepPlan
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
+from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig, StageCost
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
 from shared.errors import BadRequestError
 from shared.messages import Lane
 from shared.sampling import Sampling
 
-LAYERS = 6
+STAGES = 6
+# What a patch of an image costs for each embedding: an image's cost in a stage is its rows times its patches.
+PAIRS = (StageCost(0.0, 1.0),) * STAGES
+HALVES = (StageCost(0.0, 0.5),) * STAGES
 
 
-def make_scheduler(budget: int = 32, max_rows: int = 40, bidirectional_tokens: int = 0) -> Scheduler:
-    media = MediaConfig(LAYERS, max_rows, bidirectional_tokens)
-    config = SchedulerConfig(4, 200, 8, budget, 400, media=media, enable_prefix_caching=False)
+def make_scheduler(
+    budget: int = 32,
+    max_rows: int = 40,
+    bidirectional_tokens: int = 0,
+    stages: tuple[StageCost, ...] = PAIRS,
+    max_num_tokens: int = 400,
+) -> Scheduler:
+    media = MediaConfig(stages, max_rows, bidirectional_tokens)
+    num_blocks = max(200, max_num_tokens)
+    config = SchedulerConfig(4, num_blocks, 8, budget, max_num_tokens, media=media, enable_prefix_caching=False)
     return Scheduler(config)
 
 
@@ -32,9 +45,12 @@ def text(name: str, length: int = 4, max_tokens: int = 200) -> Sequence:
 
 
 def seeing(
-    name: str, *images: tuple[str, int], cost: int = 4, is_bidirectional: bool = False, max_tokens: int = 2
+    name: str, *images: tuple[str, int], cost: int = 1, is_bidirectional: bool = False, max_tokens: int = 2
 ) -> Sequence:
-    """Return a sequence whose images, by name and length, stand between texts of 3 tokens."""
+    """Return a sequence whose images, by name and length, stand between texts of 3 tokens.
+
+    In each stage, each of an image's embeddings costs `cost` tokens.
+    """
     sequence = text(name, 3, max_tokens)
     spans = []
     for image, length in images:
@@ -53,6 +69,7 @@ class Runner:
         self.scheduler = scheduler
         self.passed: dict[bytes, int] = {}
         self.plans: list[StepPlan] = []
+        self.images: dict[bytes, MediaSpan] = {}
 
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule(0.0)
@@ -61,17 +78,20 @@ class Runner:
         self.plans.append(plan)
         for digest in plan.forgotten:
             self.passed.pop(digest, None)
+        for sequence in self.scheduler.sequences:
+            self.images |= {span.digest: span for span in sequence.media}
         for work in plan.encodes:
             assert work.first in (0, self.passed.get(work.digest, 0))
             self.passed[work.digest] = work.end
         for item in step.scheduled:
             for span in item.sequence.media:
                 if item.start < span.end and span.start < item.start + item.num_tokens:
-                    assert self.passed[span.digest] == LAYERS * span.num_tiles, "an image is not encoded"
+                    num_passes = len(self.scheduler.config.media.stages) * span.num_rows
+                    assert self.passed[span.digest] == num_passes, "an image is not encoded"
                     assert (
                         not span.is_bidirectional or item.start <= span.start < span.end <= item.start + item.num_tokens
                     )
-        if step.scheduled:
+        if not step.is_empty:
             sampled = [SampledTokens((5,)) if item.samples else SampledTokens() for item in step.scheduled]
             self.scheduler.settle(step, StepResult(step.step, sampled))
         return step
@@ -83,126 +103,194 @@ class Runner:
             self.step()
         raise AssertionError("sequences starve")
 
+    def cost(self, plan: StepPlan) -> float:
+        """Return what the images of a plan cost."""
+        assert self.scheduler.config.media is not None
+        cost = 0.0
+        for work in plan.encodes:
+            span = self.images[work.digest]
+            for number, stage in enumerate(self.scheduler.config.media.stages):
+                first, end = (
+                    min(max(each - number * span.num_rows, 0), span.num_rows) for each in (work.first, work.end)
+                )
+                num_rows = end - first + (stage.fixed_rows if end > first else 0)
+                cost += num_rows * (stage.row + stage.pair * span.num_patches)
+        return cost
 
-def encoded_layers(plan: StepPlan) -> int:
+
+def encoded(plan: StepPlan) -> int:
     return sum(work.end - work.first for work in plan.encodes)
 
 
-def test_alone_an_image_is_encoded_at_once() -> None:
-    scheduler = make_scheduler()
-    scheduler.add(seeing("a", ("x", 8), cost=1000))
+def test_alone_an_image_takes_steps_of_its_own_within_the_budget() -> None:
+    """A request that comes meanwhile waits for one of them, as for a step of a long prompt."""
+    scheduler = make_scheduler(budget=32)
     runner = Runner(scheduler)
+    sequence = seeing("a", ("x", 8), cost=3)
+    scheduler.add(sequence)
+    while not sequence.num_output_tokens:
+        step = runner.step()
+        assert step.num_tokens + runner.cost(step.plan) <= 32
+    assert [encoded(plan) for plan in runner.plans[:5]] == [10, 10, 10, 10, 8]
+    assert [plan.num_tokens for plan in runner.plans[:5]] == [2, 1, 0, 0, 8]
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_step_with_images_costs_no_more_than_its_budget(data: st.DataObject) -> None:
+    """Whatever the budget, the tower and the image, as long as one embedding costs no more than the budget."""
+    budget = data.draw(st.integers(8, 300), "budget")
+    each_stage = st.builds(StageCost, st.floats(0.0, 2.0), st.floats(0.0, 0.002), st.integers(0, 1))
+    stages = data.draw(st.lists(each_stage, min_size=1, max_size=4), "stages")
+    scheduler = make_scheduler(budget, 400, stages=tuple(stages), max_num_tokens=1000)
+    runner = Runner(scheduler)
+    decodes = data.draw(st.integers(0, 3), "decodes")
+    for number in range(decodes):
+        scheduler.add(text(f"t{number}", 2, 900))
+    for number in range(data.draw(st.integers(1, 3), "sequences")):
+        rows, patches = data.draw(st.integers(1, 150), "rows"), data.draw(st.integers(1, 1000), "patches")
+        sequence = seeing(f"i{number}", (str(number), rows), cost=patches)
+        sequence.lane = data.draw(st.sampled_from(["interactive", "batch"]), "lane")
+        scheduler.add(sequence)
+    for _ in range(2000):
+        if not any(sequence.media for sequence in scheduler.sequences):
+            break
+        step = runner.step()
+        assert step.num_tokens + runner.cost(step.plan) <= budget + 1e-3
+    assert not any(sequence.media for sequence in scheduler.sequences)
+
+
+def test_no_step_exceeds_the_budget_for_the_largest_image() -> None:
+    """65,536 patches of Qwen 2.5-VL 3B's tower, four to an embedding, beside streams: 2,276 tokens by half a layer."""
+    weights, size, inner, budget = 2.77e9, 1280, 3420, 256
+    layer = (
+        StageCost(4 * 3 * size**2 / weights),
+        StageCost(4 * size**2 / weights, 4 * 2 * size / weights, fixed_rows=4),
+        StageCost(4 * 3 * size * inner / weights),
+    )
+    scheduler = make_scheduler(budget, 16_384, stages=layer * 2, max_num_tokens=20_000)
+    runner = Runner(scheduler)
+    for name in "ab":
+        scheduler.add(text(name, max_tokens=15_000))
     runner.step()
-    assert runner.plans[0].encodes == [EncodeWork(b"x" * 32, 0, LAYERS)]
+    sequence = seeing("i", ("x", 16_384), cost=65_536)
+    scheduler.add(sequence)
+    while not sequence.num_output_tokens:
+        step = runner.step()
+        assert step.num_decodes == 2
+        assert step.num_tokens + runner.cost(step.plan) <= budget
+    assert sum(map(encoded, runner.plans)) == 6 * 16_384
 
 
-def test_beside_decodes_layers_are_charged_to_the_budget() -> None:
+def test_beside_decodes_passes_are_charged_to_the_budget() -> None:
     """A step with decodes takes no more than its budget, and decodes are in each step."""
     scheduler = make_scheduler(budget=32)
     runner = Runner(scheduler)
     for name in "abc":
         scheduler.add(text(name))
     runner.step()
-    scheduler.add(seeing("i", ("x", 12), cost=10))
+    scheduler.add(seeing("i", ("x", 12)))
     while not scheduler.sequences[-1].num_output_tokens:
         step = runner.step()
         assert step.num_decodes == 3
-        assert step.num_tokens + 10 * encoded_layers(step.plan) <= 32
+        assert step.num_tokens + encoded(step.plan) <= 32
         assert step.num_tokens == sum(item.num_tokens for item in step.scheduled)
-    assert [encoded_layers(plan) for plan in runner.plans[1:4]] == [2, 2, 2]
+    assert [encoded(plan) for plan in runner.plans[1:4]] == [29, 29, 14]
 
 
-def test_tiles_pass_one_by_one_so_that_a_step_takes_no_longer() -> None:
-    scheduler = make_scheduler(budget=32)
-    runner = Runner(scheduler)
-    scheduler.add(text("a"))
-    runner.step()
-    sequence = seeing("i", ("x", 12), cost=10)
-    sequence.media = (msgspec.structs.replace(sequence.media[0], num_tiles=5),)
-    scheduler.add(sequence)
-    while not sequence.num_output_tokens:
-        step = runner.step()
-        assert step.num_tokens + 10 * encoded_layers(step.plan) <= 32
-    assert sum(map(encoded_layers, runner.plans)) == 5 * LAYERS
-    assert [encoded_layers(plan) for plan in runner.plans[1:11]] == [3] * 10
-
-
-def test_an_expensive_image_passes_a_layer_a_step() -> None:
+def test_an_expensive_image_passes_an_embedding_a_step() -> None:
     scheduler = make_scheduler(budget=32)
     runner = Runner(scheduler)
     scheduler.add(text("a"))
     runner.step()
     scheduler.add(seeing("i", ("x", 12), cost=1000))
-    for _ in range(LAYERS):
-        assert encoded_layers(runner.step().plan) == 1
+    for _ in range(12 * STAGES):
+        assert encoded(runner.step().plan) == 1
     runner.finish(300)
 
 
-def stream_with_images(lane: Lane, duration_s: Callable[[ScheduledStep], float]) -> list[float]:
+def stream_with_images(
+    lane: Lane, duration_s: Callable[[ScheduledStep], float], stages: tuple[StageCost, ...] = HALVES
+) -> list[float]:
     """Return how long the steps of a stream take beside images of a lane."""
-    scheduler, now, seconds = make_scheduler(budget=200, max_rows=400), 0.0, list[float]()
+    scheduler, now, seconds = make_scheduler(200, 400, stages=stages), 0.0, list[float]()
     runner = Runner(scheduler)
     scheduler.add(text("stream", max_tokens=350))
     for number in range(340):
         if number >= 40 and not any(sequence.media for sequence in scheduler.sequences):
-            sequence = seeing(f"i{number}", (chr(number), 40), cost=20)
+            sequence = seeing(f"i{number}", (chr(number), 40))
             sequence.lane = lane
             scheduler.add(sequence)
         done = runner.step()
         seconds.append(duration_s(done))
         now += seconds[-1]
         scheduler.observe(done, StepResult(done.step, [SampledTokens() for _ in done.scheduled]), seconds[-1], now)
-    assert sum(map(encoded_layers, runner.plans)) >= LAYERS
+    assert sum(map(encoded, runner.plans)) >= 40 * STAGES
     return seconds
 
 
 def test_images_of_batch_work_slow_a_stream_down_by_what_batch_work_may() -> None:
     def duration_s(step: ScheduledStep) -> float:
-        return 0.01 + 0.002 * len(step.scheduled) + 0.001 * step.num_tokens + 0.02 * encoded_layers(step.plan)
+        return 0.01 + 0.002 * len(step.scheduled) + 0.001 * step.num_tokens + 0.0005 * encoded(step.plan)
 
     seconds = stream_with_images("batch", duration_s)
     assert mean(seconds[140:]) < 1.1 * mean(seconds[:40])
 
 
 def test_batch_image_that_waited_for_rows_saved_nothing_meanwhile() -> None:
-    """No step beside a stream has more than the one pass that was saved for."""
-    scheduler = make_scheduler(budget=200, max_rows=40)
+    """No step beside a stream has more than the one pass that was saved for, of the fewest embeddings."""
+    scheduler = make_scheduler(budget=200, stages=HALVES, max_num_tokens=900)
     runner, encoder = Runner(scheduler), scheduler._planner.encoder
-    scheduler.add(text("stream", max_tokens=390))
+    scheduler.add(text("stream", max_tokens=890))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "_make_room", lambda *_: False)
-        sequence = seeing("i", ("x", 40), cost=20)
+        sequence = seeing("i", ("x", 40))
         sequence.lane = "batch"
         scheduler.add(sequence)
         for number in range(150):
             done = runner.step()
             sampled = [SampledTokens() for _ in done.scheduled]
             scheduler.observe(done, StepResult(done.step, sampled), 0.013, 0.013 * (number + 1))
-        assert not any(map(encoded_layers, runner.plans))
-    for number in range(150, 350):
+        assert not any(map(encoded, runner.plans))
+    for number in range(150, 850):
         done = runner.step()
         sampled = [SampledTokens() for _ in done.scheduled]
-        scheduler.observe(done, StepResult(done.step, sampled), 0.013 + 0.02 * encoded_layers(done.plan), 0.02 * number)
-    passes = list(map(encoded_layers, runner.plans))
-    assert (sum(passes), max(passes)) == (LAYERS, 1)
+        scheduler.observe(done, StepResult(done.step, sampled), 0.013 + 0.0005 * encoded(done.plan), 0.02 * number)
+    passes = list(map(encoded, runner.plans))
+    assert (sum(passes), max(passes)) == (40 * STAGES, LEAST_ROWS)
 
 
-def test_one_pass_of_each_stage_costs_what_it_takes() -> None:
+def test_batch_image_whose_embeddings_cost_more_than_a_step_is_encoded_beside_a_stream() -> None:
+    """Steps save for one embedding, or the image would wait for as long as there are streams."""
+    scheduler = make_scheduler(budget=32)
+    runner = Runner(scheduler)
+    scheduler.add(text("stream", max_tokens=390))
+    runner.step()
+    sequence = seeing("i", ("x", 12), cost=40)
+    sequence.lane = "batch"
+    scheduler.add(sequence)
+    for _ in range(380):
+        assert runner.step().num_decodes >= 1
+    assert max(map(encoded, runner.plans)) == 1
+    assert sequence.num_output_tokens
+
+
+def test_a_stage_costs_what_it_takes() -> None:
     """A stage that takes long has steps without other prompts; steps of quick ones are filled."""
 
     def duration_s(step: ScheduledStep) -> float:
-        stages = [number for work in step.plan.encodes for number in range(work.first, work.end)]
-        encoding_s = sum(0.15 if number == 3 else 0.01 for number in stages)
+        stages = [number // 40 for work in step.plan.encodes for number in range(work.first, work.end)]
+        encoding_s = sum(0.00375 if stage == 3 else 0.00025 for stage in stages)
         return 0.01 + 0.002 * len(step.scheduled) + 0.001 * step.num_tokens + encoding_s
 
-    seconds = stream_with_images("interactive", duration_s)
-    assert max(seconds[140:]) < 1.1 * (0.014 + 0.2)
+    seconds = stream_with_images("interactive", duration_s, (*HALVES[:3], StageCost(0.001, 0.5), *HALVES[4:]))
+    assert max(seconds[200:]) < 1.1 * (0.014 + 0.2)
 
 
 @pytest.mark.parametrize("slowness", [0.4, 1.0, 3.0])
 def test_steps_with_images_come_to_take_as_long_as_others(slowness: float) -> None:
     """However long a layer of the tower takes beside the tokens that have as much to compute."""
-    budget, cost, now = 200, 20, 0.0
+    budget, now = 200, 0.0
     scheduler = make_scheduler(budget=budget, max_rows=400)
     runner = Runner(scheduler)
     for name in "abc":
@@ -212,7 +300,7 @@ def test_steps_with_images_come_to_take_as_long_as_others(slowness: float) -> No
         nonlocal now
         done = runner.step()
         duration_s = 0.01 + 0.002 * len(done.scheduled) + 0.001 * done.num_tokens
-        duration_s += slowness * 0.001 * cost * encoded_layers(done.plan)
+        duration_s += slowness * 0.001 * encoded(done.plan)
         now += duration_s
         scheduler.observe(done, StepResult(done.step, [SampledTokens() for _ in done.scheduled]), duration_s, now)
         return duration_s
@@ -225,10 +313,10 @@ def test_steps_with_images_come_to_take_as_long_as_others(slowness: float) -> No
         return max(taken)
 
     longest_of_text = max(longest(text(f"t{length}", length)) for length in (10, 60, 120, 390, 30, 90, 350, 380) * 2)
-    images = [longest(seeing(f"i{number}", (chr(97 + number), 40), cost=cost)) for number in range(12)]
+    images = [longest(seeing(f"i{number}", (chr(97 + number), 40))) for number in range(12)]
     assert max(images[-3:]) < 1.1 * longest_of_text
-    used = max(sum(map(encoded_layers, runner.plans[-40:][n : n + 1])) for n in range(40))
-    assert used >= min(LAYERS, int(0.8 * budget / (cost * slowness)))
+    used = max(sum(map(encoded, runner.plans[-40:][n : n + 1])) for n in range(40))
+    assert used >= min(40 * STAGES, int(0.8 * budget / slowness))
 
 
 def test_an_image_that_several_have_is_encoded_once() -> None:
@@ -237,7 +325,7 @@ def test_an_image_that_several_have_is_encoded_once() -> None:
     for name in "abc":
         scheduler.add(seeing(name, ("x", 8), ("y", 8)))
     runner.finish()
-    assert sum(map(encoded_layers, runner.plans)) == 2 * LAYERS
+    assert sum(map(encoded, runner.plans)) == 2 * 8 * STAGES
 
 
 def test_more_images_than_are_kept_take_turns() -> None:
@@ -245,7 +333,7 @@ def test_more_images_than_are_kept_take_turns() -> None:
     runner = Runner(scheduler)
     scheduler.add(text("decode", max_tokens=150))
     for number in range(6):
-        scheduler.add(seeing(str(number), *((chr(97 + (number + place) % 7), 15) for place in range(3)), cost=2))
+        scheduler.add(seeing(str(number), *((chr(97 + (number + place) % 7), 15) for place in range(3))))
     for _ in range(400):
         if not scheduler.has_work():
             break
@@ -258,13 +346,13 @@ def test_a_batch_image_that_waits_keeps_nobody_waiting() -> None:
     """An interactive image takes the place of one that a paused batch sequence needs."""
     scheduler = make_scheduler(budget=12, max_rows=20)
     runner = Runner(scheduler)
-    batch = seeing("batch", ("b", 20), cost=1)
+    batch = seeing("batch", ("b", 20))
     batch.lane = "batch"
     scheduler.add(batch)
     runner.step()
     scheduler.add(text("person"))
     runner.step()
-    scheduler.add(seeing("i", ("x", 20), cost=1))
+    scheduler.add(seeing("i", ("x", 20)))
     runner.finish(400)
     forgotten = [digest for plan in runner.plans for digest in plan.forgotten]
     assert forgotten[0] == b"b" * 32
@@ -275,12 +363,12 @@ def test_a_whole_image_is_computed_in_one_step() -> None:
     runner = Runner(scheduler)
     scheduler.add(text("a", 30))
     for name in "xyz":
-        scheduler.add(seeing(name, (name, 16), ("w", 16), is_bidirectional=True, cost=3))
+        scheduler.add(seeing(name, (name, 16), ("w", 16), is_bidirectional=True))
     runner.finish(300)
 
 
 def test_a_step_that_failed_encodes_anew() -> None:
-    scheduler = make_scheduler(budget=40)
+    scheduler = make_scheduler(budget=100)
     scheduler.add(seeing("a", ("x", 8)))
     step = scheduler.schedule(0.0)
     assert step is not None
@@ -288,7 +376,32 @@ def test_a_step_that_failed_encodes_anew() -> None:
     again = scheduler.schedule_again(shares, 0.0)
     assert again is not None
     assert again.plan.forgotten == [b"x" * 32]
-    assert again.plan.encodes == [EncodeWork(b"x" * 32, 0, LAYERS)]
+    assert again.plan.encodes == [EncodeWork(b"x" * 32, 0, 8 * STAGES)]
+    assert again.is_empty is False
+    assert again.scheduled == []
+
+
+def test_repeated_step_encodes_within_the_budget_before_it_computes() -> None:
+    scheduler, budget = make_scheduler(budget=20), 20
+    sequence = seeing("a", ("x", 8))
+    runner = Runner(scheduler)
+    scheduler.add(sequence)
+    while True:
+        step = scheduler.schedule(0.0)
+        assert step is not None
+        if any(item.start + item.num_tokens > 3 for item in step.scheduled):
+            break
+        scheduler.settle(step, StepResult(step.step, [SampledTokens() for _ in step.scheduled]))
+    shares = scheduler.roll_back()
+    runner.images = {span.digest: span for span in sequence.media}
+    costs = []
+    while (again := scheduler.schedule_again(shares, 0.0)) is not None and not again.scheduled:
+        costs.append(runner.cost(again.plan))
+        scheduler.settle(again, StepResult(again.step, []))
+    assert again is not None
+    assert max(costs) <= budget
+    assert sum(costs) == 8 * STAGES
+    assert again.plan.encodes == []
 
 
 def test_aborted_sequence_leaves_no_image_behind() -> None:
@@ -296,10 +409,10 @@ def test_aborted_sequence_leaves_no_image_behind() -> None:
     runner = Runner(scheduler)
     scheduler.add(text("decode", max_tokens=100))
     runner.step()
-    scheduler.add(seeing("gone", ("x", 12), cost=8))
+    scheduler.add(seeing("gone", ("x", 12)))
     runner.step()
     scheduler.abort("gone")
-    scheduler.add(seeing("next", ("y", 12), cost=8))
+    scheduler.add(seeing("next", ("y", 12)))
     runner.finish(300)
     assert [digest for plan in runner.plans for digest in plan.forgotten] == [b"x" * 32]
 
@@ -312,3 +425,17 @@ def test_images_that_can_never_be_served_are_refused() -> None:
         plain.add(seeing("a", ("x", 4)))
     with pytest.raises(ValueError, match="max_num_seqs and the 30 tokens of an image, which one step computes"):
         make_scheduler(budget=32, bidirectional_tokens=30)
+
+
+def test_suspect_that_was_aborted_is_not_at_fault() -> None:
+    scheduler = make_scheduler()
+    sequence = seeing("gone", ("x", 8))
+    scheduler.add(sequence)
+    for is_suspected in (False, True):
+        step = scheduler.schedule(0.0)
+        assert step is not None
+        assert step.plan.encodes
+        scheduler.roll_back()
+        if is_suspected:
+            scheduler.abort("gone")
+        assert scheduler.suspect_images(step) is None

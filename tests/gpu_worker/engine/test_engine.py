@@ -1,8 +1,11 @@
 import pytest
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.core.model_runner import BrokenRunnerError
+from gpu_worker.core.media import MediaSpan
+from gpu_worker.core.model_runner import BrokenRunnerError, PendingStep
 from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig, StageCost
 from gpu_worker.core.step import CompletedStep, SampledTokens, SequenceEvent, StepResult
 from gpu_worker.engine.engine import MAX_CONTROL_STEPS, Engine, Rate, StepRates
 from gpu_worker.execution.simulated_runner import SimulatedRunner
@@ -96,6 +99,35 @@ def test_runner_that_computes_nothing_any_more_breaks_the_engine_and_blames_nobo
     assert all(sequence.num_output_tokens == 0 for sequence in sequences)
     # One step for each halving down to a sequence, which is computed alone at least once more; then the control steps.
     assert runner.num_executions == max(2, num_sequences.bit_length()) + MAX_CONTROL_STEPS
+
+
+class BlindRunner(SimulatedRunner):
+    """Fails to encode an image."""
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        if any(work.digest == b"bad".ljust(32) for work in plan.encodes):
+            raise RuntimeError("no pixels")
+        return super().submit(plan)
+
+
+@pytest.mark.parametrize("num_streams", [0, 2])
+@pytest.mark.parametrize("budget", [24, 200])
+def test_image_that_cannot_be_encoded_ends_its_own_sequence_alone(num_streams: int, budget: int) -> None:
+    """Also where other images are encoded by the same steps, and where its sequence computes nothing yet."""
+    config = SchedulerConfig(8, 200, 8, budget, 400, media=MediaConfig((StageCost(1.0),) * 3, 64))
+    engine = Engine(Scheduler(config), BlindRunner(0, TOKENS))
+    streams = [make_sequence(4, max_tokens=60, seed=seed) for seed in range(num_streams)]
+    seeing = []
+    for name in (b"good", b"bad", b"fine"):
+        sequence = make_sequence(22, max_tokens=4)
+        sequence.media = (MediaSpan(1, 20, name.ljust(32), 20, num_patches=20),)
+        seeing.append(sequence)
+    for sequence in (*streams, *seeing):
+        engine.add(sequence)
+    finishes = {event.sequence.id: event.finish for event in run(engine) if event.finish}
+    assert [finishes[sequence.id] for sequence in seeing] == ["length", "failed", "length"]
+    assert {finishes[sequence.id] for sequence in streams} <= {"length"}
+    assert engine.stats.num_failed_steps <= 3
 
 
 def test_sequence_aborted_while_a_failed_step_is_computed_again_is_left_out() -> None:

@@ -42,7 +42,8 @@ class Tower:
 def encoder_of(images: dict[bytes, float]) -> ImageEncoder:
     tower: Any = Tower()
     store: Any = images
-    return ImageEncoder(tower, store, IMAGE, (), torch.device("cpu"))
+    vision: Any = SimpleNamespace(form=SimpleNamespace(token=IMAGE), deep={0: None}, rotary_axes=())
+    return ImageEncoder(vision, tower, store, torch.empty(1))
 
 
 def seeing_sequence() -> BatchSequence:

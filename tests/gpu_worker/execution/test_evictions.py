@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +43,19 @@ class DenseLlama:
         self._model, self._config = model, model.config
         self._head_dim = model.config.hidden_size // model.config.num_attention_heads
 
-    @torch.no_grad()
     def logits(self, token_ids: list[int], *budget: Any) -> torch.Tensor:
-        """Return the logits behind each token; the budget is as `kept_tokens` takes it.
+        """Return the logits behind each token; the budget is as `kept_tokens` takes it."""
+        return torch.stack(list(self.each_logits(token_ids, *budget)))
+
+    @torch.no_grad()
+    def each_logits(self, token_ids: list[int], *budget: Any) -> Iterator[torch.Tensor]:
+        """Yield the logits behind each token; whoever reads them may add decisions for the tokens to come.
 
         `attention` has for each token what each head of each layer attends to, of the tokens that it sees.
         """
         layers = self._model.model.layers
         keys: list[list[torch.Tensor]] = [[] for _ in layers]
         values: list[list[torch.Tensor]] = [[] for _ in layers]
-        rows = []
         self.attention: list[list[torch.Tensor]] = []
         for place, token_id in enumerate(token_ids):
             kept = kept_tokens(place, *budget)
@@ -59,8 +64,7 @@ class DenseLlama:
             for layer, own_keys, own_values in zip(layers, keys, values, strict=True):
                 x = x + self._attend(layer, layer.input_layernorm(x), own_keys, own_values, kept)
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
-            rows.append(self._model.lm_head(self._model.model.norm(x)))
-        return torch.stack(rows)
+            yield self._model.lm_head(self._model.model.norm(x))
 
     def shortfall(self, token_ids: list[int], start: int, *budget: Any) -> float:
         """Return by how much the logit of any token from `start` on is below the largest one."""
@@ -246,10 +250,11 @@ def dense_decisions(dense: DenseLlama, token_ids: list[int], policy: str) -> lis
     """Return what leaves by the attention in the dense model, of the last block before each eviction."""
     decisions: list[tuple[int, ...]] = []
     past = torch.zeros(12)
+    computed = dense.each_logits(token_ids, *SCORED, decisions)
     for end in range(48, len(token_ids), 8):
-        dense.logits(token_ids[:end], *SCORED, decisions)
+        deque(itertools.islice(computed, 8 if decisions else end), maxlen=0)
         blocks = torch.zeros(12)
-        for probabilities in itertools.chain.from_iterable(dense.attention[end - 4 :]):
+        for probabilities in itertools.chain.from_iterable(dense.attention[-4:]):
             padded = torch.nn.functional.pad(probabilities, (0, 48 - probabilities.shape[1]))
             blocks += padded.view(-1, 12, 4).sum(-1).amax(0)
         past = blocks if policy == "heavy_hitters" else past + (blocks > blocks.mean()).float()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import subprocess
 import sys
@@ -83,9 +82,11 @@ def receive(stream: BinaryIO) -> bytes | None:
 
 
 def main() -> None:
-    runner = make_runner(json.loads(sys.argv[1]), OwnConstraints())
-    while (data := receive(sys.stdin.buffer)) is not None:
-        send(sys.stdout.buffer, runner.submit(msgspec.msgpack.decode(data, type=StepPlan)).result())
+    """Make one runner after another, each with the plans for it, behind which an empty message comes."""
+    while (config := receive(sys.stdin.buffer)) is not None:
+        runner = make_runner(msgspec.msgpack.decode(config), OwnConstraints())
+        while data := receive(sys.stdin.buffer):
+            send(sys.stdout.buffer, runner.submit(msgspec.msgpack.decode(data, type=StepPlan)).result())
 
 
 if __name__ == "__main__":
@@ -133,25 +134,36 @@ def record(config: dict[str, Any], state: StateConfig | None, pooled: Sequence |
     return runner, scheduler
 
 
-def replay(config: dict[str, Any], plans: list[bytes]) -> list[StepResult]:
-    """Let a second process compute encoded plans."""
-    command = [sys.executable, "-m", "tests.gpu_worker.execution.test_plans_alone", json.dumps(config)]
+@pytest.fixture(scope="module")
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """The second process."""
+    command = [sys.executable, "-m", "tests.gpu_worker.execution.test_plans_alone"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
-        results = []
-        for plan in plans:
-            send(process.stdin, msgspec.Raw(plan))
-            data = receive(process.stdout)
-            assert data is not None, "the process ended"
-            results.append(msgspec.msgpack.decode(data, type=StepResult))
+        yield process
         process.stdin.close()
     assert process.returncode == 0
+
+
+def replay(process: subprocess.Popen[bytes], config: dict[str, Any], plans: list[bytes]) -> list[StepResult]:
+    """Let a second process compute encoded plans."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    send(process.stdin, config)
+    results = []
+    for plan in plans:
+        send(process.stdin, msgspec.Raw(plan))
+        data = receive(process.stdout)
+        assert data is not None, "the process ended"
+        results.append(msgspec.msgpack.decode(data, type=StepResult))
+    process.stdin.write(bytes(4))
     return results
 
 
 @pytest.mark.parametrize("kind", ["simulated", "attention", "recurrent"])
-def test_process_that_gets_only_encoded_plans_computes_the_same(kind: str, tmp_path: Path) -> None:
+def test_process_that_gets_only_encoded_plans_computes_the_same(
+    kind: str, tmp_path: Path, other: subprocess.Popen[bytes]
+) -> None:
     config: dict[str, Any] = {"directory": None if kind == "simulated" else str(tmp_path)}
     state, pooled = None, None
     if kind == "attention":
@@ -173,5 +185,5 @@ def test_process_that_gets_only_encoded_plans_computes_the_same(kind: str, tmp_p
     if kind == "recurrent":
         assert any(work.source is not None for plan in plans for _, work in plan.states)
         assert any(work.saves for plan in plans for _, work in plan.states)
-    results = replay(config, [encoded for _, encoded, _ in recorder.steps])
+    results = replay(other, config, [encoded for _, encoded, _ in recorder.steps])
     assert results == [result for _, _, result in recorder.steps]

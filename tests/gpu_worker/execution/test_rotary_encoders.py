@@ -16,12 +16,12 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.registry import FAMILIES, read_model_config
-from gpu_worker.models.support_page import SAMPLE
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.fake_memory import FakeMemory
 from tests.gpu_worker.execution.pooled_sequences import assert_logits, assert_vectors, sequence_of
 from tests.gpu_worker.execution.test_encoders import LENGTHS, prompt_of
 from tests.gpu_worker.models.families.random_models import SIZES, randomize_all
+from tests.gpu_worker.models.support_page import SAMPLE
 
 # Windows of five tokens to either side, in all but every third layer.
 _MODERN = {"local_attention": 10, "num_hidden_layers": 4, "max_position_embeddings": 66}

@@ -36,3 +36,34 @@ def test_rows_have_the_largest_rank_of_their_own_adapters() -> None:
     assert [rank_of(-1), rank_of(1, -1), rank_of(1, 0), rank_of(2, 1)] == [1, 1, 8, 256]
     targets.place(2, None)
     assert rank_of(2, 1) == 1
+
+
+def test_rows_of_the_step_before_are_kept_until_they_or_an_adapter_change() -> None:
+    targets = AdapterTargets(2, _CPU, torch.float32)
+    same, other = np.array([0, -1, 1], np.int32), np.array([0, 1, 1], np.int32)
+    rows = targets.rows(same)
+    assert targets.rows(same.copy()) is rows
+    assert targets.rows(other) is not rows
+    assert targets.rows(same).slots.tolist() == [0, -1, 1]
+    before = targets.rows(same)
+    targets.place(1, {}, 8)
+    assert targets.rows(same) is not before
+    assert (before.max_rank, targets.rows(same).max_rank) == (1, 8)
+
+
+def test_products_that_overflowed_in_the_step_before_are_forgotten() -> None:
+    """A matrix with an odd number of ranks reads one more, which it multiplies by zero."""
+    targets, slots = AdapterTargets(1, _CPU, torch.float32), np.zeros(1, np.int32)
+    first, second = (targets.add((name,), (64,), 8)[0] for name in ("first", "second"))
+    whole = torch.arange(64)
+
+    def low_rank(rank: int) -> LowRank:
+        down, up = torch.ones(rank, 8, dtype=torch.bfloat16), torch.ones(64, rank, dtype=torch.bfloat16)
+        return LowRank((LowRankPart(down, up, 1.0, whole),), (64, 8))
+
+    adapter = {"first": low_rank(4), "second": low_rank(3)}
+    targets.place(0, targets.pack(adapter), 4)
+    first.add(torch.full((1, 8), torch.inf), torch.zeros(1, 64), targets.rows(slots))
+    result = torch.zeros(1, 64)
+    second.add(torch.ones(1, 8), result, targets.rows(slots))
+    assert result.tolist() == [[24.0] * 64]

@@ -33,14 +33,9 @@ from kernels.linear.forms import ScaledWeight, SplitWeight, WeightForm
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
 from kernels.rms_norm.triton_kernel import rms_norm_triton
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
-from tests.kernels.conftest import (
-    fast_interpreter,
-    interpreter_patches_once,
-    interpreter_rounds_to_fp8,
-    interpreter_takes_loop_bounds,
-)
+from tests.kernels.conftest import patched_interpreter
 
-__all__ = ["fast_interpreter", "interpreter_patches_once", "interpreter_rounds_to_fp8", "interpreter_takes_loop_bounds"]
+__all__ = ["patched_interpreter"]
 GPU = Gpu(GpuGeneration.HOPPER, 132)
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
 SIZE, INNER, HEADS, KV_HEADS, DIM, NUM_LAYERS = 256, 384, 4, 2, 64, 2

@@ -54,6 +54,12 @@ PLAIN = "none"
 """In place of a proposer: nothing is drafted."""
 
 
+def is_in_default_run(proposer: str, runner: str) -> bool:
+    """Whether two levels meet in the default run: each proposer on the host, and with graphs or without by turns."""
+    place = (PLAIN, *ENGINE_FACTORS["proposer"]).index(proposer) + ENGINE_FACTORS["runner"].index(runner)
+    return runner == "host" or place % 2 == 0
+
+
 @dataclass(frozen=True)
 class EngineCell:
     """One combination of the engine's factors."""
@@ -102,34 +108,34 @@ def all_pairs(factors: Mapping[str, tuple[str, ...]]) -> set[Pair]:
     }
 
 
-def covering_selection(factors: Mapping[str, tuple[str, ...]], seed: int) -> list[Row]:
-    """Return few combinations in which each pair of levels of two factors occurs, always the same ones."""
+def covering_selection(seed: int, num_asks: int) -> list[tuple[EngineCell, list[Ask]]]:
+    """Return few engines with some requests each, so that each pair of levels meets, always the same ones."""
     generator = random.Random(seed)
-    missing = dict.fromkeys(sorted(all_pairs(factors)))
-    rows: list[Row] = []
+    missing = dict.fromkeys(sorted(all_pairs(FACTORS)))
+    selection = []
     while missing:
         # The first one has levels of the factors that have the most, so that all of their pairs take their turn.
-        row = _grown(factors, missing, generator)
-        for pair in pairs_of(row):
-            missing.pop(pair, None)
-        rows.append(row)
-    return rows
+        most = max(missing, key=lambda pair: len(FACTORS[pair[0][0]]) * len(FACTORS[pair[1][0]]))
+        row, asks = _grown(dict(most), missing, generator), []
+        while len(asks) < num_asks and not missing.keys().isdisjoint(pairs_of(row)):
+            for pair in pairs_of(row):
+                missing.pop(pair, None)
+            asks.append(split(row)[1])
+            row = _grown({name: row[name] for name in ENGINE_FACTORS}, missing, generator)
+        selection.append((split(row)[0], asks))
+    return selection
 
 
-def _grown(factors: Mapping[str, tuple[str, ...]], missing: Mapping[Pair, None], generator: random.Random) -> Row:
-    """Grow a combination from a missing pair, level by level by what it adds."""
-    most = max(missing, key=lambda pair: len(factors[pair[0][0]]) * len(factors[pair[1][0]]))
-    chosen: Row = dict(most)
-    others = [name for name in factors if name not in chosen]
+def _grown(chosen: Row, missing: Mapping[Pair, None], generator: random.Random) -> Row:
+    """Grow a combination from some levels, level by level by what it adds."""
+    others = [name for name in FACTORS if name not in chosen]
     generator.shuffle(others)
     for name in others:
-        levels = generator.sample(factors[name], len(factors[name]))
-        chosen[name] = max(levels, key=lambda level: _num_new(factors, chosen, (name, level), missing))
-    return {name: chosen[name] for name in factors}
+        levels = generator.sample(FACTORS[name], len(FACTORS[name]))
+        chosen[name] = max(levels, key=lambda level: _num_new(chosen, (name, level), missing))
+    return {name: chosen[name] for name in FACTORS}
 
 
-def _num_new(
-    factors: Mapping[str, tuple[str, ...]], chosen: Row, new: tuple[str, str], missing: Mapping[Pair, None]
-) -> int:
-    order = list(factors).index
+def _num_new(chosen: Row, new: tuple[str, str], missing: Mapping[Pair, None]) -> int:
+    order = list(FACTORS).index
     return sum(tuple(sorted((new, old), key=lambda level: order(level[0]))) in missing for old in chosen.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.sequence import Sequence
 from tests.gpu_worker.matrix.checks import check_answer, check_nothing_is_left
-from tests.gpu_worker.matrix.factors import ENGINE_FACTORS, PLAIN, SAMPLINGS, Ask, EngineCell
+from tests.gpu_worker.matrix.factors import ENGINE_FACTORS, PLAIN, SAMPLINGS, Ask, EngineCell, is_in_default_run
 from tests.gpu_worker.matrix.parts import Runner, make_parts
 from tests.gpu_worker.matrix.traffic import Choice, Oracle, Traffic
 
@@ -35,8 +36,13 @@ def break_row(runner: Runner, bad: Sequence, value: float, monkeypatch: pytest.M
     monkeypatch.setattr(runner._sampler, "sample", sample_with_bad_row)
 
 
-@pytest.mark.parametrize("runner", ENGINE_FACTORS["runner"])
-@pytest.mark.parametrize("proposer", [PLAIN, *ENGINE_FACTORS["proposer"]])
+@pytest.mark.parametrize(
+    ("proposer", "runner"),
+    [
+        pytest.param(*levels, marks=[] if is_in_default_run(*levels) else pytest.mark.slow)
+        for levels in itertools.product([PLAIN, *ENGINE_FACTORS["proposer"]], ENGINE_FACTORS["runner"])
+    ],
+)
 def test_neighbours_of_an_invalid_row_answer_as_if_alone(
     oracle: Oracle, proposer: str, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.gpu_worker.execution.engine_run import MAX_LEN, VOCAB
-from tests.gpu_worker.matrix.factors import ENGINE_FACTORS, EngineCell, split
+from tests.gpu_worker.matrix.factors import ENGINE_FACTORS, EngineCell
 from tests.gpu_worker.matrix.parts import save_models
 from tests.gpu_worker.matrix.test_failing_steps import check_failing_steps
-from tests.gpu_worker.matrix.test_speculation_matrix import BYSTANDERS, ROWS, check_cell
+from tests.gpu_worker.matrix.test_speculation_matrix import BYSTANDERS, SELECTION, check_cell
 from tests.gpu_worker.matrix.traffic import Oracle, choices_of
 
 pytestmark = pytest.mark.slow
@@ -53,10 +53,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 @pytest.mark.parametrize("proposer", ENGINE_FACTORS["proposer"])
 def test_drafts_eight_bit_caches_and_resumptions_change_no_answer(oracle: Oracle, proposer: str) -> None:
     num_drafted = 0
-    for place, row in enumerate(ROWS):
-        cell, ask = split(row)
+    for place, (cell, asks) in enumerate(SELECTION):
         if cell.proposer == proposer:
-            traffic = check_cell(oracle, cell, [*choices_of([ask]), *random.Random(place).sample(BYSTANDERS, 5)])
+            traffic = check_cell(oracle, cell, [*choices_of(asks), *random.Random(place).sample(BYSTANDERS, 5)])
             assert traffic.parts.scheduler.speculation is not None
             num_drafted += traffic.parts.scheduler.speculation.num_draft_tokens
     assert num_drafted > 20

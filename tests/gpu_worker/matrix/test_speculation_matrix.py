@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from dataclasses import asdict
 
 import pytest
 
@@ -27,13 +28,12 @@ from tests.gpu_worker.matrix.factors import (
     all_pairs,
     covering_selection,
     pairs_of,
-    split,
     whole_product,
 )
 from tests.gpu_worker.matrix.parts import NUM_SCARCE_BLOCKS, make_parts, prediction_of
 from tests.gpu_worker.matrix.traffic import NUM_BEHIND, Choice, Oracle, Traffic, choices_of, emitted_tokens
 
-ROWS = covering_selection(FACTORS, seed=1)
+SELECTION = covering_selection(seed=1, num_asks=4)
 PROPOSERS = ENGINE_FACTORS["proposer"]
 PRIMER = Choice(Ask("greedy", "1", "hit", "nothing", "fresh"), 50)
 QUITTER = Choice(Ask("temperature", "1", "none", "nothing", "fresh"), 51)
@@ -90,12 +90,11 @@ def check_cell(
 def test_selected_mixtures_answer_as_plain_decoding_does(oracle: Oracle, proposer: str) -> None:
     num_drafted, num_accepted, finishes = dict.fromkeys(ENGINE_FACTORS["depth"], 0), 0, set()
     num_preemptions = []
-    for place, row in enumerate(ROWS):
-        cell, ask = split(row)
+    for place, (cell, asks) in enumerate(SELECTION):
         if cell.proposer != proposer:
             continue
-        others = random.Random(place).sample(BYSTANDERS, 9 if cell.blocks == "scarce" else 5)
-        traffic = check_cell(oracle, cell, [*choices_of([ask]), *others])
+        others = random.Random(place).sample(BYSTANDERS, len(BYSTANDERS))
+        traffic = check_cell(oracle, cell, [*choices_of(asks), *others])
         scheduler = traffic.parts.scheduler
         assert scheduler.speculation is not None
         num_drafted[cell.depth] += scheduler.speculation.num_draft_tokens
@@ -210,4 +209,5 @@ def test_all_mixtures_answer_as_plain_decoding_does(oracle: Oracle, proposer: st
 
 
 def test_all_pairs_of_levels_meet_in_the_selection() -> None:
-    assert set().union(*map(pairs_of, ROWS)) == all_pairs(FACTORS)
+    rows = (asdict(cell) | asdict(ask) for cell, asks in SELECTION for ask in asks)
+    assert set().union(*map(pairs_of, rows)) == all_pairs(FACTORS)

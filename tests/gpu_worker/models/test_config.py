@@ -21,7 +21,7 @@ from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_layer_types, read_optional_windows, read_windows
 from gpu_worker.models.recurrent_config import read_mamba2
 from gpu_worker.models.registry import _INSTEAD, FAMILIES, read_model_config
-from gpu_worker.models.support_page import sample_config
+from tests.gpu_worker.models.support_page import sample_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,

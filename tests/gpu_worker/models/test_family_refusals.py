@@ -12,8 +12,8 @@ from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import families
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.support_page import SAMPLE, sample_config
 from kernels.activation.experts import SILU
+from tests.gpu_worker.models.support_page import SAMPLE, sample_config
 
 GPT2, OPT, AFMOE, HUNYUAN = "GPT2LMHeadModel", "OPTForCausalLM", "AfmoeForCausalLM", "HunYuanMoEV1ForCausalLM"
 MIMO, FALCON, NEMOTRON = "MiMoV2FlashForCausalLM", "FalconH1ForCausalLM", "NemotronHForCausalLM"

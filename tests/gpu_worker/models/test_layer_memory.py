@@ -23,10 +23,10 @@ from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.layer import LayerTraits, MixerShape
 from gpu_worker.layers.mamba2 import Mamba2Shape
 from gpu_worker.layers.short_conv import ShortConvShape
-from gpu_worker.models.support_page import sample_config
 from kernels.gated_delta import DeltaSizes
 from kernels.layer_cache import CacheShape
 from kernels.ssd import SsdSizes
+from tests.gpu_worker.models.support_page import sample_config
 
 ATTENTION = AttentionShape(num_heads=8, num_kv_heads=2, head_dim=32)
 TOKENS = CacheShape(num_kv_heads=2, key_dim=32, value_dim=32)

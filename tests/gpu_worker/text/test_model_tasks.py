@@ -13,9 +13,9 @@ import transformers
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.models.families import families
 from gpu_worker.models.registry import FAMILIES
-from gpu_worker.models.support_page import sample_config
 from gpu_worker.text.model_tasks import EmbeddingForm, ModelTasks, ScoreForm, read_model_tasks
 from shared.errors import BadRequestError, ConfigError
+from tests.gpu_worker.models.support_page import sample_config
 from tests.gpu_worker.text.conftest import CopiedModel
 
 Tasks = Callable[..., ModelTasks]

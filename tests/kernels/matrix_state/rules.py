@@ -12,6 +12,7 @@ import torch
 from kernels.gated_delta import DeltaSizes, DeltaWeights, gated_delta
 from kernels.gated_delta.dispatch import gated_delta_cpu
 from kernels.gated_delta.reference import gated_delta_chunked, gated_delta_reference
+from kernels.matrix_state.walk import StateStep
 from kernels.ssd import SsdSizes, SsdWeights, ssd
 from kernels.ssd.dispatch import ssd_cpu
 from kernels.ssd.reference import ssd_chunked, ssd_reference
@@ -40,7 +41,8 @@ class Inputs:
         return replace(self, features=self.features.to(device), gates=self.gates.to(device), weights=weights)
 
     def run(self, form: Form, states: torch.Tensor, rows: StateRows, *first: Any, **options: Any) -> torch.Tensor:
-        return form(*first, self.features, self.gates, self.weights, self.sizes, states, rows, **options)
+        step = StateStep(self.features, self.gates, self.weights, self.sizes, states, rows)
+        return form(*first, step, **options)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -43,7 +45,7 @@ def test_kernels_equal_reference(
     saves = [[(1, 6)], [(1, 7), (kept, 8)] if kept > 1 else [(1, 7)], [], []]
     rows = state_rows(lengths, [0, 7, 1, -1], [4, 0, 2, 5], [1, kept, 0, 0], device, saves)
     with poisoned_memory():
-        result = FORMS[str(rule)](inputs.features, inputs.gates, inputs.weights, sizes, states, rows, gpu)
+        result = inputs.run(partial(FORMS[str(rule)], gpu=gpu), states, rows)
     expected = inputs.run(rule.reference, theirs, rows)
     assert_close(result[:-1], expected[:-1])
     torch.testing.assert_close(states, theirs, rtol=1e-5, atol=1e-5)
@@ -55,9 +57,9 @@ def test_bad_sequence_leaves_its_neighbour_in_a_chunk_alone(device: torch.device
     inputs, states = inputs_of(sizes, sum(lengths), torch.float32).to(device), pool_of(sizes, 2).to(device)
     rows = state_rows(lengths, [4, 4], [0, 1], device=device)
     clean = states.clone()
-    expected = gated_delta_triton(inputs.features, inputs.gates, inputs.weights, sizes, clean, rows, HOPPER)
+    expected = inputs.run(partial(gated_delta_triton, gpu=HOPPER), clean, rows)
     inputs.features[18], inputs.gates[19] = float("nan"), float("nan")
-    actual = gated_delta_triton(inputs.features, inputs.gates, inputs.weights, sizes, states, rows, HOPPER)
+    actual = inputs.run(partial(gated_delta_triton, gpu=HOPPER), states, rows)
     assert actual[18:21].isnan().any()
     assert torch.equal(actual[21:], expected[21:])
     assert torch.equal(states[1], clean[1])

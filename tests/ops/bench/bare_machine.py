@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Block())
 def run_without(blocked: Sequence[str], code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own in which the packages `blocked` cannot be imported; it may use `sys`."""
     program = _BLOCK.format(blocked=tuple(blocked)) + code
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
 
 
 def all_modules_but(packages: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ class Operator:
         self._before, self._after = before, after
 
     def call(self, method: str, _path: str, _body: object = None) -> dict[str, Any]:
-        return {"aliases": self._before if method == "GET" else self._after}
+        return {"aliases": self._before if method == "GET" else self._after, "canaries": self._after}
 
 
 def told(monkeypatch: pytest.MonkeyPatch, operator: Operator, *arguments: str) -> list[str]:
@@ -30,7 +30,8 @@ def told(monkeypatch: pytest.MonkeyPatch, operator: Operator, *arguments: str) -
         return operator
 
     monkeypatch.setattr(alias, "find_operator", find)
-    done = CliRunner().invoke(alias.command, list(arguments), catch_exceptions=False)
+    command = alias.canary if arguments[0] == "start" else alias.command
+    done = CliRunner().invoke(command, list(arguments), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output.splitlines()
 
@@ -44,6 +45,13 @@ def test_set_says_whose_alias_it_is_and_that_a_canary_ends(monkeypatch: pytest.M
     ]
     assert told(monkeypatch, Operator(before, []), "set", "chat", "three", "--tenant", "acme") == [
         "chat stands for three for the tenant acme"
+    ]
+
+
+def test_start_of_a_canary_that_is_not_served_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = [{"alias": "chat", "tenant": None, "verdict": "gets no requests: no worker serves it"}]
+    assert told(monkeypatch, Operator([], begun), "start", "chat", "--to", "two", "--percent", "50") == [
+        "50% of chat goes to two (gets no requests: no worker serves it)"
     ]
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from ops.cli import golden
+from ops.cli.golden import Recorder
+from ops.cli.running_system import Endpoint, ServerRefusedError
 from shared.golden import read_baseline, read_key
 from tests.integration.system import System
 from tests.ops.cli.command import headrace_here
+from tests.ops.load_generator.foreign_server import foreign_server
 
 
 def test_baseline_is_recorded_signed_and_replayed_prompts_are_the_operators(state_dir: Path, tmp_path: Path) -> None:
@@ -28,6 +34,22 @@ def test_baseline_is_recorded_signed_and_replayed_prompts_are_the_operators(stat
     }
     assert baseline.noise == 0.0
     assert len(baseline.answer) == 8
+
+
+def test_recording_comes_back_when_its_place_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(golden.time, "sleep", waited.append)
+    with foreign_server("busy", "busy", "not a stream", "broken") as server:
+        recorder = Recorder(Endpoint(server.url, None), "theirs")
+        server.num_asked = 2
+        assert recorder._ask({"prompt": "x"}) == {"text": "all at once"}
+        with pytest.raises(ServerRefusedError, match="no memory"):
+            recorder._ask({"prompt": "x"})
+    assert [each for each in waited if each] == [7.0, 7.0], "but for the server's own"
+    assert server.bodies[0] == server.bodies[1] == server.bodies[2]
+    assert "headrace: the server answers 503: full; waiting 7 s to ask again\n" in capsys.readouterr().err
 
 
 def test_prompts_that_are_none_are_refused(state_dir: Path, tmp_path: Path) -> None:

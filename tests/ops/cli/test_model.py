@@ -162,6 +162,14 @@ def test_replacement_that_was_undone_is_told_whatever_became_of_the_old_one(
     assert "m serves after" in served.output
 
 
+def test_wait_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.cli.status_line.TELL_EVERY_S", 0.0)
+    done = run(monkeypatch, Operator({"state": "loading"}, {"state": "awake", "num_ready": 1}), "load", "m", "new")
+    assert "m: loading, ready in about 9.1 s (0 s)\n" in done.stderr
+    replaced = run(monkeypatch, Operator({"state": "awake"}, {"state": "awake", "num_ready": 1}), "replace", "m", "new")
+    assert "m: the new one loads (0 s)\n" in replaced.stderr
+
+
 def test_load_is_waited_for_and_models_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)

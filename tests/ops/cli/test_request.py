@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,13 +55,14 @@ def test_empty_id_is_refused() -> None:
     assert (refused.returncode, "ID is empty" in refused.stderr) == (2, True)
 
 
-def test_worker_that_takes_nothing_is_cordoned_or_draining() -> None:
-    assert top._state({"draining": True}) == "cordoned or draining"
+def test_worker_that_takes_nothing_is_cordoned_or_drains_and_ends() -> None:
+    assert top._state({"draining": True, "role": "both"}) == "role both; cordoned"
+    assert top._state({"draining": True, "role": None, "is_ending": True}) == "draining, then ends"
     assert top._state({"draining": False}) == ""
 
 
 def test_role_and_wrong_answers_of_a_worker_are_its_state() -> None:
-    assert top._state({"draining": False, "role": "both"}) == ""
+    assert top._state({"draining": False, "role": None}) == ""
     golden = {"problem": "2 of 8 differ", "has_withdrawn": True}
     told = top._state({"draining": True, "role": "decode", "golden": golden})
     assert told == "role decode; withdrawn: 2 of 8 differ"
@@ -72,6 +74,8 @@ def test_ids_are_listed_whole_and_orders_exclude_each_other() -> None:
     assert first.split()[0] == "chatcmpl-" + "x" * 60
     assert heads.index("TENANT") == first.index(" t ") + 1 == second.index(" t ") + 1
     assert next(ops.cli.request._list([])).startswith("ID ")
+    running = next(islice(ops.cli.request._list([line | {"id": "r", "status": 0, "outcome": "running"}]), 1, None))
+    assert running.split() == ["r", "t", "running", "1.00", "s", "0", "0"]
     refused = headrace_here("request", "--running", "--first")
     assert (refused.returncode, "Give --first or --running, not both." in refused.stderr) == (2, True)
 

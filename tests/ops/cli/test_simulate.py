@@ -208,5 +208,7 @@ def test_quantized_checkpoint_is_simulated_in_its_own_format_alone(tmp_path: Pat
     model = write_config(
         tmp_path, LLAMA_33_70B | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
     )
-    with pytest.raises(HeadraceError, match="--weights: is bf16; the checkpoint stores about int4: give int4"):
-        simulated("--model", model)
+    with pytest.raises(HeadraceError, match="--weights: is bf16; the checkpoint stores about int4"):
+        simulated("--model", model, "--weights", "bf16")
+    load = ("--model", model, "--device", "h200", "--requests", 2, "--output", 2)
+    assert simulated(*load) == simulated(*load, "--weights", "int4")

@@ -20,6 +20,7 @@ from ops.doctor.nats import (
     cluster_finding,
     nats_findings,
 )
+from shared.disaggregation import RoleNews
 from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import encode
 from shared.nats_connection import connect
@@ -119,10 +120,13 @@ async def test_every_worker_that_is_heard_is_described(start_nats: Callable[...,
     nats = await connect(server.url, role="worker", name="w")
     await ensure_streams(nats.jetstream(), StreamLimits())
 
+    ending: dict[str, Any] = {"draining": True, "is_ending": True}
+    cordoned: dict[str, Any] = {"draining": True, "roles": RoleNews(role="decode")}
+
     async def beat() -> None:
         while True:
-            for name, model, draining in (("a", "m", False), ("b", "other", True)):
-                told = {"revision": "r", "running": 2, "free_blocks": 3, "total_blocks": 7, "draining": draining}
+            for name, model, more in (("a", "m", {}), ("b", "other", ending), ("c", "other", cordoned)):
+                told = {"revision": "r", "running": 2, "free_blocks": 3, "total_blocks": 7, **more}
                 beat = msgspec.structs.replace(BEAT, worker=name, model=model, **told)
                 await nats.publish(worker_subject(model, name), encode(beat))
             await nats.publish(worker_subject("m", "junk"), b"\xc1")
@@ -136,6 +140,7 @@ async def test_every_worker_that_is_heard_is_described(start_nats: Callable[...,
     assert sorted(found[-1].text.split("; ")) == [
         f"a serves m {served}",
         f"b serves other {served}, draining",
+        f"c serves other {served}, role decode, cordoned",
     ]
     # Of the model that the login is for.
     assert (await nats_findings(dataclasses.replace(login, model="m")))[-1].text == f"a serves m {served}"

@@ -60,4 +60,7 @@ def test_answer_that_is_none_is_told(body: bytes, is_whole: bool, problem: str) 
 def test_refusal_keeps_its_retry_after() -> None:
     found = reading(b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\n{}")
     assert (found.status, found.problem, found.retry_after_s) == (503, "status 503", 7)
+    body = b'{"error":{"message":"The first token would take 9.1 s.","code":"overloaded"}}'
+    head = b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n" % len(body)
+    assert reading(head + body).problem == "status 503: overloaded"
     assert read(Answer(0.5, problem="reset")).problem == "reset"

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from gpu_worker.models.checkpoint import Checkpoint
-from gpu_worker.models.support_page import sample_config
 from ops.quantize.folder import StoredNames, read_all
+from tests.gpu_worker.models.support_page import sample_config
 
 LFM2, GEMMA3, MIXTRAL = map(sample_config, ("Lfm2ForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM"))
 

@@ -8,7 +8,14 @@ import torch
 
 from ops.sizing.model_size import FORMATS, ModelSize, read_model_size
 from shared.errors import HeadraceError
-from tests.ops.sizing.models import LLAMA_2_70B, LLAMA_31_8B, LLAMA_33_70B, QWEN3_30B_A3B, write_config
+from tests.ops.sizing.models import (
+    GPT_OSS_120B,
+    LLAMA_2_70B,
+    LLAMA_31_8B,
+    LLAMA_33_70B,
+    QWEN3_30B_A3B,
+    write_config,
+)
 
 
 def num_weights(size: ModelSize) -> float:
@@ -54,6 +61,16 @@ def test_int4_stores_scales_too_and_leaves_embeddings_alone(tmp_path: Path) -> N
     size = read_model_size(write_config(tmp_path, LLAMA_2_70B))
     matrices = num_weights(size) - 2 * 32000 * 8192
     assert size.weight_bytes(FORMATS["int4"]) == matrices * 4.25 / 8 + 2 * 32000 * 8192 * 2
+
+
+def test_gpt_oss_has_all_but_its_experts_in_16_bits(tmp_path: Path) -> None:
+    """The published files of openai/gpt-oss-120b have 65.2 * 10**9 bytes."""
+    size = read_model_size(write_config(tmp_path, GPT_OSS_120B))
+    assert size.weight_bytes(FORMATS["int4"]) == pytest.approx(65.2e9, rel=0.005)
+    # A token meets four experts of 128, and all of attention and the head.
+    attention, head, experts = 36 * 2880 * 64 * (2 * 64 + 2 * 8), 201088 * 2880, 36 * 4 * 3 * 2880**2
+    read = experts * 4.25 / 8 + 2 * (attention + head)
+    assert size.step_bytes(FORMATS["int4"], 1) == pytest.approx(read, rel=0.01)
 
 
 def test_configuration_may_have_any_name(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ops.sizing.plan import FULL_SHARE, Limits, Workload, options, rounded, stea
 from ops.sizing.roofline import HOST_TIMES
 from shared.errors import HeadraceError
 from tests.architecture.source import ROOT
-from tests.ops.sizing.models import LLAMA_31_8B, LLAMA_33_70B, write_config
+from tests.ops.sizing.models import LLAMA_31_8B, LLAMA_33_70B, QWEN3_30B_A3B, write_config
 
 LOAD = Workload(20.0, 500, 200)
 LIMITS = Limits(64, 2048, 1024, 0.9)
@@ -109,12 +109,21 @@ def test_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     assert f"```text\n{planned('--model', model, '--device', 'h200', *load)}\n" in page
 
 
+def test_steps_shorter_than_the_worked_examples_are_marked(tmp_path: Path) -> None:
+    few = planned("--model", write_config(tmp_path, QWEN3_30B_A3B), "--device", "h100", "--rate", 0.02, "--ranks", "1")
+    assert all("* " in line for line in few.splitlines()[1:-1])
+    assert few.splitlines()[-1].startswith("* shorter steps than the formulas were compared with")
+    many = planned("--model", write_config(tmp_path, LLAMA_31_8B), "--device", "h200", "--rate", 1, "--ranks", "1")
+    assert "\nbf16 " in many
+    assert "*" not in next(line for line in many.splitlines() if line.startswith("bf16"))
+
+
 def test_figures_of_a_small_model_keep_three_digits_and_reasons_are_sentences() -> None:
     told = planned("--model", ROOT / "ops/demo_model/model", "--ranks", "1,8")
     heads, first, *_ = told.splitlines()
     cells = dict(zip(re.split(r"  +", heads), re.split(r"  +", first), strict=True))
     for head in ("GB", "TTFT ms", "ITL ms"):
-        assert 0 < float(cells[head]) < 1
+        assert 0 < float(cells[head].rstrip("*")) < 1
     assert "8 x h200: unsupported: 8 ranks cannot divide 4 attention heads and 2 KV heads" in told
 
 

@@ -96,6 +96,8 @@ def test_roles_go_to_the_workers_in_turns(make: Make) -> None:
     assert "HEADRACE_ROLE" not in make(workers=2).workers[0].environ
     with pytest.raises(ConfigError, match=r"HEADRACE_ROLES: names 'decoder'; a role is one of prefill, decode, both"):
         make(roles="prefill,decoder")
+    with pytest.raises(ConfigError, match="HEADRACE_ROLES: does not go with --simulate"):
+        make(roles="prefill,decode", workers=2, simulate=5.0)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ async def test_burst_of_hostile_grammars_waits_in_line_and_others_go_between(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await checker.check("bad", schema_grammar({}), PATIENT)
-    monkeypatch.setattr(checker_module, "MAX_WAITING_PER_TENANT", 20)
+    monkeypatch.setattr(checker_module, "MAX_WAITING_PER_TENANT", 4)
     ask, go_on = checker._link.ask, asyncio.Event()
 
     async def held_up(message: bytes, niceness: int) -> Any:
@@ -190,23 +190,23 @@ async def test_burst_of_hostile_grammars_waits_in_line_and_others_go_between(
         return await ask(message, niceness)
 
     monkeypatch.setattr(checker._link, "ask", held_up)
-    hostile = [asyncio.create_task(checker.check("bad", doubling(1_000 + number), PATIENT)) for number in range(24)]
-    await until(lambda: len(checker._tenants["bad"].waiting) == 20)
+    hostile = [asyncio.create_task(checker.check("bad", doubling(1_000 + number), PATIENT)) for number in range(8)]
+    await until(lambda: len(checker._tenants["bad"].waiting) == 4)
     # The hostile one that is checked meanwhile leaves a place.
     await checker.check("good", schema_grammar({"const": 1}), PATIENT)
     assert not hostile[0].done()
     # A full line refuses, and a grammar that waits too long is refused with Retry-After.
-    over = await asyncio.gather(*hostile[20:], return_exceptions=True)
+    over = await asyncio.gather(*hostile[4:], return_exceptions=True)
     assert all(isinstance(error, CheckerBusyError) and error.is_own for error in over)
     with pytest.raises(CheckerBusyError) as caught:
-        await checker.check("bad", doubling(1_000 + 7), 0.01)
+        await checker.check("bad", doubling(1_000 + 3), 0.01)
     assert (caught.value.is_own, caught.value.retry_after_s >= 1.0) == (True, True)
     go_on.set()
-    answers = await asyncio.gather(*hostile[:20], return_exceptions=True)
+    answers = await asyncio.gather(*hostile[:4], return_exceptions=True)
     assert all(isinstance(answer, GrammarError) for answer in answers)
     # The checks have gone on: whoever comes back finds the verdict.
     with pytest.raises(GrammarError, match="takes longer to be compiled"):
-        await checker.check("bad", doubling(1_000 + 7), 0.0)
+        await checker.check("bad", doubling(1_000 + 3), 0.0)
 
 
 @pytest.mark.parametrize("count", [12, 40])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from gpu_worker.models.config import read_activation
 from gpu_worker.models.vision.embedding import PatchEmbedding, tile_positions
 from gpu_worker.models.vision.forms import TilesForm
@@ -18,10 +16,6 @@ from kernels.activation import Activation
 _RENAMED = ((r"^model\.(vision_tower|multi_modal_projector)\.", r"\1."),)
 _EPS = 1e-6
 _PROJECTOR_EPS = 1e-5
-
-
-def _without_first(x: torch.Tensor) -> torch.Tensor:
-    return x[:, 1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +33,10 @@ class _Parts:
         name, size, take = "vision_tower.embeddings", self.sizes.size, taker.checkpoint.take
         taker.checkpoint.discard(r"vision_tower\.embeddings\.mask_token")
         patches = taker.patches(f"{name}.patch_embeddings.projection", self.sizes, bias=True)
-        first, positions = take(f"{name}.cls_token", 1, 1, size), None
+        first, positions = take(f"{name}.cls_token", 1, 1, size).flatten(), None
         if self.has_positions:
             table = take(f"{name}.position_embeddings", 1, self.num_patches + 1, size)
-            first, positions = first + table[:, :1], partial(tile_positions, table[0, 1:])
+            first, positions = first + table[0, 0], partial(tile_positions, table[0, 1:])
         return PatchEmbedding(patches, self.sizes, positions, first=first)
 
     def layer(self, taker: WeightTaker, index: int) -> VisionLayer:
@@ -71,7 +65,7 @@ class _Parts:
 
     def projector(self, taker: WeightTaker) -> Projector:
         name, sizes = "multi_modal_projector", self.sizes
-        steps: list[Transform] = [_without_first, Merge(sizes.merge**2)]
+        steps: list[Transform] = [Merge(sizes.merge**2)]
         if self.has_last_norm:
             steps.insert(0, taker.layer_norm("vision_tower.layernorm", sizes.size, sizes.eps))
         steps.append(taker.layer_norm(f"{name}.layer_norm", sizes.merged, _PROJECTOR_EPS))

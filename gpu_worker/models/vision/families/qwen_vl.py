@@ -10,15 +10,12 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from gpu_worker.models.config import read_activation
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import rope_fields
 from gpu_worker.models.vision.embedding import PatchEmbedding, frequencies, stretched_positions
 from gpu_worker.models.vision.forms import DynamicForm
-from gpu_worker.models.vision.parts import Merge, Neighbourhood, PlainMlp, Projector, VisionLayer
-from gpu_worker.models.vision.tower import Embed, Project
+from gpu_worker.models.vision.parts import Merge, PlainMlp, Projector, VisionLayer
 from gpu_worker.models.vision.vision_config import CLIP_COLOURS, VisionConfig, VisionFamily, VisionFiles, read_colours
 from gpu_worker.models.vision.weights import TowerSizes, WeightTaker
 from kernels.activation import Activation
@@ -78,46 +75,9 @@ def _sections(text: JsonFile, default: tuple[int, int, int]) -> tuple[int, ...]:
     return sections
 
 
-def _windows(grid: tuple[int, ...], merge: int, window: int) -> tuple[torch.Tensor, list[int]]:
-    """Return the order of patches in which those of a window stand together, and each window's number of patches."""
-    rows, columns = grid[0] // merge, grid[1] // merge
-    places = torch.arange(rows * columns).view(rows, columns)
-    parts = [part.flatten() for row in torch.split(places, window) for part in torch.split(row, window, 1)]
-    order = torch.cat(parts)[:, None] * merge**2 + torch.arange(merge**2)
-    return order.flatten(), [len(part) * merge**2 for part in parts]
-
-
-@dataclass(frozen=True, slots=True)
-class _WindowedEmbedding:
-    """Patches in the order in which those of a window of `window` tokens a side stand together."""
-
-    embedding: PatchEmbedding
-    window: int
-
-    def __call__(self, values: torch.Tensor) -> tuple[torch.Tensor, Neighbourhood]:
-        stream, where = self.embedding(values)
-        order, segments = _windows(self.embedding.grid(values), self.embedding.sizes.merge, self.window)
-        order = order.to(stream.device)
-        assert where.cos is not None
-        assert where.sin is not None
-        return stream[:, order], Neighbourhood(where.cos[order], where.sin[order], segments)
-
-
-@dataclass(frozen=True, slots=True)
-class _WindowedProjector:
-    """Embeddings in the order of rows."""
-
-    projector: Projector
-    merge: int
-    window: int
-
-    def __call__(self, stream: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
-        rows = self.projector(stream, grid)
-        order, _ = _windows((grid[0] // self.merge, grid[1] // self.merge), 1, self.window)
-        return rows[order.argsort().to(rows.device)]
-
-
-def _embedding(taker: WeightTaker, sizes: TowerSizes, frames: int, side: int | None = None) -> PatchEmbedding:
+def _embedding(
+    taker: WeightTaker, sizes: TowerSizes, frames: int, side: int | None = None, window: int | None = None
+) -> PatchEmbedding:
     """Take patches, with learned positions of `side` rows and columns if there are such."""
     has_positions = side is not None
     patches = taker.patches("visual.patch_embed.proj", sizes, bias=has_positions, frames=frames)
@@ -127,7 +87,7 @@ def _embedding(taker: WeightTaker, sizes: TowerSizes, frames: int, side: int | N
         positions = partial(
             stretched_positions, taker.checkpoint.take("visual.pos_embed.weight", side * side, sizes.size)
         )
-    return PatchEmbedding(patches, sizes, positions, ((0, turns), (1, turns)), frames=frames)
+    return PatchEmbedding(patches, sizes, positions, ((0, turns), (1, turns)), frames=frames, window=window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +97,8 @@ class _Parts2_5:
     window: int
     whole: frozenset[int]
 
-    def embedding(self, taker: WeightTaker) -> Embed:
-        return _WindowedEmbedding(_embedding(taker, self.sizes, self.frames), self.window)
+    def embedding(self, taker: WeightTaker) -> PatchEmbedding:
+        return _embedding(taker, self.sizes, self.frames, window=self.window)
 
     def layer(self, taker: WeightTaker, index: int) -> VisionLayer:
         name, sizes = f"visual.blocks.{index}", self.sizes
@@ -146,7 +106,7 @@ class _Parts2_5:
         norms = [taker.rms_norm(f"{name}.norm{number}", sizes.size, _EPS) for number in (1, 2)]
         return VisionLayer(norms[0], attention, norms[1], taker.gated_mlp(f"{name}.mlp", sizes, bias=True))
 
-    def projector(self, taker: WeightTaker) -> Project:
+    def projector(self, taker: WeightTaker) -> Projector:
         sizes, name = self.sizes, "visual.merger"
         mlp = PlainMlp(
             taker.linear(f"{name}.mlp.0", sizes.merged, sizes.merged, bias=True),
@@ -154,7 +114,7 @@ class _Parts2_5:
             Activation.GELU,
         )
         norm = taker.rms_norm(f"{name}.ln_q", sizes.size, _EPS)
-        return _WindowedProjector(Projector((norm, Merge(sizes.merge**2), mlp)), sizes.merge, self.window)
+        return Projector((norm, Merge(sizes.merge**2), mlp))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +123,7 @@ class _Parts3:
     frames: int
     side: int
 
-    def embedding(self, taker: WeightTaker) -> Embed:
+    def embedding(self, taker: WeightTaker) -> PatchEmbedding:
         return _embedding(taker, self.sizes, self.frames, self.side)
 
     def layer(self, taker: WeightTaker, index: int) -> VisionLayer:
@@ -195,7 +155,16 @@ def _read_2_5(files: VisionFiles) -> VisionConfig:
         whole = vision.integers("fullatt_block_indexes")
     parts = _Parts2_5(sizes, vision.integer("temporal_patch_size", 2, maximum=64), window, frozenset(whole))
     axes = _contiguous_axes(_sections(files.text, (16, 24, 24)))
-    return VisionConfig(_read_form(files, sizes), parts, _RENAMED, r"visual\.", 3, axes)
+    return VisionConfig(
+        _read_form(files, sizes),
+        parts,
+        _RENAMED,
+        r"visual\.",
+        3,
+        axes,
+        projector_weights=sizes.merged * (sizes.merged + sizes.hidden),
+        windows=dict.fromkeys(set(range(sizes.depth)) - parts.whole, window**2 * sizes.merge**2),
+    )
 
 
 def _read_3(files: VisionFiles, sections: tuple[int, int, int], deep: tuple[int, ...] = ()) -> VisionConfig:
@@ -214,6 +183,7 @@ def _read_3(files: VisionFiles, sections: tuple[int, int, int], deep: tuple[int,
         r"visual\.",
         rotary_axes=_interleaved_axes(_sections(files.text, sections)),
         deep={index: partial(parts.deep, number=number) for number, index in enumerate(deep)},
+        projector_weights=sizes.merged * (sizes.merged + sizes.hidden),
     )
 
 

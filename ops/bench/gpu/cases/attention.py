@@ -77,11 +77,7 @@ def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths
 def variant_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
     """Time a variant of attention beside ours without its special feature."""
     if shape.latent_dim:
-        forms = {
-            OURS: lambda batch: batch,
-            f"{OURS}/values read again": lambda batch: replace(batch, value_cache=batch.value_cache.clone()),
-        }
-        case = _case_of(device, shape, lengths, forms)
+        case = _case_of(device, shape, lengths, {OURS: lambda batch: batch})
         if lengths[0][0] == 1:
             return case
         return replace(case, candidates={**case.candidates, f"{OURS}/expanded": _expanded(device, shape, lengths)})
@@ -176,18 +172,14 @@ def _paged_peers(
     def call(attend: Callable[[Batch], object], size: int, index: int) -> object:
         return attend(batches(size)[index])
 
-    for name, size, load in (
-        ("FlashAttention-3", BLOCK_SIZE, _load_flash_attention),
-        ("FlashAttention-3", 128, _load_flash_attention),
-        # torch's own kernel takes no smaller blocks.
-        ("torch varlen_attn", 256, _load_varlen_attention),
-    ):
+    for size in (BLOCK_SIZE, 128):
+        name = f"FlashAttention-3/{size}"
         try:
-            attend = load()
+            attend = _load_flash_attention()
         except (ImportError, AttributeError) as error:
-            missing[f"{name}/{size}"] = str(error)
+            missing[name] = str(error)
         else:
-            found[f"{name}/{size}"] = partial(call, attend, size)
+            found[name] = partial(call, attend, size)
     return found, missing
 
 
@@ -206,19 +198,6 @@ def _load_flash_attention() -> Callable[[Batch], object]:
         )
 
     return call
-
-
-def _load_varlen_attention() -> Callable[[Batch], object]:
-    varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    return lambda batch: varlen_attn(
-        *(batch.query, batch.key_cache, batch.value_cache),
-        *(batch.query_starts, None, batch.max_query_len, batch.max_context_len),
-        scale=batch.scale,
-        window_size=(-1, 0),
-        enable_gqa=True,
-        seqused_k=batch.context_lens,
-        block_table=batch.block_tables,
-    )
 
 
 ATTENTION_OP = Op(attention_error, attention_case, 1e-2)

@@ -86,7 +86,6 @@ def sampling_case(
     calls: dict[str, Candidate] = {OURS: ours, "max": lambda logits: logits.amax(dim=-1)}
     unavailable = {}
     if truncates:
-        calls["torch.sort"] = lambda logits: _sort_and_draw(logits, top_k, top_p)
         try:
             draw = importlib.import_module("flashinfer").sampling.top_k_top_p_sampling_from_logits
             calls["flashinfer"] = lambda logits: draw(logits, top_k or vocab_size, top_p)
@@ -102,17 +101,6 @@ def _exponential_race(logits: torch.Tensor) -> torch.Tensor:
     """Draw without inverting, as vLLM's plain path does."""
     probabilities = logits.softmax(dim=-1)
     return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(dim=-1)
-
-
-def _sort_and_draw(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Truncate by a full sort, as vLLM's torch path does, and draw."""
-    ordered, order = logits.sort(dim=-1)
-    if top_k:
-        ordered = ordered.masked_fill(ordered < ordered[:, -top_k, None], float("-inf"))
-    is_dropped = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-    is_dropped[:, -1] = False
-    kept = torch.empty_like(logits).scatter_(1, order, ordered.masked_fill(is_dropped, float("-inf")))
-    return _exponential_race(kept)
 
 
 def bitmask_error(device: torch.device, num_rows: int, vocab_size: int) -> float:

@@ -6,17 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from kernels.causal_conv import causal_conv
 from kernels.causal_conv.dispatch import causal_conv_reference
 from kernels.gated_delta import DeltaSizes, DeltaWeights, gated_delta
 from kernels.gated_delta.reference import gated_delta_chunked, gated_delta_reference
+from kernels.matrix_state.walk import StateStep
 from kernels.ssd import SsdSizes, SsdWeights, ssd
 from kernels.ssd.reference import ssd_chunked, ssd_reference
-from kernels.ssd.reference import take_apart as take_ssd_apart
 from kernels.state_rows import StateRows
-from ops.bench.gpu.case import OURS, Candidate, Case, Clock, Op, compiled, relative_error, rotated
+from ops.bench.gpu.case import OURS, Candidate, Case, Clock, Op, relative_error, rotated
 
 _CONV_WIDTH = 4
 _IN_TORCH = "torch, in chunks"
@@ -50,7 +49,7 @@ class RecurrentBatch:
         mixed = convolve(self.features, self.conv, None, self.inputs, self.rows)
         is_ssd = isinstance(self.sizes, SsdSizes)
         weights = SsdWeights(*self.of_heads) if is_ssd else DeltaWeights(*self.of_heads[:2])
-        return form(mixed, self.gates, weights, self.sizes, self.states, self.rows)
+        return form(StateStep(mixed, self.gates, weights, self.sizes, self.states, self.rows))
 
 
 def make_recurrent_batch(device: torch.device, sizes: Sizes, num_seqs: int, num_new: int) -> RecurrentBatch:
@@ -107,28 +106,11 @@ def recurrent_case(device: torch.device, sizes: Sizes, num_seqs: int, num_new: i
     calls: dict[str, Candidate] = {OURS: lambda batch: batch.update(ours, causal_conv)}
     if num_new > 1:
         calls[_IN_TORCH] = lambda batch: batch.update(chunked, causal_conv_reference)
-    elif isinstance(sizes, SsdSizes):
-        calls["torch.compile"] = compiled(one_token)
     # A product of a token with a state, to read it, and another to write it.
     num_flops = 4 * num_tokens * heads * rows * columns
     clocks = {_IN_TORCH: Clock.EVENTS} if num_new > 1 else {}
     made = rotated(state_bytes, lambda: (make_recurrent_batch(device, sizes, num_seqs, num_new),), calls)
     return Case(2 * state_bytes + token_bytes, num_flops, *made, clocks=clocks)
-
-
-def one_token(batch: RecurrentBatch) -> torch.Tensor:
-    """Compute a decode in torch, for sequences of one token each, in the order of their slots."""
-    sizes = batch.sizes
-    assert isinstance(sizes, SsdSizes)
-    inputs = torch.cat((batch.inputs, batch.features[:, None].float()), 1)
-    batch.inputs.copy_(inputs[:, 1:])
-    mixed = F.silu((inputs * batch.conv.float()).sum(1)).to(batch.features.dtype)
-    parts = take_ssd_apart(mixed, batch.gates, SsdWeights(*batch.of_heads), sizes)
-    added = parts.input[..., None] * parts.scaled[:, :, None]
-    state = batch.states * parts.log_decay.exp()[..., None, None] + added
-    batch.states.copy_(state)
-    read = (parts.output[..., None] * state).sum(2) + parts.value * batch.of_heads[2][:, None]
-    return read.to(batch.features.dtype)
 
 
 RECURRENT = Op(recurrent_error, recurrent_case, 1e-2).suite(

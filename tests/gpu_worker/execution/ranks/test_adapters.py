@@ -125,7 +125,8 @@ def test_rows_beside_packed_experts_of_two_ranks_score_as_those_of_one(has_whole
     _check(tmp_path, lambda ranks: ranks, has_whole_experts=has_whole_experts)
 
 
-def _place(run: Run, adapters: list[Path], first: int = 0) -> None:
+def place_adapters(run: Run, adapters: list[Path], first: int = 0) -> None:
+    """Read adapters and place them in slots from `first` on, at all ranks of a group."""
     targets = run.own.model.adapters
     assert targets is not None
     for slot, directory in enumerate(adapters, first):
@@ -158,13 +159,13 @@ def test_two_processes_answer_as_one_before_and_after_a_rank_is_killed(tmp_path:
         return [run.answer(_sequences(), **way) for way in ({}, {"num_blocks": 32}, {"proposer": NgramProposer(99)})]
 
     with started(tmp_path / "model", 1, None, **settings) as (alone, _):
-        _place(alone, adapters)
+        place_adapters(alone, adapters)
         expected = ways(alone)
     assert len({tuple(expected[0].tokens[str(number)]) for number in range(3)}) == 3
     assert expected[0].tokens == expected[1].tokens == expected[2].tokens
     with started(tmp_path / "model", 2, None, **settings) as (run, group):
         assert group is not None
-        _place(run, adapters)
+        place_adapters(run, adapters)
         for found, outcome in zip(ways(run), expected, strict=True):
             assert_same(found, outcome)
         replace_rank(run, group, 1, signal.SIGKILL)
@@ -172,7 +173,7 @@ def test_two_processes_answer_as_one_before_and_after_a_rank_is_killed(tmp_path:
         for found, outcome in zip(ways(run), expected, strict=True):
             assert_same(found, outcome)
         # A slot gets another content, as where a name is swapped.
-        _place(run, adapters[:1] * 2)
+        place_adapters(run, adapters[:1] * 2)
         swapped = run.answer(_sequences())
         assert swapped.tokens["2"] == expected[0].tokens["1"]
 
@@ -184,7 +185,7 @@ def test_steps_are_computed_while_ranks_get_and_pack_an_adapter(
     adapter, may_pack = write_adapter(tmp_path / "adapter", sizes, rank=3, seed=0), tmp_path / "may-pack"
     settings = {"dtype": "float32", "max_loras": 2}
     with started(tmp_path / "model", 1, None, **settings) as (alone, _):
-        _place(alone, [adapter] * 2)
+        place_adapters(alone, [adapter] * 2)
         expected = alone.answer(_sequences())
     monkeypatch.setattr(process_module, "_MEMBER", full_member.__name__)
     monkeypatch.setenv(full_member.MAY_PACK, str(may_pack))
@@ -223,25 +224,25 @@ def test_adapter_that_a_rank_cannot_place_costs_nothing_but_its_slot(
     adapters = [write_adapter(tmp_path / str(rank), sizes, rank=rank, seed=rank) for rank in ranks]
     settings = {"dtype": "float32", "max_loras": 2}
     with started(tmp_path / "model", 1, None, **settings) as (alone, _):
-        _place(alone, adapters[:2])
+        place_adapters(alone, adapters[:2])
         expected = alone.answer(_sequences())
     monkeypatch.setattr(process_module, "_MEMBER", full_member.__name__)
     with started(tmp_path / "model", 2, None, **settings) as (run, group):
         assert group is not None
         monkeypatch.setattr(AdapterTargets, "place", full_member.place_but(33))
-        _place(run, adapters[:1])
+        place_adapters(run, adapters[:1])
         for adapter, problem in ((adapters[2], "rank 1: MemoryError: no room"), (adapters[3], "^no room")):
             with pytest.raises((HeadraceError, MemoryError), match=problem):
-                _place(run, [adapter], 1)
+                place_adapters(run, [adapter], 1)
             assert group.lost is None
         # What was refused is in the way of nothing: neither of the next one in its slot, nor of a new rank.
-        _place(run, adapters[1:2], 1)
+        place_adapters(run, adapters[1:2], 1)
         assert_same(run.answer(_sequences()), expected)
         with pytest.raises(HeadraceError):
-            _place(run, [adapters[2]], 1)
+            place_adapters(run, [adapters[2]], 1)
         replace_rank(run, group, 1, signal.SIGKILL)
         assert group.lost is None
-        _place(run, adapters[1:2], 1)
+        place_adapters(run, adapters[1:2], 1)
         assert_same(run.answer(_sequences()), expected)
         assert group.epoch == 2
         # One that had room, and has none when the group meets anew, ends the worker after a few attempts.

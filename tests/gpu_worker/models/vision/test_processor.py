@@ -26,7 +26,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from gpu_worker.models.vision.families.qwen_vl import _Parts2_5
 from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm, resize
-from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
+from gpu_worker.models.vision.processor import ImageForm, MediaProcessor
 from gpu_worker.models.vision.registry import read_processor, read_vision
 from shared.errors import BadRequestError
 from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, image_processor_class, random_image, save_seeing
@@ -41,7 +41,7 @@ FORMS = (QWEN, TILES, ROWS, CUT, POOLED)
 
 
 def processor(form: ImageForm = QWEN) -> MediaProcessor:
-    return MediaProcessor(form, Costs(1000, 100_000), b"fingerprint")
+    return MediaProcessor(form, b"fingerprint")
 
 
 def random_sizes(count: int) -> list[tuple[int, int]]:
@@ -158,7 +158,7 @@ def test_low_detail_takes_fewer_tokens_and_is_another_image(form: ImageForm) -> 
     low = replace(high, detail="low")
     assert media.num_tokens(low) < media.num_tokens(high) / 2
     assert media.digest(low) != media.digest(high) == media.digest(replace(high, detail="high"))
-    assert media.digest(high) != MediaProcessor(form, Costs(1, 1), b"another").digest(high)
+    assert media.digest(high) != MediaProcessor(form, b"another").digest(high)
 
 
 @pytest.mark.parametrize("form", FORMS)

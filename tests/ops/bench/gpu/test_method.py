@@ -114,8 +114,7 @@ def test_benches_need_nothing_that_a_bare_machine_lacks() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_perplexity_needs_nothing_that_a_bare_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_perplexity_needs_nothing_that_a_bare_machine_lacks(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("def parse(text):\n    return text\n")
     arguments = arguments_of(PERPLEXITIES[0], "ops.cli ")

@@ -62,6 +62,14 @@ def test_workers_that_take_no_requests_are_told_apart() -> None:
     assert (told.state, told.num_ready, told.num_withheld) == ("awake", 3, 1)
 
 
+@pytest.mark.parametrize(("begun_s", "left_s"), [(0.0, 10.0), (4.0, 6.0), (9.9, 1.0), (10.5, 1.0), (40.0, 30.0)])
+def test_start_that_is_late_is_not_predicted_to_end_at_once(begun_s: float, left_s: float) -> None:
+    wish = Wish(name="m", path="/m", on_demand=True, load_s=10.0)
+    worker = cast("Any", SimpleNamespace(wish=wish, phase="loading", started_at=100.0 - begun_s, beat=None))
+    told = told_of(wish, KnownModel(Activity()), [worker], resolve(HostSettings, {}, {}), now=100.0)
+    assert (told.state, told.ready_in_s) == ("loading", left_s)
+
+
 @pytest.mark.parametrize(
     ("other", "waits_since", "room_s"),
     [

@@ -1,1 +1,0 @@
-"""How long the engine takes to start: `python -m ops.bench.startup`."""

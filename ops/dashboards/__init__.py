@@ -1,1 +1,0 @@
-"""Grafana dashboards as short descriptions; `python -m ops.dashboards` writes their JSON beside them."""
