@@ -10,6 +10,7 @@ Mutants without effect are in `equivalent.toml`. `--serious` tries the mutants o
 from __future__ import annotations
 
 import argparse
+import compileall
 import shlex
 import subprocess
 import sys
@@ -25,8 +26,10 @@ from ops.bench.record import append_record
 from ops.mutation.fork import changed_file, prepare, run_forked
 from ops.mutation.judge import CoveringTests, Judge, Verdict, is_goal_reached, report
 from ops.mutation.mutant import Mutant, equivalent_mutants, serious_mutants
-from ops.mutation.sample import ROOT, draw, rooms
+from ops.mutation.sample import PACKAGES, ROOT, draw, rooms
 from ops.mutation.semantic import is_crash
+
+_COMPILED = ("tests", *PACKAGES)
 
 
 def main() -> int:
@@ -34,7 +37,7 @@ def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
         copy = _copy_tree(Path(directory))
-        prepare(copy)
+        prepare()
         if options.serious:
             return _try_serious(copy, tuple(room.replace(".", "/") for room in options.room))
         drawn = _sample(options)
@@ -109,8 +112,11 @@ def _check_types(path: str) -> int:
 
 
 def _copy_tree(target: Path) -> Path:
-    """Copy what git knows or would add, and what mypy knows already: without it the first mutant waits for minutes."""
+    """Copy what git knows or would add, its bytecode, and what mypy knows: the first mutant would wait for them."""
+    for package in _COMPILED:
+        compileall.compile_dir(ROOT / package, quiet=2)
     listed = "git ls-files -z --cached --others --exclude-standard; printf '.mypy_cache\\0'"
+    listed += f"; find {' '.join(_COMPILED)} -name __pycache__ -print0"
     copied = "tar --null --files-from - --ignore-failed-read --warning no-failed-read --create | tar --extract"
     subprocess.run(["sh", "-c", f'({listed}) | {copied} --directory "$0"', target], cwd=ROOT, check=True)
     return target

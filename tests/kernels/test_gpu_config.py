@@ -16,6 +16,7 @@ from kernels.paged_attention.triton_config import LATENT_CHUNK, ChunkConfig, chu
         ((7, 5), GpuGeneration.ADA, 99),
         ((8, 0), GpuGeneration.AMPERE, 163),
         ((8, 6), GpuGeneration.ADA, 99),
+        ((8, 7), GpuGeneration.AMPERE, 163),
         ((8, 9), GpuGeneration.ADA, 99),
         ((9, 0), GpuGeneration.HOPPER, 227),
         ((10, 0), GpuGeneration.BLACKWELL, 227),

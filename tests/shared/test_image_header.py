@@ -55,6 +55,7 @@ def test_animated_images_are_refused(kind: str) -> None:
         (b"\xff\xd8\xff\xd9" + bytes(10), "is a JPEG without a frame"),
         (b"\xff\xd8\xff\xc3\x00\x11\x08\x00\x01\x00\x01", "a JPEG of a kind that is not read"),
         (b"GIF89a\x01\x00\x01\x00\x00\x00\x00;", "is a GIF without a frame"),
+        (b"GIF87a\x01\x00\x01\x00\x00\x00\x00;", "is a GIF without a frame"),
     ],
 )
 def test_images_that_are_not_read_say_why(data: bytes, problem: str) -> None:

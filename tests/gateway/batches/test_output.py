@@ -39,6 +39,11 @@ def record(**changes: Any) -> BatchRecord:
     return BatchRecord(**{**fields, "created_at": 0, "expires_at": 0, **changes})  # type: ignore[arg-type]
 
 
+def test_batches_of_one_input_have_outputs_of_their_own() -> None:
+    ids = [record(id=f"batch_{number}").file_id("output") for number in range(2)]
+    assert ids == ["file-0-output", "file-1-output"]
+
+
 async def test_line_that_comes_while_a_part_is_written_is_in_the_next_part() -> None:
     lease: Any = Mock(record=record(), save=AsyncMock())
     written: list[bytes] = []

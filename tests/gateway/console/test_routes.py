@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.console import routes
 from gateway.console.routes import PLAYGROUND, ConsoleFiles, ConsoleRoutes, _not_found, with_playground
-from gateway.console.views import _letter, tenants_view
+from gateway.console.views import MAX_TEXT, _letter, tenants_view
 from gateway.errors import ApiError
+from shared.conversation import ChatMessage
 from shared.dead_letters import DeadLetter
 from shared.messages import Request as Message
 from shared.subjects import BATCH_ID
@@ -65,12 +66,22 @@ async def test_requests_of_the_playground_alone_reach_the_public_application(sco
     assert called == [(told, scope, receive, send)]
 
 
+def test_prompt_of_a_dead_letter_is_shown_to_its_end_and_only_where_prompts_may_be_shown() -> None:
+    given = ("a" * MAX_TEXT + "end", [ChatMessage(role="user", content=each) for each in ("first", "last")])
+    for name, each, shown in zip(("text", "messages"), given, ("a" * (MAX_TEXT - 3) + "end", "last"), strict=True):
+        message = msgspec.convert({"id": "r", "model": "m", name: each}, Message)
+        dead = DeadLetter(request=message, reason="worker_lost", error="", quarantined_by="g", quarantined=1.0)
+        letter = msgspec.msgpack.encode(dead)
+        assert _letter(1, letter, shows_prompts=True)["prompt"] == shown
+        assert _letter(1, letter, shows_prompts=False)["prompt"] is None
+
+
 def test_dead_letter_that_cannot_be_read_is_one_error_whatever_is_wrong_with_it() -> None:
     dead = DeadLetter(
         request=Message(id="r", model="m"), reason="worker_lost", error="killed", quarantined_by="g", quarantined=1.0
     )
     letter = msgspec.msgpack.encode(dead)
-    assert _letter(1, letter, shows_prompts=False)["reason"] == "worker_lost"
+    assert _letter(1, letter, shows_prompts=True).items() >= {"reason": "worker_lost", "prompt": None}.items()
     # One more field, of arrays in arrays.
     deep = bytes([letter[0] + 1]) + letter[1:] + b"\xa1z" + b"\x91" * 5000
     for content in (b"\xc1", deep):

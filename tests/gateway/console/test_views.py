@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gateway.console.views import NowView
 from shared.disaggregation import RoleNews
 from shared.timeline import GatewayCounts
+from shared.worker_metrics import GpuReading, WorkerMetrics
 from tests.gateway.fleet.test_worker_needs import beat
 
 
@@ -20,7 +21,8 @@ async def test_oldest_request_is_that_of_all_gateways_and_workers_have_roles() -
         **dict.fromkeys(("num_workers", "running", "queued_tokens"), 0), model="m", queued_requests=9
     )
     load.prefill_rate = load.decode_rate = 0.0
-    beats = [beat("w0"), replace(beat("w1"), roles=RoleNews(role="decode"))]
+    metrics = WorkerMetrics(gpus=[GpuReading("GPU-1", 0.5)])
+    beats = [replace(beat("w0"), metrics=metrics), replace(beat("w1"), roles=RoleNews(role="decode"))]
     fleet: Any = SimpleNamespace(models=lambda: ["m"], load=lambda model: load, workers=lambda: beats)
     fleet.hosted = SimpleNamespace(shown=list)
     counts = [GatewayCounts(gateway="one"), GatewayCounts(gateway="other", oldest_s={"m": 7.5, "n": 99.0})]
@@ -30,3 +32,5 @@ async def test_oldest_request_is_that_of_all_gateways_and_workers_have_roles() -
     oldest = {each["lane"]: (each["waiting"], each["oldest_s"]) for each in view["queues"]}
     assert oldest == {"interactive": (9, 7.5), "batch": (0, 0.0)}
     assert [each["role"] for each in view["workers"]] == [None, "decode"]
+    shown = [[(gpu["name"], gpu["utilization"]) for gpu in each["gpus"]] for each in view["workers"]]
+    assert shown == [[("GPU-1", 0.5)], []]

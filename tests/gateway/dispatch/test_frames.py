@@ -21,10 +21,11 @@ from gateway.metrics import MoveReason
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.stack.config import DEMO_MODEL
-from shared.conversation import ChatMessage, ChatOptions
+from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.disaggregation import KvReady
 from shared.kv_budget import EvictedBlocks, KvBudget
 from shared.messages import Delta, Finish, FinishReason, Frame, Request, Usage, decode_request, encode, encode_request
+from shared.pooling import Pooling
 from shared.receipt import Timing
 from tests.gateway.dispatch_bench import ListSink
 
@@ -421,6 +422,25 @@ def test_conversation_has_no_more_tokens_than_the_bound(
     options = ChatOptions(tools=json.dumps([TOOL]) if with_tools else None)
     request = Request(id="a", model="m", messages=messages, chat=options)
     assert len(tokenizer.encode_chat(messages, options).token_ids) <= most_prompt_tokens(request)
+
+
+LONG: Any = "a" * 50_000
+CALL = ToolCall(id="c", name="f", arguments=LONG)
+TURN: dict[str, Any] = {"role": "user", "content": "a"}
+TURNS: list[dict[str, Any]] = [{"content": LONG}, {"reasoning": LONG}, {"tool_calls": (CALL,)}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"text": "a"} | more for more in ({"text": LONG}, {"suffix": LONG})),
+        *({"text": "a", "pooling": Pooling(task="score", **{name: LONG})} for name in ("query", "instruction")),
+        *({"messages": (ChatMessage(**TURN | turn),)} for turn in TURNS),
+        *({"messages": (), "chat": ChatOptions(**{name: LONG})} for name in ("tools", "variables", "template")),
+    ],
+)
+def test_every_text_of_a_request_raises_the_bound(fields: dict[str, Any]) -> None:
+    assert most_prompt_tokens(Request(id="a", model="m", **fields)) >= len(LONG)
 
 
 def test_token_ids_are_as_many_as_were_sent() -> None:

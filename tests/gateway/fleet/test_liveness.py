@@ -357,6 +357,7 @@ def test_silence_of_nats_is_no_death_as_often_as_workers_are_heard_after_it(watc
     for _ in range(5):
         watched.now += 2
         watched.liveness.discount_silence(2, watched.now)
+        assert not watched.liveness.is_anyone_silent(watched.now)
         watched.run(0.3)
     assert watched.dead == []
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.admission.shedding import Shedder
 from gateway.config import GatewayConfig
-from gateway.fleet.fleet import Fleet
+from gateway.fleet.fleet import MODEL_MEMORY_S, Fleet
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.worker_needs import SCALE_DOWN_AFTER_S, Models, Need, WorkerNeeds
@@ -147,6 +147,12 @@ def test_model_without_workers_keeps_its_need_until_it_is_forgotten() -> None:
     watched.beats = []
     need = watched.after(30)
     assert (need.workers, need.needed) == (0, 2)
+    # While no worker of any model is heard, NATS may be away, and models are not forgotten.
+    watched.beats = [beat("other", model="n")]
+    with pytest.raises(KeyError):
+        watched.after(int(MODEL_MEMORY_S) + 30)
+    # Made-up workers can name any number of models.
+    assert set(watched.needs._needs) == {"n"}
 
 
 def test_counters_of_a_restarted_worker_begin_anew() -> None:

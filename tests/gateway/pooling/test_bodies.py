@@ -137,6 +137,7 @@ def test_texts_are_paired(queries: Any, texts: Any, pairs: list[tuple[str, str]]
         (parse_embeddings, EMBED, {"dimensions": 0}, "dimensions"),
         (parse_embeddings, EMBED, {"encoding_format": "int8"}, "encoding_format"),
         (parse_embeddings, EMBED, {"model": "é" * 100}, "model"),
+        (parse_embeddings, EMBED, {"user": "a\0b"}, "user"),
         (parse_rerank, RERANK, {"documents": []}, "documents"),
         (parse_rerank, RERANK, {"documents": ["a", {"text": ""}]}, "documents.[1]"),
         (parse_rerank, RERANK, {"documents": ["a"] * (MAX_INPUTS + 1)}, "documents"),

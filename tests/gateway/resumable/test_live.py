@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -67,6 +68,16 @@ async def test_pieces_are_read_in_the_turn_of_the_reader_for_whom_they_count(end
     following.cancel()
     # The others found them in memory.
     assert await readers.num_counted() == -(-stream.num_read_bytes // READ_BYTES) + 2
+
+
+async def test_reader_of_a_stream_of_which_nothing_could_be_read_gets_the_error_instead_of_an_answer() -> None:
+    _, stream, following = postponed()
+    following.cancel()
+    stream.abort(ApiError(503, "The log does not answer."))
+    answer = Mock()
+    with pytest.raises(ApiError, match="does not answer"):
+        await stream.join(answer)
+    answer.open.assert_not_called()
 
 
 async def test_stream_in_memory_counts_as_one_read() -> None:

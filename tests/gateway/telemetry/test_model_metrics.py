@@ -85,6 +85,8 @@ def test_each_measure_is_shown_under_its_own_name() -> None:
     expected = {(ROWS[name].name, "7", "m"): number / 4 for number, name in enumerate(names, 1)}
     expected[OLD_GAP_ROW.name, "7", "m"] = expected[ROWS["gap_s"].name, "7", "m"]
     assert sums(metrics, "7") == expected
+    rows = (*ROWS.values(), OLD_GAP_ROW, *TENANT_ROWS.values())
+    assert [family.documentation for family in metrics.collect("7")] == [row.text for row in rows]
 
 
 def test_gap_of_several_streams_counts_as_often() -> None:

@@ -75,10 +75,12 @@ async def test_line_of_a_batch_is_told_of_all_its_choices(js: JetStreamContext) 
 
 
 async def test_result_of_the_version_before_and_of_a_job_that_never_ran_are_told(js: JetStreamContext) -> None:
-    for tenant, attempt in (("one", 1), ("two", 0)):
-        await store(js, result("plain", tenant, None, attempt=attempt, finish="cancelled", completion_tokens=0))
-    ran, waited = await JobTimelines(js).find("plain")
-    assert ([each.worker for each in ran.sequences[0].attempts], waited.sequences[0].attempts) == (["w"], [])
+    for tenant, attempt, worker in (("one", 1, "w"), ("two", 0, ""), ("three", 1, "")):
+        told = {"attempt": attempt, "worker": worker, "finish": "cancelled", "completion_tokens": 0}
+        await store(js, result("plain", tenant, None, **told))
+    ran, waited, unnamed = await JobTimelines(js).find("plain")
+    workers = [[attempt.worker for attempt in each.sequences[0].attempts] for each in (ran, waited, unnamed)]
+    assert workers == [["w"], [], [None]]
     assert view_of(waited, None).events[-1].text == "cancelled"
 
 

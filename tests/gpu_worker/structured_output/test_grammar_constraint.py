@@ -119,6 +119,7 @@ def test_token_that_may_not_stand_there_is_an_error() -> None:
     assert constraint.error is not None
     assert "does not follow the grammar" in constraint.error
     assert not constraint.advance(tokens_of("b")[0])
+    assert not constraint.advance(EOS)
     assert not constraint.is_complete
     assert allowed(constraint) == set(range(VOCAB)), "a row without an allowed token has no distribution"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import os
 import signal
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from ops.mutation import fork
-from ops.mutation.fork import prepare, run_forked
+from ops.mutation.fork import changed_file, prepare, run_forked
 
 
 @pytest.fixture
@@ -24,7 +25,10 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "shared/__init__.py").touch()
     (tmp_path / "shared/clock.py").write_text("def now(): return 1\n")
     (tmp_path / "shared/reader.py").write_text("from shared.clock import now\ndef read(): return now()\n")
-    prepare(tmp_path)
+    # Written long before it is changed.
+    os.utime(tmp_path / "shared/clock.py", (1e9, 1e9))
+    compileall.compile_dir(tmp_path, quiet=2)
+    prepare()
     return tmp_path
 
 
@@ -40,8 +44,9 @@ def test_changed_module_is_what_modules_that_import_it_and_started_processes_see
     assert list(copy.rglob("clock.*.pyc"))
     assert "shared" in sys.modules
     assert run_forked(copy, _read, 30.0) == (3, "1 1\n")
-    (copy / "shared/clock.py").write_text("def now(): return 2\n")
-    assert run_forked(copy, _read, 30.0) == (3, "2 2\n")
+    with changed_file(copy / "shared/clock.py", "def now(): return 2\n"):
+        assert run_forked(copy, _read, 30.0) == (3, "2 2\n")
+    assert run_forked(copy, _read, 30.0) == (3, "1 1\n")
     # This process goes on with its own modules.
     assert not hasattr(sys.modules["shared"], "clock")
 
