@@ -111,7 +111,7 @@ class ByteFallbackDetokenizer:
             return _REPLACEMENT * len(run)
 
     def _stripped(self, text: str) -> str:
-        if not text or not self._strips_space:
+        if not self._strips_space:
             return text
         self._strips_space = False
         return text.removeprefix(" ")

@@ -500,6 +500,21 @@ async def test_reply_that_no_script_of_ours_makes_leaves_the_gateway_with_its_ow
     assert await limiter.state() is (reply == [b"done"])
 
 
+async def test_statement_that_redis_had_after_a_later_one_is_made_again(
+    redis: RedisCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_script, replies = redis.run_script, [[b"stale"]]
+
+    async def late_at_first(*arguments: Any) -> object:
+        return replies.pop() if replies else await run_script(*arguments)
+
+    monkeypatch.setattr(redis, "run_script", late_at_first)
+    principal = limited(requests=1)
+    await RateLimiter(redis, GatewayMetrics()).admit(principal, 1, 0)
+    # Redis counts it: another gateway refuses the next.
+    await refused(RateLimiter(redis, GatewayMetrics()), principal)
+
+
 class Stated:
     """A limiter at a time of the test's choice."""
 

@@ -24,6 +24,7 @@ from gateway.batches.line import (
     line_of,
     parsed_line,
     read_openai_line,
+    shortened,
     with_checked_grammar,
     with_model_reading,
 )
@@ -325,3 +326,8 @@ def test_time_to_make_a_line_grows_with_its_inputs_and_not_with_their_square() -
         times.append(time.thread_time() - began)
         assert [request.id for request in line.requests] == [f"batch-1-{index}" for index in range(number)]
     assert times[1] < 24 * times[0]
+
+
+async def test_line_that_is_not_to_be_shortened_waits_for_no_worker_to_count_its_tokens() -> None:
+    _, generation = parsed_line(chat_line())
+    assert await shortened(generation, None, AsyncMock()) is generation

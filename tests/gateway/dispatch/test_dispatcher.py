@@ -204,6 +204,16 @@ async def test_cancelled_request_is_taken_from_its_worker(bench: Bench) -> None:
     assert is_stopped == [True, True, False]
 
 
+async def test_request_that_is_left_to_another_gateway_is_stopped_here_and_not_ended(bench: Bench) -> None:
+    worker, sink = await bench.worker("a"), ListSink()
+    request = await bench.submit(sink)
+    await worker.claim(await worker.next_request())
+    await until(lambda: bench.flight.worker is not None)
+    bench.dispatcher.let_go([bench.flight])
+    await until(lambda: any(request.id in cancel.ids for cancel in worker.cancels))
+    assert (bench.endings, sink.endings) == ([], 0)
+
+
 async def test_deadline_ends_a_waiting_request_with_a_timeout(bench: Bench) -> None:
     sink = ListSink()
     await bench.submit(sink, deadline=time.time() + 0.1)

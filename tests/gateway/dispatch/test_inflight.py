@@ -9,7 +9,8 @@ import pytest
 
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.fleet.fleet_load import FleetLoad
-from shared.messages import Request
+from shared.kv_budget import EvictedBlocks, KvBudget
+from shared.messages import Delta, Request
 from shared.sampling import Sampling
 from tests.gateway.admission.test_forecast import load
 from tests.gateway.dispatch_bench import ListSink
@@ -21,6 +22,14 @@ def flight(request_id: str, tokens: int = 10, model: str = "m", tenant: str = ""
 
 def fleet_load(**changes: Any) -> FleetLoad:
     return load(**{"running": 0, "free_slots": 8, **changes})
+
+
+@pytest.mark.parametrize(("num_blocks", "is_kept"), [(800, True), (900, False)])
+def test_evictions_are_kept_as_far_as_the_prompt_has_blocks(num_blocks: int, is_kept: bool) -> None:
+    asked = Request(id="a", model="m", text="x", kv_budget=KvBudget(1024, "heavy_hitters"))
+    evicting = Flight(asked, ListSink(), 10, 0.0, prompt_tokens=10_000)
+    evicting.note_evicted(Delta("a", 0, 0, evicted=EvictedBlocks(16, (1,) * num_blocks)))
+    assert (evicting.evicted is not None) is is_kept
 
 
 def test_claimed_request_counts_until_its_workers_next_heartbeat() -> None:

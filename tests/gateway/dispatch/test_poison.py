@@ -278,6 +278,18 @@ def test_suspects_whose_worker_is_heard_again_do_not_wait_for_their_turn() -> No
     assert [(each.is_parked, each.probation) for each in suspects] == [(False, 1), (False, 0), (False, 0)]
 
 
+def test_next_suspect_begins_once_the_running_one_has_passed_its_probation() -> None:
+    table = FlightTable()
+    queue = ProbationQueue(table, lambda model: 1)
+    suspects = [suspect(table, name) for name in "ab"]
+    for each in suspects:
+        queue.add(each)
+    assert queue.take_ready() == suspects[:1]
+    assert queue.take_ready() == []
+    suspects[0].emitted.append(7)
+    assert queue.take_ready() == suspects[1:]
+
+
 def test_tenants_take_turns_with_their_suspects() -> None:
     table = FlightTable()
     queue = ProbationQueue(table, lambda model: 1)

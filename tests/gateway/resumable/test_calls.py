@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from nats.errors import NoRespondersError
 
 from gateway.resumable import calls
 from gateway.resumable.calls import OwnerCalls, OwnerReply
@@ -60,3 +62,22 @@ async def test_reply_that_is_none_of_an_owner_ends_no_follower(
     monkeypatch.setattr(calls, "call_process", call)
     owners = OwnerCalls(cast("Any", None), lambda call: None)
     assert await owners.ask(head("s", "o"), "watch") == reply
+
+
+async def test_dead_owners_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_calls: Counter[str] = Counter()
+
+    async def call(nats: object, subject: str, payload: bytes, timeout_s: float) -> Any:
+        num_calls[subject] += 1
+        raise NoRespondersError
+
+    monkeypatch.setattr(calls, "call_process", call)
+    monkeypatch.setattr(calls, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(calls, "_MAX_DEAD", 2)
+    owners = OwnerCalls(cast("Any", None), lambda call: None)
+    for owner in ("a", "b", "a", "c", "b"):
+        assert await owners.is_dead(owner)
+    # The latest two are known; the oldest is searched again.
+    assert set(num_calls.values()) == {calls.NUM_UNHEARD}
+    assert await owners.is_dead("a")
+    assert num_calls[calls.owner_subject("a")] == 2 * calls.NUM_UNHEARD

@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from nats.errors import TimeoutError as NatsTimeoutError
 
 from gpu_worker.adapters.reader import PackedAdapter, check_adapter, read_packed
 from gpu_worker.adapters.slots import AdapterSlots
@@ -178,6 +180,18 @@ async def test_damaged_store_is_no_fault_of_the_request(tmp_path: Path) -> None:
         await bench.prepare(held)
     weights.write_bytes(whole)
     await bench.prepare(held)
+    await bench.adapters.close()
+
+
+async def test_names_that_cannot_be_read_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+
+    async def find(*arguments: object) -> None:
+        raise NatsTimeoutError
+
+    monkeypatch.setattr(bench.adapters, "_names", SimpleNamespace(find=find))
+    with pytest.raises(AdapterStoreError, match="names of adapters cannot be read"):
+        await bench.prepare(bench.hold("a-name"))
     await bench.adapters.close()
 
 

@@ -229,6 +229,11 @@ def test_attempt_repeats_what_was_evicted_with_blocks_of_its_size(reader: Reques
     scores = reader.sequence(asked, "a", [1, 2], []).scores
     assert scores is not None
     assert scores.decisions == [(1, 7), (2, 3)]
+    # A long prompt has them too, however little is generated.
+    short = msgspec.structs.replace(asked, sampling=Sampling(max_tokens=1))
+    scores = reader.sequence(short, "a", [1] * 1000, []).scores
+    assert scores is not None
+    assert scores.decisions == [(1, 7), (2, 3)]
     other = msgspec.structs.replace(asked, evicted=EvictedBlocks(32, (1, 2)))
     scores = reader.sequence(other, "a", [1, 2], []).scores
     assert scores is not None
