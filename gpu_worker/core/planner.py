@@ -130,7 +130,7 @@ class Planner:
         for sequence, num_tokens in shares:
             if sequence.media:
                 budget = self._config.max_num_batched_tokens
-                self.encoder.reach(sequence, num_tokens, budget, is_alone=True, is_first=True)
+                self.encoder.reach(sequence, num_tokens, budget, is_alone=True, is_first=True, is_urgent=True)
             if self.encoder.has_works:
                 return ScheduledStep(step, [], 0, [], 0, plan=self._writer.write_encoding(step))
         return None

@@ -216,7 +216,7 @@ class Scheduler:
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, reason))
             return
         self._live.add(sequence)
-        self._images.add(sequence.images)
+        sequence.images = self._images.share(sequence.images)
         if sequence.deadline is not None:
             self._deadlines.watch(sequence, len(self._live))
 
