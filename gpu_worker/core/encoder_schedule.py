@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_worker.core.media import MediaSpan
-from gpu_worker.core.plan import EncodeWork
+from gpu_worker.core.plan import EncodeWork, StepPlan
 from gpu_worker.core.scheduler_config import MediaConfig, StageCost
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from shared.errors import BadRequestError
@@ -82,6 +82,8 @@ class EncoderSchedule:
         self._num_rows = 0
         self._begun: dict[Lane, bytes] = {}
         self._forgotten: list[bytes] = []
+        self.suspected: dict[bytes, int] = {}
+        """Images of failed steps, and up to which pass these encoded them."""
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0.0
@@ -166,6 +168,13 @@ class EncoderSchedule:
         self._used.clear()
         return taken
 
+    def is_suspect(self, sequence: Sequence) -> bool:
+        """Return whether a sequence runs of which an image has not passed again what it passed in a failed step."""
+        if sequence.status is not SequenceStatus.RUNNING:
+            return False
+        passed = {span.digest: self._kept.get(span.digest) for span in sequence.media}
+        return any((kept.num_passes if kept else 0) < self.suspected.get(digest, 0) for digest, kept in passed.items())
+
     def expect_times(self) -> None:
         """Say that `observe` will tell how long stages take; before, each is taken to be as fast as it should be."""
         self._first_slowness = _UNKNOWN_SLOWNESS
@@ -214,14 +223,13 @@ class EncoderSchedule:
         cost = self._config.stages[stage]
         return cost, kept.num_patches.bit_length() if cost.pair else 0
 
-    def reset(self) -> None:
-        """Forget all images: steps that encoded them may have failed."""
-        self._forgotten += self._kept
-        self._kept.clear()
-        self._begun.clear()
-        self._works.clear()
-        self._used.clear()
-        self._num_rows = 0
+    def undo(self, plans: Iterable[StepPlan]) -> None:
+        """Forget the images that steps encoded, because one has failed; it may not have forgotten what it was to."""
+        for plan in plans:
+            self._forgotten += plan.forgotten
+            for work in plan.encodes:
+                if work.digest in self._kept:
+                    self._forget(work.digest)
 
     def _may_begin(self, sequence: Sequence, digest: bytes, *, is_urgent: bool) -> bool:
         """Return whether an image may enter the tower, or has; another one of the lane may be forgotten for it."""

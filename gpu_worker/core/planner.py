@@ -15,7 +15,7 @@ A decode is looked at only when it fills a block or reaches its last token (`Seq
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from heapq import nsmallest
 from operator import attrgetter
 
@@ -135,15 +135,19 @@ class Planner:
                 return ScheduledStep(step, [], 0, [], 0, plan=self._writer.write_encoding(step))
         return None
 
+    def suspect(self, sequences: Iterable[Sequence], passes: Mapping[bytes, int]) -> None:
+        """Suspect sequences of which a failed step encoded images: up to `passes` of each one."""
+        self.suspects.extend([each for each in sequences if each not in self.suspects])
+        self.encoder.suspected |= passes
+
     def _encode_suspect(self, step: int) -> ScheduledStep | None:
         while self.suspects:
             sequence = self.suspects[0]
             num_tokens = min(sequence.num_uncomputed_tokens, self._config.max_num_batched_tokens)
-            if sequence.status is SequenceStatus.RUNNING and (
-                encoding := self._encode_alone(step, [(sequence, num_tokens)])
-            ):
+            if self.encoder.is_suspect(sequence) and (encoding := self._encode_alone(step, [(sequence, num_tokens)])):
                 return encoding
             self.suspects.popleft()
+        self.encoder.suspected.clear()
         return None
 
     def plan_control(self, step: int, control: ScheduledSequence) -> ScheduledStep:

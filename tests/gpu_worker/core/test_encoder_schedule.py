@@ -389,6 +389,38 @@ def test_a_step_that_failed_encodes_anew() -> None:
     assert again.scheduled == []
 
 
+def test_a_step_that_failed_leaves_the_images_of_steps_before_it() -> None:
+    """What it was to forget is named again: a step that was refused has not forgotten it."""
+    scheduler = make_scheduler(budget=100, max_rows=12)
+    runner = Runner(scheduler)
+    for name in "xy":
+        scheduler.add(seeing(name, (name, 4)))
+        runner.step()
+    scheduler.add(seeing("z", ("z", 8)))
+    failed = scheduler.schedule(0.0)
+    assert failed is not None
+    assert (failed.plan.forgotten, failed.plan.encodes) == ([b"x" * 32], [EncodeWork(b"z" * 32, 0, 8 * STAGES)])
+    scheduler.roll_back()
+    runner.step()
+    assert runner.plans[-1].forgotten == [b"x" * 32, b"z" * 32]
+
+
+def test_suspect_has_steps_of_its_own_only_as_far_as_the_failed_step_came() -> None:
+    scheduler = make_scheduler(budget=32)
+    runner = Runner(scheduler)
+    scheduler.add(text("stream"))
+    runner.step()
+    scheduler.add(seeing("large", ("x", 40)))
+    failed = scheduler.schedule(0.0)
+    assert failed is not None
+    scheduler.roll_back()
+    assert scheduler.suspect_images(failed) is None
+    runner.step()
+    assert not runner.plans[-1].rows
+    assert runner.plans[-1].encodes[0].end >= failed.plan.encodes[0].end
+    assert runner.step().num_decodes == 1
+
+
 def test_repeated_step_encodes_within_the_budget_before_it_computes() -> None:
     scheduler, budget = make_scheduler(budget=20), 20
     sequence = seeing("a", ("x", 8))
