@@ -306,6 +306,7 @@ class Planner:
                     sequence, num_tokens, left - num_kept, is_alone=not scheduled, is_first=is_first
                 )
                 left, charged = left - cost, charged + cost
+                self._live.waiting[sequence.lane].counters.charge_images(sequence, cost)
             if num_tokens < sequence.num_uncomputed_tokens and sequence.needs_one_step:
                 continue
             if num_tokens > 0:
@@ -331,6 +332,7 @@ class Planner:
                     sequence, num_tokens, budget, is_alone=is_alone, is_first=is_alone, spare=left - budget
                 )
                 left, charged = left - cost, charged + cost
+                self._live.waiting[sequence.lane].counters.charge_images(sequence, cost)
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens

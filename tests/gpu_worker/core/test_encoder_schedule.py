@@ -327,6 +327,22 @@ def test_steps_with_images_come_to_take_as_long_as_others(slowness: float) -> No
     assert used >= min(40 * STAGES, int(0.8 * budget / slowness))
 
 
+def test_tenant_whose_images_are_encoded_is_charged_for_it() -> None:
+    """Another tenant's prompt that comes meanwhile is computed at once, not behind the image."""
+    scheduler = make_scheduler(budget=32)
+    runner = Runner(scheduler)
+    before, sequence, prompt = text("before", 20, 1), seeing("i", ("x", 40)), text("prompt", 30)
+    sequence.tenant, before.tenant, prompt.tenant = "images", "texts", "texts"
+    scheduler.add(before)
+    scheduler.add(sequence)
+    for _ in range(4):
+        runner.step()
+    scheduler.add(prompt)
+    runner.step()
+    assert prompt.num_output_tokens == 1
+    assert not sequence.num_output_tokens
+
+
 def test_an_image_that_several_have_is_encoded_once() -> None:
     scheduler = make_scheduler(budget=200)
     runner = Runner(scheduler)
