@@ -5,7 +5,8 @@ the other, over several steps: also where nothing else is computed, because some
 much to compute as a stage is known; how long it takes beside them is learned. Embeddings are kept within a bound, the
 least recently used go first; only an image that is encoded for a sequence alone may exceed it, where others need all
 that is kept. An image that a running sequence needs goes only for one that is before it in order, so there is always
-one that gets on.
+one that gets on. Each lane has one image in the tower that has not passed all of it: its vectors take much memory. The
+next one waits, unless the sequences that need the first cannot get on before.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_worker.core.media import MediaSpan
-from gpu_worker.core.plan import EncodeWork
+from gpu_worker.core.plan import EncodeWork, StepPlan
 from gpu_worker.core.scheduler_config import MediaConfig, StageCost
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from shared.errors import BadRequestError
+from shared.messages import Lane
 
 _MOST_CHANGE, _MOST_SLOWNESS = 2.0, 64.0
 """Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
@@ -33,6 +35,8 @@ LEAST_ROWS = 16
 """Embeddings whose patches pass a stage at once, at least, unless the whole budget has no room for them."""
 _SURE_ROWS, _MOST_GROWTH = 64, 2
 """Most embeddings that pass a stage at once, or factor on the most so far: larger parts may be slower."""
+MOST_BEGUN = 2
+"""Images that have passed a part of the tower at a time, at most: one of each lane."""
 _Kind = tuple[StageCost, int]
 
 
@@ -76,7 +80,10 @@ class EncoderSchedule:
         self._config = config or MediaConfig((), 0)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._num_rows = 0
+        self._begun: dict[Lane, bytes] = {}
         self._forgotten: list[bytes] = []
+        self.suspected: dict[bytes, int] = {}
+        """Images of failed steps, and up to which pass these encoded them."""
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0.0
@@ -113,6 +120,7 @@ class EncoderSchedule:
         *,
         is_alone: bool,
         is_first: bool,
+        is_urgent: bool = False,
         spare: float | None = None,
     ) -> tuple[int, int]:
         """Return how many of a sequence's next tokens the step can compute, and what it is charged for its images.
@@ -123,6 +131,7 @@ class EncoderSchedule:
             budget: Tokens that are left of the step's.
             is_alone: Nothing else is computed, so more images than fit may be kept for it.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
+            is_urgent: An image of another sequence that has passed a part of the tower begins anew later.
             spare: Tokens beyond the budget. Passes may cost them, too, when steps have saved as many, and those of one
                 embedding may cost more than both; None saves none.
         """
@@ -131,7 +140,10 @@ class EncoderSchedule:
         for span in sequence.media:
             if first < span.end and span.start < end:
                 room = budget - (self._spent - before)
-                if not self._encode(sequence, span, room, is_alone=is_alone, is_first=is_first, spare=spare):
+                may_begin = self._may_begin(sequence, span.digest, is_urgent=is_urgent)
+                if not may_begin or not self._encode(
+                    sequence, span, room, is_alone=is_alone, is_first=is_first, spare=spare
+                ):
                     end = max(first, span.start)
                     if spare is not None and self._spent == before and span.digest in self._kept:
                         self._kept[span.digest].saved += max(0, budget - (end - first))
@@ -155,6 +167,13 @@ class EncoderSchedule:
         self._forgotten, self._works = [], {}
         self._used.clear()
         return taken
+
+    def is_suspect(self, sequence: Sequence) -> bool:
+        """Return whether a sequence runs of which an image has not passed again what it passed in a failed step."""
+        if sequence.status is not SequenceStatus.RUNNING:
+            return False
+        passed = {span.digest: self._kept.get(span.digest) for span in sequence.media}
+        return any((kept.num_passes if kept else 0) < self.suspected.get(digest, 0) for digest, kept in passed.items())
 
     def expect_times(self) -> None:
         """Say that `observe` will tell how long stages take; before, each is taken to be as fast as it should be."""
@@ -204,13 +223,44 @@ class EncoderSchedule:
         cost = self._config.stages[stage]
         return cost, kept.num_patches.bit_length() if cost.pair else 0
 
-    def reset(self) -> None:
-        """Forget all images: steps that encoded them may have failed."""
-        self._forgotten += self._kept
-        self._kept.clear()
-        self._works.clear()
-        self._used.clear()
-        self._num_rows = 0
+    def undo(self, plans: Iterable[StepPlan]) -> None:
+        """Forget the images that steps encoded, because one has failed; it may not have forgotten what it was to."""
+        for plan in plans:
+            self._forgotten += plan.forgotten
+            for work in plan.encodes:
+                if work.digest in self._kept:
+                    self._forget(work.digest)
+
+    def _may_begin(self, sequence: Sequence, digest: bytes, *, is_urgent: bool) -> bool:
+        """Return whether an image may enter the tower, or has; another one of the lane may be forgotten for it."""
+        begun, kept = self._begun.get(sequence.lane), self._kept.get(digest)
+        if begun is None or (kept is not None and kept.num_passes):
+            return True
+        if begun in self._used or not (is_urgent or self._is_behind(begun, sequence)):
+            return False
+        self._forget(begun)
+        return True
+
+    def _is_behind(self, digest: bytes, sequence: Sequence) -> bool:
+        """Return whether all sequences that need an image may get on only after `sequence` has.
+
+        Interactive prompts take turns by tenant, so their order says it only of an image that `sequence` needs later.
+        """
+        holders = [holder for holder, end in self._kept[digest].holders if _is_needed(holder, end)]
+        if sequence.lane == "batch" or any(holder is sequence for holder in holders):
+            return all(holder.order >= sequence.order for holder in holders)
+        return all(holder.order[0] > sequence.order[0] for holder in holders)
+
+    def _pass(self, lane: Lane, digest: bytes, kept: _Kept, count: int) -> None:
+        if not kept.num_passes:
+            self._begun[lane] = digest
+        kept.saved = 0
+        kept.num_passes += count
+        if kept.num_passes == len(self._config.stages) * kept.num_rows:
+            self._leave_tower(digest)
+
+    def _leave_tower(self, digest: bytes) -> None:
+        self._begun = {lane: each for lane, each in self._begun.items() if each != digest}
 
     def _encode(
         self,
@@ -248,8 +298,7 @@ class EncoderSchedule:
             if count < 1:
                 # It exceeds the budget in any case. Few rows take almost as long as one, but delay a stream.
                 count = least if is_alone else 1
-            kept.saved = 0
-            kept.num_passes += count
+            self._pass(sequence.lane, digest, kept, count)
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
             self._spent += fixed + count * cost
             budget -= fixed + count * cost
@@ -278,10 +327,14 @@ class EncoderSchedule:
             digest = next((each for each in self._kept if self._may_go(each, sequence)), None)
             if digest is None:
                 return False
-            self._num_rows -= self._kept.pop(digest).num_rows
-            self._works.pop(digest, None)
-            self._forgotten.append(digest)
+            self._forget(digest)
         return True
+
+    def _forget(self, digest: bytes) -> None:
+        self._num_rows -= self._kept.pop(digest).num_rows
+        self._leave_tower(digest)
+        self._works.pop(digest, None)
+        self._forgotten.append(digest)
 
     def _may_go(self, digest: bytes, sequence: Sequence) -> bool:
         if digest in self._used:

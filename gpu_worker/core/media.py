@@ -78,15 +78,17 @@ def media_key(spans: Iterable[MediaSpan], first: int, end: int) -> bytes:
 
 
 class SharedImages:
-    """The pixels of a scheduler's sequences, for a runner in the same process. Sequences own them."""
+    """The pixels of a scheduler's sequences, for a runner in the same process.
+
+    Sequences own them: those that show the same image own one object, so it lasts as long as any of them.
+    """
 
     def __init__(self) -> None:
         self._by_digest: WeakValueDictionary[bytes, PreparedImage] = WeakValueDictionary()
 
-    def add(self, images: Iterable[PreparedImage]) -> None:
-        """Offer the images of a sequence that the scheduler has taken in."""
-        for image in images:
-            self._by_digest[image.digest] = image
+    def share(self, images: Iterable[PreparedImage]) -> tuple[PreparedImage, ...]:
+        """Offer the images of a sequence; return those to own: other sequences' objects, where these have the same."""
+        return tuple(self._by_digest.setdefault(image.digest, image) for image in images)
 
     def get(self, digest: bytes) -> PreparedImage | None:
         """Return an image; None when no sequence has it any more."""

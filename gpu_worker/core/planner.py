@@ -15,7 +15,7 @@ A decode is looked at only when it fills a block or reaches its last token (`Seq
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from heapq import nsmallest
 from operator import attrgetter
 
@@ -130,20 +130,24 @@ class Planner:
         for sequence, num_tokens in shares:
             if sequence.media:
                 budget = self._config.max_num_batched_tokens
-                self.encoder.reach(sequence, num_tokens, budget, is_alone=True, is_first=True)
+                self.encoder.reach(sequence, num_tokens, budget, is_alone=True, is_first=True, is_urgent=True)
             if self.encoder.has_works:
                 return ScheduledStep(step, [], 0, [], 0, plan=self._writer.write_encoding(step))
         return None
+
+    def suspect(self, sequences: Iterable[Sequence], passes: Mapping[bytes, int]) -> None:
+        """Suspect sequences of which a failed step encoded images: up to `passes` of each one."""
+        self.suspects.extend([each for each in sequences if each not in self.suspects])
+        self.encoder.suspected |= passes
 
     def _encode_suspect(self, step: int) -> ScheduledStep | None:
         while self.suspects:
             sequence = self.suspects[0]
             num_tokens = min(sequence.num_uncomputed_tokens, self._config.max_num_batched_tokens)
-            if sequence.status is SequenceStatus.RUNNING and (
-                encoding := self._encode_alone(step, [(sequence, num_tokens)])
-            ):
+            if self.encoder.is_suspect(sequence) and (encoding := self._encode_alone(step, [(sequence, num_tokens)])):
                 return encoding
             self.suspects.popleft()
+        self.encoder.suspected.clear()
         return None
 
     def plan_control(self, step: int, control: ScheduledSequence) -> ScheduledStep:
@@ -302,6 +306,7 @@ class Planner:
                     sequence, num_tokens, left - num_kept, is_alone=not scheduled, is_first=is_first
                 )
                 left, charged = left - cost, charged + cost
+                self._live.waiting[sequence.lane].counters.charge_images(sequence, cost)
             if num_tokens < sequence.num_uncomputed_tokens and sequence.needs_one_step:
                 continue
             if num_tokens > 0:
@@ -327,6 +332,7 @@ class Planner:
                     sequence, num_tokens, budget, is_alone=is_alone, is_first=is_alone, spare=left - budget
                 )
                 left, charged = left - cost, charged + cost
+                self._live.waiting[sequence.lane].counters.charge_images(sequence, cost)
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens

@@ -216,7 +216,7 @@ class Scheduler:
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, reason))
             return
         self._live.add(sequence)
-        self._images.add(sequence.images)
+        sequence.images = self._images.share(sequence.images)
         if sequence.deadline is not None:
             self._deadlines.watch(sequence, len(self._live))
 
@@ -275,9 +275,9 @@ class Scheduler:
                 touched[sequence] = None
                 if sequence.status is not SequenceStatus.FINISHED:
                     sequence.num_computed_tokens = item.start
-        self._in_flight.clear()
         if has_failed:
-            self._planner.encoder.reset()
+            self._planner.encoder.undo(step.plan for step in self._in_flight)
+        self._in_flight.clear()
         self._live.release_ended(self._live.num_planned)
         self._running.departed += touched
         self._lose_evictions(evicting)
@@ -329,18 +329,18 @@ class Scheduler:
     def suspect_images(self, step: ScheduledStep) -> Sequence | None:
         """Suspect the images that a failed step encoded; return the sequence at fault, if the step was its suspect's.
 
-        Images of a suspect are encoded by steps of their own, before anything else is computed.
+        Images of a suspect are encoded by steps of their own, before anything else, as far as that step encoded them.
         """
-        digests = {work.digest for work in step.plan.encodes}
+        digests = {work.digest: work.end for work in step.plan.encodes}
         if not digests:
             return None
         suspects = self._planner.suspects
         for sequence in suspects if not step.scheduled else ():
-            if sequence.status is SequenceStatus.RUNNING and digests <= {span.digest for span in sequence.media}:
+            if sequence.status is SequenceStatus.RUNNING and digests.keys() <= {span.digest for span in sequence.media}:
                 suspects.remove(sequence)
                 return sequence
         holders = [each for each in self._running if any(span.digest in digests for span in each.media)]
-        suspects.extend(each for each in holders if each not in suspects)
+        self._planner.suspect(holders, digests)
         return None
 
     def fail(self, sequence: Sequence, error: str) -> None:

@@ -1,9 +1,10 @@
 """Virtual token counters: how much service each tenant has had, and each key of a tenant.
 
-A counter grows by the tokens computed for its client, over the weight of the key: 1 for a token of a prompt, 2 for a
-generated one. The lowest goes first. Who returns after an absence is lifted to the lowest of those that wait, or else
-to the client that waited last. Source: Sheng et al. (arXiv 2401.00588), algorithm 2. It charges a prompt at admission;
-here admitted tokens are `pending` until they are computed, so one long prompt delays other clients by a step.
+A counter grows by the tokens computed for its client, over the weight of the key: 1 for a token of a prompt, and for as
+much of an image in its tower as takes that long, 2 for a generated one. The lowest goes first. Who returns after an
+absence is lifted to the lowest of those that wait, or else to the client that waited last. Source: Sheng et al. (arXiv
+2401.00588), algorithm 2. It charges a prompt at admission; here admitted tokens are `pending` until they are computed,
+so one long prompt delays other clients by a step.
 
 The counters of tenants also grow by what other workers serve them (`FleetService`).
 """
@@ -52,6 +53,10 @@ class VirtualCounters:
         """Move tokens that a sequence has computed for the first time to the counters of its tenant and its key."""
         if sequence.num_computed_tokens > sequence.num_charged_tokens:
             self._charge(sequence, self._accounts(sequence))
+
+    def charge_images(self, sequence: Sequence, num_tokens: float) -> None:
+        """Charge what a step encodes of a sequence's images, in tokens of a prompt that take as long."""
+        self._add(sequence, self._accounts(sequence), num_tokens * INPUT_WEIGHT / sequence.weight)
 
     def hear(self, heard: HeardServices) -> None:
         """Take in what other workers have told of tenants."""
@@ -128,7 +133,10 @@ class VirtualCounters:
         num_input = max(0, min(num_computed, sequence.num_input_tokens) - num_charged)
         num_output = num_computed - num_charged - num_input
         cost = (num_input * INPUT_WEIGHT + num_output * OUTPUT_WEIGHT) / sequence.weight
+        self._add(sequence, accounts, cost)
+        sequence.num_charged_tokens = num_computed
+
+    def _add(self, sequence: Sequence, accounts: tuple[Account, Account], cost: float) -> None:
         for account in accounts:
             account.counter += cost
         self._fleet.charge(sequence.tenant, cost)
-        sequence.num_charged_tokens = num_computed

@@ -73,7 +73,7 @@ class BuildPlan:
 
     @property
     def media_bytes(self) -> int:
-        """Memory for encoding images: the embeddings that are kept, and the largest image in its tower."""
+        """Memory for encoding images: the embeddings that are kept, and the largest images in the tower."""
         vision = self.vision
         if vision is None:
             return 0

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.core.encoder_schedule import MOST_BEGUN
 from gpu_worker.core.scheduler_config import StageCost
 from gpu_worker.models.config import read_activation
 from gpu_worker.models.errors import CheckpointError
@@ -134,12 +135,12 @@ class VisionConfig:
 
     @property
     def working_numbers(self) -> int:
-        """Numbers that the largest image has on its way through a layer, about so."""
+        """Numbers that images of the largest size have on their way through the tower, as many as may be begun."""
         sizes, count = self.parts.sizes, self.form.largest()[1]
         inner = sizes.heads * sizes.head_dim
         # All patches have their stream, queries, keys, values and rotations in float32; some are computed at once.
-        kept = sizes.size + 3 * inner + 4 * sizes.head_dim
-        return count * kept + min(count, MOST_PATCHES) * (8 * sizes.size + self.num_mlp_linears * sizes.inner)
+        kept = MOST_BEGUN * count * (sizes.size + 3 * inner + 4 * sizes.head_dim)
+        return kept + min(count, MOST_PATCHES) * (8 * sizes.size + self.num_mlp_linears * sizes.inner)
 
 
 @dataclass(frozen=True, slots=True)

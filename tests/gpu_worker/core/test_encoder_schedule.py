@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.core.encoder_schedule import LEAST_ROWS
+from gpu_worker.core.encoder_schedule import LEAST_ROWS, MOST_BEGUN
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import EncodeWork, StepPlan
 from gpu_worker.core.scheduler import Scheduler
@@ -71,6 +71,12 @@ class Runner:
         self.plans: list[StepPlan] = []
         self.images: dict[bytes, MediaSpan] = {}
 
+    @property
+    def begun(self) -> list[bytes]:
+        """Images that have passed a part of the tower."""
+        num_stages = len(self.scheduler.config.media.stages)
+        return [digest for digest, end in self.passed.items() if 0 < end < num_stages * self.images[digest].num_rows]
+
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule(0.0)
         assert step is not None
@@ -83,6 +89,8 @@ class Runner:
         for work in plan.encodes:
             assert work.first in (0, self.passed.get(work.digest, 0))
             self.passed[work.digest] = work.end
+            # In the runner's order: images that have passed all leave the tower before others enter it.
+            assert len(self.begun) <= MOST_BEGUN
         for item in step.scheduled:
             for span in item.sequence.media:
                 if item.start < span.end and span.start < item.start + item.num_tokens:
@@ -319,6 +327,22 @@ def test_steps_with_images_come_to_take_as_long_as_others(slowness: float) -> No
     assert used >= min(40 * STAGES, int(0.8 * budget / slowness))
 
 
+def test_tenant_whose_images_are_encoded_is_charged_for_it() -> None:
+    """Another tenant's prompt that comes meanwhile is computed at once, not behind the image."""
+    scheduler = make_scheduler(budget=32)
+    runner = Runner(scheduler)
+    before, sequence, prompt = text("before", 20, 1), seeing("i", ("x", 40)), text("prompt", 30)
+    sequence.tenant, before.tenant, prompt.tenant = "images", "texts", "texts"
+    scheduler.add(before)
+    scheduler.add(sequence)
+    for _ in range(4):
+        runner.step()
+    scheduler.add(prompt)
+    runner.step()
+    assert prompt.num_output_tokens == 1
+    assert not sequence.num_output_tokens
+
+
 def test_an_image_that_several_have_is_encoded_once() -> None:
     scheduler = make_scheduler(budget=200)
     runner = Runner(scheduler)
@@ -381,6 +405,38 @@ def test_a_step_that_failed_encodes_anew() -> None:
     assert again.scheduled == []
 
 
+def test_a_step_that_failed_leaves_the_images_of_steps_before_it() -> None:
+    """What it was to forget is named again: a step that was refused has not forgotten it."""
+    scheduler = make_scheduler(budget=100, max_rows=12)
+    runner = Runner(scheduler)
+    for name in "xy":
+        scheduler.add(seeing(name, (name, 4)))
+        runner.step()
+    scheduler.add(seeing("z", ("z", 8)))
+    failed = scheduler.schedule(0.0)
+    assert failed is not None
+    assert (failed.plan.forgotten, failed.plan.encodes) == ([b"x" * 32], [EncodeWork(b"z" * 32, 0, 8 * STAGES)])
+    scheduler.roll_back()
+    runner.step()
+    assert runner.plans[-1].forgotten == [b"x" * 32, b"z" * 32]
+
+
+def test_suspect_has_steps_of_its_own_only_as_far_as_the_failed_step_came() -> None:
+    scheduler = make_scheduler(budget=32)
+    runner = Runner(scheduler)
+    scheduler.add(text("stream"))
+    runner.step()
+    scheduler.add(seeing("large", ("x", 40)))
+    failed = scheduler.schedule(0.0)
+    assert failed is not None
+    scheduler.roll_back()
+    assert scheduler.suspect_images(failed) is None
+    runner.step()
+    assert not runner.plans[-1].rows
+    assert runner.plans[-1].encodes[0].end >= failed.plan.encodes[0].end
+    assert runner.step().num_decodes == 1
+
+
 def test_repeated_step_encodes_within_the_budget_before_it_computes() -> None:
     scheduler, budget = make_scheduler(budget=20), 20
     sequence = seeing("a", ("x", 8))
@@ -414,6 +470,51 @@ def test_aborted_sequence_leaves_no_image_behind() -> None:
     scheduler.abort("gone")
     scheduler.add(seeing("next", ("y", 12)))
     runner.finish(300)
+    assert [digest for plan in runner.plans for digest in plan.forgotten] == [b"x" * 32]
+
+
+def test_images_of_cancelled_sequences_do_not_pile_up_in_the_tower() -> None:
+    scheduler = make_scheduler(budget=16)
+    runner = Runner(scheduler)
+    for number in range(6):
+        sequence = seeing(str(number), (chr(97 + number), 4))
+        scheduler.add(sequence)
+        runner.step()
+        scheduler.abort(sequence.id)
+        assert runner.begun == [chr(97 + number).encode() * 32]
+
+
+def test_images_pass_the_tower_one_after_the_other_whatever_their_order() -> None:
+    """A batch image keeps what it has passed beside them; sequences that came first do not drop others' halves."""
+    scheduler = make_scheduler(budget=16, max_rows=100)
+    runner = Runner(scheduler)
+    batch = seeing("batch", ("z", 12))
+    batch.lane = "batch"
+    scheduler.add(batch)
+    runner.step()
+    late = [seeing(str(number), (chr(97 + number), 12)) for number in range(3)]
+    for number, sequence in enumerate(late):
+        sequence.arrival, sequence.tenant = -float(number), str(number)
+        scheduler.add(sequence)
+        runner.step()
+    runner.finish(300)
+    assert not any(plan.forgotten for plan in runner.plans)
+    assert sum(map(encoded, runner.plans)) == 4 * 12 * STAGES
+
+
+def test_batch_image_gives_way_to_one_that_is_before_it_in_order() -> None:
+    """Or both would wait: one for the tower, the other for tokens that the first one holds."""
+    scheduler = make_scheduler(budget=16)
+    runner = Runner(scheduler)
+    later, first = seeing("later", ("x", 4), cost=10), seeing("first", ("y", 4), cost=10)
+    first.token_ids += [1] * 40
+    first.num_prompt_tokens += 40
+    later.lane = first.lane = "batch"
+    first.arrival = -1.0
+    scheduler.add(later)
+    runner.step()
+    scheduler.add(first)
+    runner.finish(100)
     assert [digest for plan in runner.plans for digest in plan.forgotten] == [b"x" * 32]
 
 

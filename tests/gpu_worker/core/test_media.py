@@ -106,13 +106,16 @@ def test_text_alone_has_the_digests_that_it_had() -> None:
 
 
 def test_pixels_live_as_long_as_a_sequence_that_has_them() -> None:
-    images, digest = SharedImages(), b"d" * 32
-    first, second = (PreparedImage(digest, object(), (1, 1), 1) for _ in range(2))
-    images.add([first])
-    images.add([second])
-    del first
-    gc.collect()
-    assert images.get(digest) is second
-    del second
-    gc.collect()
-    assert images.get(digest) is None
+    """Also where two show the same image, and either one ends."""
+    for ended in range(2):
+        images, digest = SharedImages(), b"d" * 32
+        owned = [images.share([PreparedImage(digest, object(), (1, 1), 1)]) for _ in range(2)]
+        kept = owned[0][0].values
+        del owned[ended]
+        gc.collect()
+        found = images.get(digest)
+        assert found is not None
+        assert found.values is kept
+        del owned, found
+        gc.collect()
+        assert images.get(digest) is None
