@@ -36,11 +36,6 @@ struct LowRank {
 
   // Where the weights of a half panel begin.
   int64_t half_byte(int half) const { return int64_t{halves[half].offset} * kHalfPanel * element_size(); }
-
-  // Of all that comes before the second matrix.
-  int64_t first_bytes() const {
-    return static_cast<const char*>(up) - reinterpret_cast<const char*>(halves);
-  }
 };
 
 // By an adapter's slot, with a rank of zero where it leaves the matrix as it is. Null where no adapter can be.
@@ -284,13 +279,11 @@ inline void look_up(const LowRank& adapter, int64_t token, T* products) {
 }
 
 // What a multiplication adds to the sums of each row and panel: the products of the row's adapter. Each row reads its own
-// memory, few lines in each place, which the processor does not foresee: it is asked for while other rows are multiplied,
-// and so is what lies before the second matrix beside the matrix that follows.
+// memory, few lines in each place, which the processor does not foresee: it is asked for while other rows are multiplied.
 template <typename T>
 struct AddedAdapters {
   static constexpr bool kReads = true;
   LowRankTable table;
-  LowRankTable next;  // Of the matrix that rows are multiplied by then; may be null.
   const AdapterRows& adapters;
   int num_rows, num_panels;
 
@@ -328,18 +321,12 @@ struct AddedAdapters {
       before = slot_of(row - 1);
     }
     const int64_t end = std::min<int64_t>(row + kTileRows, num_rows);
-    // The panel's share of the next matrix's bytes. A division for each adapter would take too long.
-    const int64_t part = (int64_t{1} << 20) / num_panels + 1, begun = panel * part, ended = begun + part;
     for (; row < end; ++row) {
       const int slot = slot_of(row);
       if (slot == before || slot < 0) continue;
       before = slot;
       if (const LowRank* adapter = adapter_in(table, slot))
         ranges.add(adapter->up, adapter->half_byte(2 * panel), adapter->half_byte(2 * panel + 2));
-      if (const LowRank* adapter = next ? adapter_in(next, slot) : nullptr) {
-        const int64_t bytes = adapter->first_bytes();
-        ranges.add(adapter->halves, bytes * begun >> 20, std::min(bytes, bytes * ended >> 20));
-      }
     }
   }
 };
