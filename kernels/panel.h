@@ -60,13 +60,13 @@ struct LinesAhead {
   }
 };
 
-// Ranges of other memory that may lie anywhere, two for each row of a tile.
+// Ranges of other memory that may lie anywhere, one for each row of a tile.
 struct RangeList {
   struct Range {
     const char *begin, *end;
   };
 
-  Range ranges[2 * kTileRows + 1];  // What stands behind the last one is read, and not used.
+  Range ranges[kTileRows + 1];  // What stands behind the last one is read, and not used.
   int count = 0;
 
   void add(const void* memory, int64_t begin, int64_t end) {

@@ -179,14 +179,12 @@ struct Walk {
     });
   }
 
-  // Multiplies rows, which have been prepared where the matrix is quantized, and adds the products of adapters; `next`
-  // are those beside the matrix that follows.
+  // Multiplies rows, which have been prepared where the matrix is quantized, and adds the products of adapters.
   template <Finish kFinish, typename Target>
-  void multiply_rows(const Matrix& matrix, const T* x, Target* target, int64_t stride, LowRankTable adapters,
-                     LowRankTable next) {
+  void multiply_rows(const Matrix& matrix, const T* x, Target* target, int64_t stride, LowRankTable adapters) {
     if (!step.adapters || !adapters) return multiply_rows<kFinish>(matrix, x, target, stride, NothingMore{});
     multiply_down(adapters, *step.adapters, x, matrix.num_inputs(), *operation++);
-    const AddedAdapters<T> added{adapters, next, *step.adapters, step.num_tokens, matrix.num_panels()};
+    const AddedAdapters<T> added{adapters, *step.adapters, step.num_tokens, matrix.num_panels()};
     multiply_rows<kFinish>(matrix, x, target, stride, added);
   }
 
@@ -225,9 +223,9 @@ struct Walk {
     return true;
   }
 
-  void add_product(const Matrix& matrix, const T* x, LowRankTable adapters, LowRankTable next) {
-    if (stack.exchange) return multiply_rows<Finish::kStoreFloat>(matrix, x, added(), stack.hidden_size, adapters, next);
-    multiply_rows<Finish::kAddTo>(matrix, x, added(), stack.hidden_size, adapters, next);
+  void add_product(const Matrix& matrix, const T* x, LowRankTable adapters) {
+    if (stack.exchange) return multiply_rows<Finish::kStoreFloat>(matrix, x, added(), stack.hidden_size, adapters);
+    multiply_rows<Finish::kAddTo>(matrix, x, added(), stack.hidden_size, adapters);
   }
 
   void embed() {
@@ -280,8 +278,7 @@ struct Walk {
     normalise_for(layer.qkv[0], layer.attention_norm);
     for (int part = 0; part < layer.num_qkv; ++part) {
       if (part > 0) prepare(layer.qkv[part], scratch.normed);
-      const LowRankTable next = part + 1 < layer.num_qkv ? layer.qkv_adapters[part + 1] : layer.output_adapters;
-      multiply_rows<Finish::kStore>(layer.qkv[part], scratch.normed, target, stride, layer.qkv_adapters[part], next);
+      multiply_rows<Finish::kStore>(layer.qkv[part], scratch.normed, target, stride, layer.qkv_adapters[part]);
       target += layer.qkv[part].num_outputs();
     }
   }
@@ -344,12 +341,12 @@ struct Walk {
     normalise_for(parts[0], layer.mlp_norm);
     const LowRankTable* adapters = layer.gate_up_adapters;
     if (layer.num_gate_up == 1)
-      return multiply_rows<Finish::kGate>(parts[0], scratch.normed, scratch.gated, size, adapters[0], layer.down_adapters);
+      return multiply_rows<Finish::kGate>(parts[0], scratch.normed, scratch.gated, size, adapters[0]);
     float* target = scratch.gate_up;
-    multiply_rows<Finish::kStoreFloat>(parts[0], scratch.normed, target, 2 * size, adapters[0], adapters[1]);
+    multiply_rows<Finish::kStoreFloat>(parts[0], scratch.normed, target, 2 * size, adapters[0]);
     prepare(parts[1], scratch.normed);
     target += size;
-    multiply_rows<Finish::kStoreFloat>(parts[1], scratch.normed, target, 2 * size, adapters[1], layer.down_adapters);
+    multiply_rows<Finish::kStoreFloat>(parts[1], scratch.normed, target, 2 * size, adapters[1]);
     each_token([&](int64_t token) {
       silu_mul_row(scratch.gate_up + 2 * token * size, scratch.gated + token * size, size);
     });
@@ -361,7 +358,7 @@ struct Walk {
     const int count = routing.num_experts, top_k = routing.top_k, size = stack.hidden_size;
     const MixtureMemory<T> memory(routing, *layer.mixture, step.num_tokens, scratch.experts);
     normalise_for(layer.router, layer.mlp_norm);
-    multiply_rows<Finish::kStoreFloat>(layer.router, scratch.normed, memory.logits, count, layer.router_adapters, nullptr);
+    multiply_rows<Finish::kStoreFloat>(layer.router, scratch.normed, memory.logits, count, layer.router_adapters);
     each_token([&](int64_t token) {
       route_row(routing, memory.logits + token * count, memory.ids + token * top_k, memory.weights + token * top_k);
     });
@@ -401,8 +398,7 @@ struct Walk {
     }
     attend(layer);
     prepare(layer.output, scratch.attended);
-    add_product(layer.output, scratch.attended, layer.output_adapters,
-                layer.mixture ? layer.router_adapters : layer.gate_up_adapters[0]);
+    add_product(layer.output, scratch.attended, layer.output_adapters);
     if (!sum_stream()) return false;
     if (layer.mixture) {
       mix(layer);
@@ -410,8 +406,7 @@ struct Walk {
     }
     gate(layer);
     prepare(layer.down, scratch.gated);
-    const bool is_last = &layer == stack.layers + stack.num_layers - 1;
-    add_product(layer.down, scratch.gated, layer.down_adapters, is_last ? nullptr : (&layer)[1].qkv_adapters[0]);
+    add_product(layer.down, scratch.gated, layer.down_adapters);
     return sum_stream();
   }
 

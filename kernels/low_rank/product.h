@@ -36,11 +36,6 @@ struct LowRank {
 
   // Where the weights of a half panel begin.
   int64_t half_byte(int half) const { return int64_t{halves[half].offset} * kHalfPanel * element_size(); }
-
-  // Of all that comes before the second matrix.
-  int64_t first_bytes() const {
-    return static_cast<const char*>(up) - reinterpret_cast<const char*>(halves);
-  }
 };
 
 // By an adapter's slot, with a rank of zero where it leaves the matrix as it is. Null where no adapter can be.
@@ -156,8 +151,7 @@ __attribute__((noinline)) void down_tile(const LowRank& adapter, const void* nex
     }
     multiply_block<W, T, R, K>(weights + i, stride, ends, 0, sums);
   }
-  Floats scales{};
-  std::memcpy(&scales, adapter.scales + rank, K * sizeof(float));
+  const Floats scales = load(adapter.scales + rank);  // And what lies behind them, which is the first matrix.
   for (int r = 0; r < R; ++r) {
     constexpr Ints kPlaces = make_ints([](int lane) { return lane % K * (kLanes / K); });
     T totals[kLanes];
@@ -220,52 +214,57 @@ void multiply_down(LowRankTable table, const AdapterRows& adapters, const T* x, 
   });
 }
 
-// Adds what the ranks of one or two halves of a panel are times their products, two ranks at a time in bfloat16. The
-// last of an odd number has a rank of zeros beside it. `second` is where the second half's weights begin.
+// Adds what the ranks of one or two halves of a panel, as many of each, are times their products: two ranks at a time in
+// bfloat16, where the last of an odd number has a rank of zeros beside it.
 template <typename T, int kHalves>
-inline void add_ranks(const LowRank& adapter, const LowRankHalf& half, int64_t second, const T* products, Floats* sums) {
+inline void add_ranks(const LowRank& adapter, const LowRankHalf* halves, const T* products, Floats* sums) {
   constexpr int kVectors = kPanelVectors / 2;
-  products += half.first;
   if constexpr (std::is_same_v<T, float>) {
     if (adapter.dtype == kFloat32) {
-      const auto* weights = static_cast<const float*>(adapter.up) + int64_t{half.offset} * kHalfPanel;
-      for (int rank = 0; rank < half.count; ++rank, weights += kHalfPanel)
-        for (int h = 0; h < kHalves; ++h)
+      const auto* up = static_cast<const float*>(adapter.up);
+      for (int rank = 0; rank < halves->count; ++rank) {
+        for (int h = 0; h < kHalves; ++h) {
+          const float* weights = up + int64_t{halves[h].offset + rank} * kHalfPanel;
           for (int v = 0; v < kVectors; ++v)
-            sums[h * kVectors + v] += load(weights + h * second * kHalfPanel + v * kLanes) * products[rank];
+            sums[h * kVectors + v] += load(weights + v * kLanes) * products[halves[h].first + rank];
+        }
+      }
       return;
     }
   }
-  const auto* weights = static_cast<const int32_t*>(adapter.up) + int64_t{half.offset} * kHalfPanel / 2;
-  for (int rank = 0; rank < half.count; rank += 2, weights += kHalfPanel) {
+  const auto* up = static_cast<const int32_t*>(adapter.up);
+  for (int rank = 0; rank < halves->count; rank += 2) {
     for (int h = 0; h < kHalves; ++h) {
+      const int32_t* weights = up + int64_t{halves[h].offset + rank} * kHalfPanel / 2;
+      const T* inputs = products + halves[h].first + rank;
       for (int v = 0; v < kVectors; ++v) {
         Floats& sum = sums[h * kVectors + v];
-        const Ints pairs = load_raw<Ints>(weights + h * second * kHalfPanel / 2 + v * kLanes);
+        const Ints pairs = load_raw<Ints>(weights + v * kLanes);
         if constexpr (std::is_same_v<T, float>) {
-          sum += (Floats)(pairs << 16) * products[rank];
-          sum += (Floats)(pairs & ~0xffff) * products[rank + 1];
+          sum += (Floats)(pairs << 16) * inputs[0];
+          sum += (Floats)(pairs & ~0xffff) * inputs[1];
         } else {
-          sum = multiply_word(sum, pairs, load_raw<int32_t>(products + rank), products);
+          sum = multiply_word(sum, pairs, load_raw<int32_t>(inputs), products);
         }
       }
     }
   }
 }
 
-// Adds the products of an adapter's second matrix to the sums of a panel. Both halves are mostly made of the same ranks.
+// Adds the products of an adapter's second matrix to the sums of a panel. These are copied vector by vector: as an array
+// they went through memory in pieces of half a vector, and to read a vector the processor waited until both were written.
 template <typename T>
 __attribute__((noinline)) void add_up(const LowRank& adapter, const T* products, int panel, Floats* target) {
   const LowRankHalf* halves = adapter.halves + 2 * panel;
-  Floats sums[kPanelVectors];  // In registers: others may not have the address.
-  std::copy(target, target + kPanelVectors, sums);
-  if (halves[0].first == halves[1].first && halves[0].count == halves[1].count) {
-    add_ranks<T, 2>(adapter, halves[0], halves[1].offset - halves[0].offset, products, sums);
+  static_assert(kPanelVectors == 4);
+  Floats sums[] = {target[0], target[1], target[2], target[3]};
+  if (halves[0].count == halves[1].count) {
+    add_ranks<T, 2>(adapter, halves, products, sums);
   } else {
-    add_ranks<T, 1>(adapter, halves[0], 0, products, sums);
-    add_ranks<T, 1>(adapter, halves[1], 0, products, sums + kPanelVectors / 2);
+    add_ranks<T, 1>(adapter, halves, products, sums);
+    add_ranks<T, 1>(adapter, halves + 1, products, sums + kPanelVectors / 2);
   }
-  std::copy(sums, sums + kPanelVectors, target);
+  target[0] = sums[0], target[1] = sums[1], target[2] = sums[2], target[3] = sums[3];
 }
 
 // Takes the row of a token from the first matrix of an adapter beside an embedding, [vocab_size, rank].
@@ -280,13 +279,11 @@ inline void look_up(const LowRank& adapter, int64_t token, T* products) {
 }
 
 // What a multiplication adds to the sums of each row and panel: the products of the row's adapter. Each row reads its own
-// memory, few lines in each place, which the processor does not foresee: it is asked for while other rows are multiplied,
-// and so is what lies before the second matrix beside the matrix that follows.
+// memory, few lines in each place, which the processor does not foresee: it is asked for while other rows are multiplied.
 template <typename T>
 struct AddedAdapters {
   static constexpr bool kReads = true;
   LowRankTable table;
-  LowRankTable next;  // Of the matrix that rows are multiplied by then; may be null.
   const AdapterRows& adapters;
   int num_rows, num_panels;
 
@@ -324,18 +321,12 @@ struct AddedAdapters {
       before = slot_of(row - 1);
     }
     const int64_t end = std::min<int64_t>(row + kTileRows, num_rows);
-    // The panel's share of the next matrix's bytes. A division for each adapter would take too long.
-    const int64_t part = (int64_t{1} << 20) / num_panels + 1, begun = panel * part, ended = begun + part;
     for (; row < end; ++row) {
       const int slot = slot_of(row);
       if (slot == before || slot < 0) continue;
       before = slot;
       if (const LowRank* adapter = adapter_in(table, slot))
         ranges.add(adapter->up, adapter->half_byte(2 * panel), adapter->half_byte(2 * panel + 2));
-      if (const LowRank* adapter = next ? adapter_in(next, slot) : nullptr) {
-        const int64_t bytes = adapter->first_bytes();
-        ranges.add(adapter->halves, bytes * begun >> 20, std::min(bytes, bytes * ended >> 20));
-      }
     }
   }
 };
