@@ -225,9 +225,7 @@ class Shedder:
         is_broken = found is not None and found.is_booked and found.return_at <= now
         message, num_others = excess.message, len(book) - (found is not None)
         if not excess.is_exceeded:
-            message = (
-                f"The next places of `{load.model}` are kept for those refused earlier ({num_others})."
-            )
+            message = f"The next places of `{load.model}` are kept for those refused earlier ({num_others})."
         advice = book.refuse(caller, found, size, excess.seconds, expected.cost_s, now)
         if is_broken:
             self._metrics.promises["broken"] += 1

@@ -238,9 +238,7 @@ def test_returning_client_goes_before_newcomers_and_only_once() -> None:
     # There is room for one more, and it is kept.
     nearly = replace(IDLE, queued_requests=5, queued_tokens=9_000)
     error = refused(shedder, nearly, generation(1000), caller(b"another"))
-    assert error.message.startswith(
-        "The next places of `m` are kept for those refused earlier (1). Try again in "
-    )
+    assert error.message.startswith("The next places of `m` are kept for those refused earlier (1). Try again in ")
     shedder.admit(nearly, generation(1000), caller())
     assert metrics.promises["kept"] == 1
     with pytest.raises(ApiError):
