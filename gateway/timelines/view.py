@@ -115,10 +115,11 @@ def _named(timeline: Timeline) -> dict[str, Any]:
 
 
 def _request_bars(timeline: Timeline) -> Iterator[Bar]:
-    admitted_s = timeline.ended_s if timeline.admitted_s is None else timeline.admitted_s
+    admitted_s = _admitted_s(timeline)
     if timeline.gateway:
-        yield Bar("gateway", 0.0, admitted_s, "admission: key, body, limits, load")
-    if timeline.admitted_s is None:
+        shown_s = timeline.ended_s if admitted_s is None else admitted_s
+        yield Bar("gateway", 0.0, shown_s, "admission: key, body, limits, load")
+    if admitted_s is None:
         return
     first_s = timeline.ended_s if timeline.first_token_s is None else timeline.first_token_s
     yield Bar("wait", admitted_s, first_s, "until the first token")
@@ -126,11 +127,19 @@ def _request_bars(timeline: Timeline) -> Iterator[Bar]:
         yield Bar("answer", first_s, timeline.ended_s, "the answer")
 
 
+def _admitted_s(timeline: Timeline) -> float | None:
+    """Return when it was admitted: the gateway notes it once all is published, and a worker may take it before."""
+    # One that was published at 0 was in flight already when this request joined it.
+    attempts = [attempt for life in timeline.sequences for attempt in life.attempts]
+    published = [attempt.published_s for attempt in attempts if attempt.published_s > 0]
+    return None if timeline.admitted_s is None else min([timeline.admitted_s, *published])
+
+
 def _admission(timeline: Timeline) -> Iterator[Event]:
-    if timeline.admitted_s is not None and timeline.gateway:
+    if (admitted_s := _admitted_s(timeline)) is not None and timeline.gateway:
         is_cached = timeline.source == "cache"
         told = "answered from the response cache" if is_cached else "admitted, and given to the queue"
-        yield Event(timeline.admitted_s, told)
+        yield Event(admitted_s, told)
 
 
 def _request_events(timeline: Timeline) -> Iterator[Event]:
