@@ -69,7 +69,8 @@ def run(config: RequestConfig, request_id: str | None) -> int:
 def _list(requests: list[dict[str, Any]]) -> Iterator[str]:
     # Whole, since they are copied from here.
     width = max([42, *(len(printable_line(each["id"])) + 1 for each in requests)])
-    yield f"{'ID':<{width}}{'TENANT':<14}{'STATUS':>6} {'OUTCOME':<13}{'FIRST':>9}{'TOTAL':>9}{'TOKENS':>8}{'MOVES':>6}  ERROR"
+    heads = f"{'STATUS':>6} {'OUTCOME':<13}{'FIRST':>9}{'TOTAL':>9}{'TOKENS':>8}{'MOVES':>6}  ERROR"
+    yield f"{'ID':<{width}}{'TENANT':<14}{heads}"
     for each in requests:
         first = each.get("first_token_s")
         yield (
