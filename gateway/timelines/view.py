@@ -152,18 +152,19 @@ def _request_events(timeline: Timeline) -> Iterator[Event]:
 
 
 def _pauses(timeline: Timeline) -> Iterator[Event]:
-    """Yield the listed pauses, once for all sequences; if there were more, how many and how long together."""
+    """Yield the listed pauses, once for all sequences; if there were more, first how many and how long together."""
     lives = [life.attempts for life in timeline.sequences]
     pauses = {pause for attempts in lives for attempt in attempts for pause in attempt.pauses}
-    for at_s, lost_s in pauses:
-        yield Event(at_s, f"the gateway heard nothing for {lost_s:.2f} s: it was paused, or NATS was silent")
     num, paused_s = max(
         ((sum(each.num_pauses for each in one), sum(each.paused_s for each in one)) for one in lives),
         default=(0, 0.0),
     )
     if num > len(pauses):
         text = f"the gateway heard nothing {num} times, for {paused_s:.2f} s together; listed are the longest of them"
-        yield Event(timeline.ended_s, text)
+        # Before the first of them: whoever reads on knows that some are missing.
+        yield Event(min((at_s for at_s, _ in pauses), default=timeline.ended_s), text)
+    for at_s, lost_s in pauses:
+        yield Event(at_s, f"the gateway heard nothing for {lost_s:.2f} s: it was paused, or NATS was silent")
 
 
 def _began_s(attempt: Attempt, first_token_s: float | None = None) -> float:
