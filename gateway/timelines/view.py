@@ -161,7 +161,7 @@ def _pauses(timeline: Timeline) -> Iterator[Event]:
     )
     if num > len(pauses):
         text = f"the gateway heard nothing {num} times, for {paused_s:.2f} s together; listed are the longest of them"
-        # Before the first of them: whoever reads on knows that some are missing.
+        # Before the first of them, so that a reader does not miss the others.
         yield Event(min((at_s for at_s, _ in pauses), default=timeline.ended_s), text)
     for at_s, lost_s in pauses:
         yield Event(at_s, f"the gateway heard nothing for {lost_s:.2f} s: it was paused, or NATS was silent")
