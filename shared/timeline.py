@@ -105,7 +105,7 @@ class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class Summary(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line of a list of requests."""
+    """One line of a list of requests; `code` is that of its error."""
 
     id: str
     tenant: str
@@ -118,6 +118,7 @@ class Summary(Struct, frozen=True, omit_defaults=True, gc=False):
     first_token_s: float | None = None
     tokens: int = 0
     moves: int = 0
+    code: str = ""
 
 
 class TimelineCall(Struct, frozen=True, kw_only=True, tag="timeline"):

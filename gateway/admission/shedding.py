@@ -223,6 +223,9 @@ class Shedder:
         if expected.cost_s == 0:
             return self._refusal(excess.reason, excess.message, self._jittered(UNKNOWN_RETRY_S))
         is_broken = found is not None and found.is_booked and found.return_at <= now
+        message, num_others = excess.message, len(book) - (found is not None)
+        if not excess.is_exceeded:
+            message = f"The next places of `{load.model}` are kept for those refused earlier ({num_others})."
         advice = book.refuse(caller, found, size, excess.seconds, expected.cost_s, now)
         if is_broken:
             self._metrics.promises["broken"] += 1
@@ -232,7 +235,7 @@ class Shedder:
             self._withdraw(load.model, reservation)
             reservation.offer = self._places.offer(load.model, reservation)
         self._metrics.promises["made"] += advice.turn_in_s is None
-        return self._refusal(excess.reason, excess.message, advice.wait_s, advice)
+        return self._refusal(excess.reason, message, advice.wait_s, advice)
 
     def _withdraw(self, model: str, reservation: Reservation) -> None:
         if reservation.offer is not None and self._places is not None:

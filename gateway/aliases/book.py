@@ -32,6 +32,8 @@ _MAX_REMEMBERED = 20_000
 
 MODEL_CODES = frozenset({"context_length_exceeded", "unsupported_image"})
 """Refusals that follow from the model: a canary that cannot do what the other one does gives more of them."""
+# Refusals that follow from the load or the gateway: which arm gets more of them says nothing of its model.
+_GATEWAYS_CODES = frozenset({"overloaded", "queue_full", "shutting_down"})
 
 
 class _Metadata(Struct):
@@ -95,7 +97,7 @@ class ArmProbe:
     def failed(self, error: ApiError) -> None:
         """Count an answer that the server failed to give, or that its model cannot give; not the client's faults."""
         is_late = error.status == 408 and not self.has_own_timeout
-        is_servers = (error.status >= 500 and error.code != "shutting_down") or is_late
+        is_servers = (error.status >= 500 and error.code not in _GATEWAYS_CODES) or is_late
         if is_servers or error.code in MODEL_CODES:
             self.counts.requests += 1
             self.counts.errors += 1

@@ -158,8 +158,9 @@ class RedisCache:
             else:
                 break
         self._pipeline = RedisPipeline(connection, self._timeout_s, self._drop_connection)
+        # As loud as that it was away.
+        _logger.log(logging.WARNING if self._metrics.is_redis_open else logging.INFO, "redis is connected")
         self._metrics.is_redis_open = False
-        _logger.info("redis is connected")
 
 
 async def _discard(connection: AbstractConnection) -> None:

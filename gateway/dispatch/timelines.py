@@ -355,6 +355,7 @@ def _summary(timeline: Timeline) -> Summary:
         timeline.first_token_s,
         timeline.num_generated,
         sum(len(each.attempts) - 1 for each in timeline.sequences),
+        (timeline.error or "").partition(":")[0],
     )
 
 

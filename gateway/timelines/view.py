@@ -115,10 +115,11 @@ def _named(timeline: Timeline) -> dict[str, Any]:
 
 
 def _request_bars(timeline: Timeline) -> Iterator[Bar]:
-    admitted_s = timeline.ended_s if timeline.admitted_s is None else timeline.admitted_s
+    admitted_s = _admitted_s(timeline)
     if timeline.gateway:
-        yield Bar("gateway", 0.0, admitted_s, "admission: key, body, limits, load")
-    if timeline.admitted_s is None:
+        shown_s = timeline.ended_s if admitted_s is None else admitted_s
+        yield Bar("gateway", 0.0, shown_s, "admission: key, body, limits, load")
+    if admitted_s is None:
         return
     first_s = timeline.ended_s if timeline.first_token_s is None else timeline.first_token_s
     yield Bar("wait", admitted_s, first_s, "until the first token")
@@ -126,11 +127,19 @@ def _request_bars(timeline: Timeline) -> Iterator[Bar]:
         yield Bar("answer", first_s, timeline.ended_s, "the answer")
 
 
+def _admitted_s(timeline: Timeline) -> float | None:
+    """Return when it was admitted: the gateway notes it once all is published, and a worker may take it before."""
+    # One that was published at 0 was in flight already when this request joined it.
+    attempts = [attempt for life in timeline.sequences for attempt in life.attempts]
+    published = [attempt.published_s for attempt in attempts if attempt.published_s > 0]
+    return None if timeline.admitted_s is None else min([timeline.admitted_s, *published])
+
+
 def _admission(timeline: Timeline) -> Iterator[Event]:
-    if timeline.admitted_s is not None and timeline.gateway:
+    if (admitted_s := _admitted_s(timeline)) is not None and timeline.gateway:
         is_cached = timeline.source == "cache"
         told = "answered from the response cache" if is_cached else "admitted, and given to the queue"
-        yield Event(timeline.admitted_s, told)
+        yield Event(admitted_s, told)
 
 
 def _request_events(timeline: Timeline) -> Iterator[Event]:
@@ -143,18 +152,19 @@ def _request_events(timeline: Timeline) -> Iterator[Event]:
 
 
 def _pauses(timeline: Timeline) -> Iterator[Event]:
-    """Yield the listed pauses, once for all sequences; if there were more, how many and how long together."""
+    """Yield the listed pauses, once for all sequences; if there were more, first how many and how long together."""
     lives = [life.attempts for life in timeline.sequences]
     pauses = {pause for attempts in lives for attempt in attempts for pause in attempt.pauses}
-    for at_s, lost_s in pauses:
-        yield Event(at_s, f"the gateway heard nothing for {lost_s:.2f} s: it was paused, or NATS was silent")
     num, paused_s = max(
         ((sum(each.num_pauses for each in one), sum(each.paused_s for each in one)) for one in lives),
         default=(0, 0.0),
     )
     if num > len(pauses):
         text = f"the gateway heard nothing {num} times, for {paused_s:.2f} s together; listed are the longest of them"
-        yield Event(timeline.ended_s, text)
+        # Before the first of them, so that a reader does not miss the others.
+        yield Event(min((at_s for at_s, _ in pauses), default=timeline.ended_s), text)
+    for at_s, lost_s in pauses:
+        yield Event(at_s, f"the gateway heard nothing for {lost_s:.2f} s: it was paused, or NATS was silent")
 
 
 def _began_s(attempt: Attempt, first_token_s: float | None = None) -> float:

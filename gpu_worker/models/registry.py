@@ -70,7 +70,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         if name in _INSTEAD:
             raise file.error("architectures", f"is {name!r}, which is not supported; {_INSTEAD[name]}")
     _refuse_around_text(file)
-    given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing"
+    given = ", ".join(repr(name[:80]) for name in file.texts("architectures")[:4]) or "missing: is it a model's config?"
     raise CheckpointError(
         file.path, f"unsupported architecture ({given}); ops/docs/models.md lists the served ones{_nearest(file)}"
     )

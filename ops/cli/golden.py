@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,7 @@ class Recorder:
 
     endpoint: Endpoint
     model: str
+    told_until: list[float] = field(default_factory=lambda: [0.0], init=False)
 
     def record(self, texts: Sequence[str], label: str, told: Callable[[str], None]) -> Baseline:
         """Record a baseline of these prompts; the first long one becomes the anchor.
@@ -285,7 +286,10 @@ class Recorder:
                 # The same request finds the place that is kept for it.
                 if error.retry_after_s is None or time.monotonic() - began > _PATIENCE_S:
                     raise
-                tell(f"{error}; waiting {error.retry_after_s:g} s to ask again")
+                # Prompts asked for at once are refused together: once is enough.
+                if (now := time.monotonic()) >= self.told_until[0]:
+                    self.told_until[0] = now + error.retry_after_s
+                    tell(f"{str(error).removesuffix('.')}; waiting {error.retry_after_s:g} s to ask again")
                 time.sleep(error.retry_after_s)
 
 

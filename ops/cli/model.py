@@ -174,7 +174,7 @@ _HOW_IT_ENDS = {
 
 
 def _wait(operator: Endpoint, action: str, host: str, name: str) -> None:
-    told, status, began = False, StatusLine(), time.monotonic()
+    told, status, began, expected_at = False, StatusLine(), time.monotonic(), 0.0
     while True:
         time.sleep(_POLL_S)
         found = [
@@ -196,8 +196,13 @@ def _wait(operator: Endpoint, action: str, host: str, name: str) -> None:
             status.clear()
             return
         # Where one is replaced, the old one is awake.
-        how = "the new one loads" if model["state"] == "awake" else f"{model['state']}, ready in {_ready_in(model)}"
-        status.show(f"{name}: {how} ({time.monotonic() - began:.0f} s)")
+        how, now = "the new one loads" if model["state"] == "awake" else model["state"], time.monotonic()
+        expected_at = expected_at or now + model["ready_in_s"]
+        if model["state"] == "loading" and now > expected_at:
+            how += f", longer than the {expected_at - began:.0f} s that were expected"
+        elif model["state"] != "awake":
+            how += f", ready in {_ready_in(model)}"
+        status.show(f"{name}: {how} ({now - began:.0f} s)")
 
 
 def _check_not_failed(model: dict[str, Any], action: str) -> None:
@@ -243,7 +248,7 @@ def hosted_table(hosts: list[dict[str, Any]], *, whole_errors: bool = False) -> 
 
 def _workers(model: dict[str, Any]) -> str:
     num_withheld = model.get("num_withheld", 0)
-    return f"{model['num_ready']}{f', {num_withheld} cordoned' if num_withheld else ''}"
+    return f"{model['num_ready']}{f', {num_withheld} of them cordoned' if num_withheld else ''}"
 
 
 def _ready_in(model: dict[str, Any]) -> str:

@@ -69,13 +69,14 @@ def run(config: RequestConfig, request_id: str | None) -> int:
 def _list(requests: list[dict[str, Any]]) -> Iterator[str]:
     # Whole, since they are copied from here.
     width = max([42, *(len(printable_line(each["id"])) + 1 for each in requests)])
-    yield f"{'ID':<{width}}{'TENANT':<14}{'STATUS':>6} {'OUTCOME':<13}{'FIRST':>9}{'TOTAL':>9}{'TOKENS':>8}{'MOVES':>6}"
+    heads = f"{'STATUS':>6} {'OUTCOME':<13}{'FIRST':>9}{'TOTAL':>9}{'TOKENS':>8}{'MOVES':>6}  ERROR"
+    yield f"{'ID':<{width}}{'TENANT':<14}{heads}"
     for each in requests:
         first = each.get("first_token_s")
         yield (
             f"{printable_line(each['id']):<{width}}{printable_cell(each['tenant'])[:13]:<14}{each['status'] or '':>6} "
             f"{each['outcome']:<13}{'' if first is None else seconds(first):>9}{seconds(each['ended_s']):>9}"
-            f"{each.get('tokens', 0):>8}{each.get('moves', 0):>6}"
+            f"{each.get('tokens', 0):>8}{each.get('moves', 0):>6}  {printable_cell(each.get('code', ''))}".rstrip()
         )
 
 

@@ -79,9 +79,11 @@ def table(report: Report) -> list[str]:
         share = f"{found['goodput_share']:.1%} of requests"
         rows.append(["goodput", f"{found['goodput_per_s']:,.2f} requests/s, {share} ({limits} ms)"])
     names = ["mean", *(f"p{percent}" for percent in _PERCENTS)]
-    times = [["ms", *names]]
+    times, measured = [["ms", *names]], latencies(report.requests)
     for kind, title in (_KINDS | {"e2el": "Whole answer"}).items():
-        values = [found[f"{kind}_{name}_ms"] for name in names]
+        # A percentile of fewer values is the largest of them under another name.
+        is_told = [True, *(len(measured[kind]) * min(percent, 100 - percent) >= 100 for percent in _PERCENTS)]
+        values = [found[f"{kind}_{name}_ms"] if told else None for name, told in zip(names, is_told, strict=True)]
         times.append([title, *("-" if value is None else f"{value:,.2f}" for value in values)])
     return [*aligned(rows), "", *aligned(times), "", *_notes(report)]
 

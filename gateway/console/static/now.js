@@ -81,7 +81,7 @@ function draw(told, before, passed, speeds) {
     known(`${number(100 * rate(each, before.gateways, "gateway", "cpu_s", passed))}%`),
   ]);
   const hosted = told.hosts.flatMap((host) => host.models.map((each) => [
-    each.name, host.host, each.state, number(each.num_ready) + (each.num_withheld ? `, ${number(each.num_withheld)} cordoned` : ""), each.on_demand ? "on demand" : "always",
+    each.name, host.host, each.state, number(each.num_ready) + (each.num_withheld ? `, ${number(each.num_withheld)} of them cordoned` : ""), each.on_demand ? "on demand" : "always",
     each.ready_in_s ? seconds(each.ready_in_s) : "", number(each.wakes),
     each.need_bytes ? `${(each.need_bytes / 1e9).toFixed(2)} GB` : "", each.error ?? "",
   ]));

@@ -53,7 +53,7 @@ function listed(requests) {
   const rows = requests.map((each) => [
     el("a", { href: `#request/${encodeURIComponent(each.id)}` }, each.id),
     new Date(each.began * 1000).toLocaleTimeString([], { timeZoneName: "short" }), each.tenant, each.model, each.route,
-    el("span", { class: each.status >= 400 ? "bad" : null }, `${each.status || ""} ${each.outcome}`),
+    el("span", { class: each.status >= 400 ? "bad" : null }, `${each.status || ""} ${each.outcome} ${each.code ?? ""}`),
     seconds(each.first_token_s), seconds(each.ended_s), number(each.tokens ?? 0), number(each.moves ?? 0),
   ]);
   return table([

@@ -5,11 +5,18 @@ import { el, number, table } from "./dom.js";
 
 export function show(root, _argument, tell) {
   const tables = el("div");
+  let asked = 0;
   const load = async () => {
-    // Dim until what has changed is in it.
+    const turn = ++asked;
+    // Dim until what has changed is in it; an answer that comes after that of a later question says less.
     tables.setAttribute("aria-busy", "true");
-    await fill(tables, revoke).catch(tell);
-    tables.removeAttribute("aria-busy");
+    try {
+      const told = await ask("tenants");
+      if (turn === asked) fill(tables, told, revoke);
+    } catch (error) {
+      if (turn === asked) tell(error);
+    }
+    if (turn === asked) tables.removeAttribute("aria-busy");
   };
   async function revoke(key) {
     if (!confirm(`Revoke ${key.name || key.id} of ${key.tenant}? Its holders are refused within seconds.`)) return;
@@ -59,8 +66,7 @@ function maker(tell, made) {
   return el("section", {}, el("h2", {}, "A new key"), form, place);
 }
 
-async function fill(root, revoke) {
-  const told = await ask("tenants");
+function fill(root, told, revoke) {
   const use = told.use.map((each) => {
     const tokens = (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0);
     return [each.tenant, each.model, each.lane, number(each.requests), number(each.prompt_tokens), number(each.cached_tokens),

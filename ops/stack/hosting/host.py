@@ -314,9 +314,11 @@ class Host:
         wish, activity = self._wishes.known(name), self._model(name).activity
         if not wish.on_demand:
             raise OrderError(f"name: {name!r} always runs; unload it, or replace it with --on-demand")
-        busy = any(worker.seen().busy for worker in self._workers.values() if worker.wish.name == name)
-        if activity.waiting or busy:
+        seen = [worker.seen() for worker in self._workers.values() if worker.wish.name == name]
+        if activity.waiting or any(worker.busy for worker in seen):
             raise OrderError(f"name: {name!r} has requests; it sleeps {wish.idle_s:g} s after the last one")
+        if any(worker.phase == "loading" for worker in seen):
+            raise OrderError(f"name: {name!r} is being loaded; order it to sleep once it serves, or unload it")
         activity.active_at, activity.asked = float("-inf"), False
 
     def _wake(self, name: str) -> None:

@@ -243,6 +243,8 @@ class Wishes:
         if "\0" in text:
             raise OrderError("path: must not contain a NUL character")
         path = (self._directories[0] / text).resolve()
+        if path in self._directories:
+            raise OrderError(f"path: {text[:200]!r} is the directory of models itself; name a model in it")
         if not any(path != directory and path.is_relative_to(directory) for directory in self._directories):
             # The error reveals nothing about other paths, not even whether they exist.
             allowed = ", ".join(map(str, self._directories))

@@ -237,8 +237,8 @@ def test_returning_client_goes_before_newcomers_and_only_once() -> None:
     now[0] += wait_s
     # There is room for one more, and it is kept.
     nearly = replace(IDLE, queued_requests=5, queued_tokens=9_000)
-    with pytest.raises(ApiError):
-        shedder.admit(nearly, generation(1000), caller(b"another"))
+    error = refused(shedder, nearly, generation(1000), caller(b"another"))
+    assert error.message.startswith("The next places of `m` are kept for those refused earlier (1). Try again in ")
     shedder.admit(nearly, generation(1000), caller())
     assert metrics.promises["kept"] == 1
     with pytest.raises(ApiError):

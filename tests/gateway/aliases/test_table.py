@@ -215,6 +215,7 @@ def test_log_probabilities_are_measured_and_taken_out_of_the_answer() -> None:
 
 
 FAULTS = [(500, None, 1), (503, None, 1), (408, None, 1), (400, None, 0), (429, None, 0), (503, "shutting_down", 0)]
+FAULTS += [(503, "no_worker", 1), (503, "overloaded", 0), (503, "queue_full", 0)]
 
 
 @pytest.mark.parametrize(("status", "code", "counted"), [*FAULTS, (400, "context_length_exceeded", 1)])

@@ -159,6 +159,7 @@ async def test_redis_killed_and_started_again_recovers_by_itself(
     assert "redis is away" in caplog.messages[0]
     server.start()
     await until(lambda: cache.is_available)
+    assert caplog.messages[-1] == "redis is connected"
     assert await cache.set("a", b"2", 60)
     assert await cache.get("a") == b"2"
     assert not metrics.is_redis_open

@@ -362,9 +362,9 @@ def test_requests_of_long_ago_are_let_go() -> None:
 def test_lists_have_the_slowest_or_the_failed_first() -> None:
     bench = Bench()
     for name, ended_s, status in (("a", 1.0, 200), ("b", 9.0, 200), ("c", 2.0, 503)):
-        outcome = "completed" if status == 200 else "refused"
-        bench.end(None, bench.timeline(name, ended_s=ended_s, status=status, outcome=outcome))
-    assert [each.id for each in bench.keeper.summaries("slow", 2)] == ["b", "c"]
+        outcome, error = ("completed", None) if status == 200 else ("refused", "overloaded: later")
+        bench.end(None, bench.timeline(name, ended_s=ended_s, status=status, outcome=outcome, error=error))
+    assert [(each.id, each.code) for each in bench.keeper.summaries("slow", 2)] == [("b", ""), ("c", "overloaded")]
     assert [each.id for each in bench.keeper.summaries("failed", 10)] == ["c"]
 
 

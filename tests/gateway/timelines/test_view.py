@@ -105,13 +105,16 @@ def test_pauses_beyond_the_listed_ones_are_counted_with_their_sum() -> None:
     attempt = Attempt(epoch=0, published_s=0.1, ended_s=60.0, pauses=((3.5, 3.0),), num_pauses=41, paused_s=18.3)
     view = view_of(timeline(sequences=[SequenceLife("s-0", [attempt]), SequenceLife("s-1", [attempt])]), None)
     told = [event.text for event in view.events if "heard nothing" in event.text]
-    assert told[1:] == ["the gateway heard nothing 41 times, for 18.30 s together; listed are the longest of them"]
+    assert told[:1] == ["the gateway heard nothing 41 times, for 18.30 s together; listed are the longest of them"]
 
 
 def test_claim_that_is_told_late_comes_before_the_first_step() -> None:
     receipt = Receipt(taken=0.0, scheduled_s=0.01, first_s=0.05, ended_s=0.2, prefills=(PrefillPart(0.01, 0.04, 5),))
     attempt = Attempt(epoch=0, published_s=0.1, claimed_s=0.2, worker="w", ended_s=0.3, end="stop", receipt=receipt)
-    view = view_of(timeline(sequences=[SequenceLife("s", [attempt])], first_token_s=0.16, ended_s=0.3), None)
+    # Publishing returned only when the worker had begun.
+    times = {"admitted_s": 0.15, "first_token_s": 0.16, "ended_s": 0.3}
+    view = view_of(timeline(sequences=[SequenceLife("s", [attempt])], **times), None)
+    assert [(bar.begin_s, bar.end_s) for bar in view.rows[0].bars[:2]] == [(0.0, 0.1), (0.1, 0.16)]
     assert [event.text.split(",")[0] for event in view.events] == [
         "the request came to gw",
         "admitted",

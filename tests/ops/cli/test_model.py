@@ -166,6 +166,9 @@ def test_wait_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ops.cli.status_line.TELL_EVERY_S", 0.0)
     done = run(monkeypatch, Operator({"state": "loading"}, {"state": "awake", "num_ready": 1}), "load", "m", "new")
     assert "m: loading, ready in about 9.1 s (0 s)\n" in done.stderr
+    late = {"state": "loading", "ready_in_s": 0.0}, {"state": "loading", "ready_in_s": 5.0}
+    done = run(monkeypatch, Operator(*late, {"state": "awake", "num_ready": 1}), "load", "m", "new")
+    assert "m: loading, longer than the 0 s that were expected (0 s)\n" in done.stderr
     replaced = run(monkeypatch, Operator({"state": "awake"}, {"state": "awake", "num_ready": 1}), "replace", "m", "new")
     assert "m: the new one loads (0 s)\n" in replaced.stderr
 
@@ -204,7 +207,7 @@ def test_table_tells_no_guess_as_a_measurement_and_cuts_no_error_into_a_pipe() -
     assert error in row(**failed, whole_errors=True)
     assert error not in row(**failed)
     cordoned = row(state="awake", num_ready=2, num_withheld=2)
-    assert "2, 2 cordoned" in cordoned
+    assert "2, 2 of them cordoned" in cordoned
     assert "now" not in cordoned
     assert "now" in row(state="awake", num_ready=2, num_withheld=1)
 

@@ -76,6 +76,8 @@ def test_ids_are_listed_whole_and_orders_exclude_each_other() -> None:
     assert next(ops.cli.request._list([])).startswith("ID ")
     running = next(islice(ops.cli.request._list([line | {"id": "r", "status": 0, "outcome": "running"}]), 1, None))
     assert running.split() == ["r", "t", "running", "1.00", "s", "0", "0"]
+    failed = line | {"id": "f", "status": 503, "outcome": "refused", "code": "overloaded"}
+    assert [row.split()[-1] for row in ops.cli.request._list([failed])] == ["ERROR", "overloaded"]
     refused = headrace_here("request", "--running", "--first")
     assert (refused.returncode, "Give --first or --running, not both." in refused.stderr) == (2, True)
 

@@ -10,6 +10,7 @@ import pytest
 from ops.load_generator.comparison import compare, table
 from ops.load_generator.record import Record, Report, ReportError
 from ops.load_generator.summary import summarize
+from ops.load_generator.summary import table as summary_table
 
 
 def report(seed: int, *, slower: float = 1.0, failed: float = 0.0, num: int = 250, **load: int) -> Report:
@@ -29,6 +30,12 @@ def report(seed: int, *, slower: float = 1.0, failed: float = 0.0, num: int = 25
 
 def verdicts(first: Report, second: Report) -> dict[str, str]:
     return {each.name: each.verdict for each in compare(first, second)}
+
+
+@pytest.mark.parametrize(("num", "num_told"), [(1, 1), (2, 2), (10, 3), (99, 3), (100, 4)])
+def test_percentile_of_too_few_requests_is_not_shown(num: int, num_told: int) -> None:
+    [first_token] = [line for line in summary_table(report(1, num=num)) if line.startswith("Time to first token")]
+    assert first_token.split()[4:].count("-") == 4 - num_told
 
 
 def test_runs_that_differ_by_chance_show_no_difference() -> None:

@@ -167,6 +167,7 @@ async def test_model_on_demand_is_loaded_once_sleeps_when_told_and_is_woken_for_
     await beat(host, worker, pid=1)
     await beat(host, worker, model="other")
     assert worker.phase == "loading"
+    assert "is being loaded" in (await order(host, "sleep") or "")
     await beat(host, worker)
     assert worker.phase == "ready"
     assert await told(host, at_once=False) is not None, "its state is another one"
