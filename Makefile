@@ -7,13 +7,13 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 # Tests that compute share two processes. The others start servers, kill them and watch the clock: they mostly wait, and
-# run beside them in three more processes, which the machine prefers (`nice`) because their answers are timed.
+# run beside them in two more processes, which the machine prefers (`nice`) because their answers are timed.
 COMPUTING_TESTS := tests/architecture tests/gateway/api/schemas tests/kernels tests/shared \
 	$(addprefix tests/ops/,bench demo_model deploy quantize simulation sizing) \
 	$(addprefix tests/gpu_worker/,core engine execution layers matrix models quantization speculative start structured_output text)
 PYTEST := $(BIN)/python -m pytest
 # In order: what the tests of a folder share, such as a running system, is stopped behind them.
-BY_FILES := --dist loadfile --no-loadscope-reorder
+TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help up test cpu-kernels computing-tests waiting-tests chaos clients lint docs lock mutants bench bench-engine bench-served bench-spec
@@ -44,11 +44,11 @@ test: cpu-kernels
 	@$(MAKE) --no-print-directory -k -j 2 computing-tests waiting-tests
 
 computing-tests:
-	@nice $(PYTEST) -n 2 $(BY_FILES) $(COMPUTING_TESTS)
+	@nice $(PYTEST) $(TWO_PROCESSES) $(COMPUTING_TESTS)
 
 # What they print is shown in one piece at their end.
 waiting-tests:
-	@$(PYTEST) -n 3 $(BY_FILES) $(COMPUTING_TESTS:%=--ignore=%) >$(VENV)/waiting-tests.log 2>&1; status=$$?; \
+	@$(PYTEST) $(TWO_PROCESSES) $(COMPUTING_TESTS:%=--ignore=%) >$(VENV)/waiting-tests.log 2>&1; status=$$?; \
 	echo; cat $(VENV)/waiting-tests.log; exit $$status
 else
 test: $(VENV)/.test
