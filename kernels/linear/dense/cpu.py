@@ -60,9 +60,15 @@ def pack(
     """
     width = library.panel_width()
     num_outputs, num_inputs = weight.shape
-    rows = panel_rows(weight, width, is_gated)
+    # Two bfloat16 of a row stay together: as one word they are copied three times as fast.
     together = 2 if weight.dtype is torch.bfloat16 else 1
-    words = rows.view(-1, width, num_inputs // together, together).transpose(1, 2).contiguous()
+    rows = weight.view(torch.int32) if together == 2 else weight
+    if is_gated and num_outputs % width == 0:
+        # What `panel_rows` does, without a copy of its own.
+        panels = rows.view(2, -1, width // 2, rows.shape[1]).transpose(0, 1)
+    else:
+        panels = panel_rows(rows, width, is_gated).view(-1, 1, width, rows.shape[1])
+    words = panels.permute(0, 3, 1, 2).contiguous().view(weight.dtype).view(-1, rows.shape[1], width, together)
     offset = None if bias is None else panel_rows(bias.float()[:, None], width, is_gated).reshape(-1).contiguous()
     return DensePanels(words, offset, num_inputs, num_outputs)
 
