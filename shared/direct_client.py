@@ -128,6 +128,12 @@ class DirectClient(Client):
         if not self._write_soon():
             self._leave_to_library()
 
+    def write_at_end_of_turn(self) -> None:
+        """Write what this turn of the event loop publishes from now on with one system call, when the turn ends."""
+        if not self._is_corked:
+            self._is_corked = True
+            asyncio.get_running_loop().call_soon(self._uncork)
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Write all publications of the block with one system call."""
@@ -220,8 +226,7 @@ class DirectClient(Client):
             return True
         if not self._write_pending():
             return False
-        self._is_corked = True
-        asyncio.get_running_loop().call_soon(self._uncork)
+        self.write_at_end_of_turn()
         return True
 
     def _uncork(self) -> None:

@@ -189,6 +189,8 @@ class GenerationService:
         generation = with_adapter(generation, self._dispatcher.fleet, visit.principal.tenant)
         load = self._dispatcher.fleet.reported_load(generation.served_model)
         generation = await visit.endpoint.fitted(generation, load, visit.principal, self._services)
+        # It may have waited for its model.
+        load = self._dispatcher.fleet.reported_load(generation.served_model)
         tokens_used: int | None = 0
         tokens, output = reserved_tokens(generation)
         lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)

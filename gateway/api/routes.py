@@ -149,7 +149,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class RouteServices:
-    """The parts that routes use. One set per process."""
+    """The parts that routes use. One set per process; `wake` has hosts load a model that no request waits for yet."""
 
     config: GatewayConfig
     keys: KeyStore
@@ -160,6 +160,7 @@ class RouteServices:
     tokenizer: TokenizerClient
     metrics: GatewayMetrics
     images: ImageIntake
+    wake: Callable[[str], None] = lambda model: None
     bodies: LargeBodies = field(default_factory=LargeBodies)
     aliases: AliasBook = field(default_factory=AliasBook)
 

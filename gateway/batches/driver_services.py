@@ -23,7 +23,7 @@ _MESSAGE_MARGIN_BYTES = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class DriverServices:
-    """What drivers work with. One set per process."""
+    """What drivers work with. One set per process; `wake` has hosts load a model."""
 
     nats: DirectClient
     log: BatchLog
@@ -37,6 +37,7 @@ class DriverServices:
     settled: Callable[[Generation, str], Generation]
     grammars: StructuredOutputAdmission
     tokenizer: TokenizerClient
+    wake: Callable[[str], None]
 
     @property
     def max_line_bytes(self) -> int:

@@ -306,7 +306,7 @@ async def batch_routes(
         await open_directory(catalog)
     settled = partial(services.aliases.settled, fleet=fleet)
     own = (services.bodies, services.images, fleet, services.keys.watermark_of, settled, grammars, services.tokenizer)
-    driver_services = DriverServices(nats, log, catalog, kept, clock, *own)
+    driver_services = DriverServices(nats, log, catalog, kept, clock, *own, services.wake)
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
     stack.push_async_callback(drivers.close)
     for work, name in ((drivers.watch_forever(), "watch of batches"), (catalog.sweep_forever(), "sweep of files")):

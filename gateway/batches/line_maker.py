@@ -111,12 +111,19 @@ class LineMaker:
         try:
             generation = await shortened(generation, load, counter)
         except ApiError as error:
+            self._wake(model)
             raise NotReadyError(f"tokens of {model}", error.message) from error
         generation = await with_model_reading(generation, load, services.bodies, self._tenant)
         if generation.tools is not None and generation.tools.tools and generation.reading is None:
             message = f"No worker has said how `{generation.model}` writes calls of tools."
+            self._wake(model)
             raise NotReadyError(f"model {model}", message)
         return generation if generation.sampling.grammar is None else await self._checked(generation)
+
+    def _wake(self, model: str) -> None:
+        """Have a model loaded that sleeps: nothing waits in its queue before it can say how it reads the line."""
+        if self._services.fleet.coming(model) is not None:
+            self._services.wake(model)
 
     async def _checked(self, generation: Generation) -> Generation:
         try:

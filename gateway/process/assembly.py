@@ -198,6 +198,7 @@ def _services(
         tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
         metrics=metrics,
         images=_images(config, nats),
+        wake=dispatcher.wake_soon,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from functools import partial
 from typing import Any
 
@@ -20,7 +22,7 @@ from gateway.api.output_reading import naming_conversation
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.names import STRICT, BodyRules
-from gateway.errors import ApiError
+from gateway.errors import ApiError, cannot_start
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
 from gateway.media.intake import stored_for_s
@@ -37,6 +39,9 @@ from gateway.responses.store import History, ResponseStore
 from gateway.responses.truncation import TokenCounter, Truncation
 from shared.bounds import MAX_JOB_PRIORITY
 from shared.tokenizer_calls import TokenizeCall
+
+# While a model is loaded that is to count tokens.
+_LOOK_S = 0.1
 
 
 class ResponsesEndpoint(Endpoint):
@@ -103,11 +108,18 @@ class ResponsesEndpoint(Endpoint):
     async def fitted(
         self, generation: Generation, load: FleetLoad | None, principal: Principal, services: RouteServices
     ) -> Generation:
-        """Shorten a conversation that is too long, where that is asked for.
+        """Shorten a conversation that is too long, where that is asked for; it waits for a model that is loaded.
 
         Raises:
             ApiError: 503; no worker can count its tokens now. Its client tries again.
         """
+        assert isinstance(generation, ResponseGeneration)
+        if generation.may_truncate and load is not None and load.coming and Truncation(generation, load).is_needed:
+            began = time.monotonic()
+            load = await _once_served(load.model, generation.timeout_s, services)
+            if generation.timeout_s is not None:
+                left_s = max(_LOOK_S, generation.timeout_s - (time.monotonic() - began))
+                generation = msgspec.structs.replace(generation, timeout_s=left_s)
         return await self._shortened(generation, load, principal, services, stored_for_s(generation))
 
     async def counted(
@@ -129,12 +141,10 @@ class ResponsesEndpoint(Endpoint):
         if not generation.may_truncate or load is None:
             return generation
         truncation = Truncation(generation, load)
-        # What wakes a model is a request that waits for it.
-        if not truncation.is_needed or (not load.num_workers and load.coming is not None):
+        if not truncation.is_needed:
             return generation
         if not load.num_workers:
-            message = f"No worker serves `{load.model}` at the moment: only one can count what 'truncation' keeps."
-            raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+            raise _not_counted(load.model, "no_worker", UNKNOWN_RETRY_S)
         # The whole search counts as one request.
         lease = await services.limiter.admit(principal, 1, 0)
         try:
@@ -170,6 +180,28 @@ class ResponsesEndpoint(Endpoint):
         answer.queued(*await submit_job(self._store, generation, caller))
         # The tokens of a job are in the usage of the batch lane.
         return Membership(num_reserved=answer.num_tokens)
+
+
+async def _once_served(model: str, timeout_s: float | None, services: RouteServices) -> FleetLoad:
+    """Have a model loaded, and return its load once a worker serves it; `ApiError` 503 if none will within the time."""
+    loop, fleet = asyncio.get_running_loop(), services.fleet
+    deadline = loop.time() + (timeout_s or services.config.default_timeout_s)
+    services.wake(model)
+    while (load := fleet.reported_load(model)) is None or not load.num_workers:
+        coming = None if load is None else load.coming
+        if coming is None:
+            raise _not_counted(model, "no_worker", UNKNOWN_RETRY_S)
+        if coming.state == "failed":
+            raise cannot_start(model)
+        if coming.ready_in_s >= deadline - loop.time():
+            raise _not_counted(model, "waking", coming.ready_in_s)
+        await asyncio.sleep(_LOOK_S)
+    return load
+
+
+def _not_counted(model: str, code: str, retry_after_s: float) -> ApiError:
+    message = f"No worker serves `{model}` at the moment: only one can count what 'truncation' keeps."
+    return ApiError(503, message, code=code, retry_after_s=retry_after_s)
 
 
 def _refers(request: ResponseBody) -> bool:

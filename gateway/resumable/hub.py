@@ -238,6 +238,7 @@ class StreamHub:
             sinks = self._owner.sinks(stream)
             with answering():
                 async with asyncio.timeout(left_s):
+                    self._log.write_at_end_of_turn()
                     prediction, stream.window = await self._starter.dispatch(generation, caller, sinks, requests)
                     is_sent = True
                     # Ids that no client has chosen are random.

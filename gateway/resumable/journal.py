@@ -18,7 +18,7 @@ from gateway.resumable.record import Entry, StreamHead, decode_entries, encode
 
 SLOTS = 256
 # Each round writes the pieces of the n-th part of the streams whose pieces are behind.
-_TURNS = 48
+_TURNS = 96
 # No stream is behind for more messages, so that the messages named by the fence still exist.
 _MAX_BEHIND = SLOTS // 2
 # Of one message. A part that is larger alone is written as pieces.

@@ -125,10 +125,13 @@ class StreamLog:
 
     async def replace(self, head: StreamHead, seq: int) -> int | None:
         """Store a head if its last message is `seq`; return the new number, or None if another was faster."""
+        # Streams end several at a time: after a round.
+        self.write_at_end_of_turn()
         stored = await self._publish_head(head, seq)
         if stored is not None and head.ended is not None:
             # Without it a list reads the head, which says so too.
             with contextlib.suppress(*SEND_ERRORS):
+                self.write_at_end_of_turn()
                 self.send(head.tenant, head.id, _ENDED, payload=b"")
                 self.count(head.tenant, 1)
         return stored
@@ -169,6 +172,10 @@ class StreamLog:
     def together(self) -> contextlib.AbstractContextManager[None]:
         """Write all messages sent in the block with one system call."""
         return self._nats.together()
+
+    def write_at_end_of_turn(self) -> None:
+        """Write all messages of this turn of the event loop with one system call, which costs more than a message."""
+        self._nats.write_at_end_of_turn()
 
     async def heads(self, tenant: str, size: ReadSize) -> tuple[list[StreamHead], bool]:
         """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`.

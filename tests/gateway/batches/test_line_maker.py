@@ -113,12 +113,13 @@ def long_response_line() -> bytes:
     return json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}).encode()
 
 
-def shortening_maker(words: Words, num_workers: int) -> LineMaker:
+def shortening_maker(words: Words, num_workers: int, wake: Mock | None = None) -> LineMaker:
     services: Any = Mock(
         bodies=LargeBodies(),
         settled=lambda generation, tenant: generation,
         watermark_of=lambda tenant, key: None,
         tokenizer=words,
+        wake=wake or Mock(),
         max_line_bytes=1 << 20,
     )
     load = msgspec.structs.replace(fleet_load(), num_workers=num_workers, max_model_len=CONTEXT, chat_format="hermes")
@@ -132,8 +133,11 @@ def shortening_maker(words: Words, num_workers: int) -> LineMaker:
 async def test_line_that_may_be_truncated_is_shortened_as_a_request_once_a_worker_can_count() -> None:
     words, data = Words(), long_response_line()
     place = InputLine(1, 0, len(data), data)
+    wake = Mock()
     with pytest.raises(NotReadyError, match="No worker of `m`"):
-        await shortening_maker(words, 0).line_to_publish(place, "batch-1")
+        await shortening_maker(words, 0, wake).line_to_publish(place, "batch-1")
+    # A host has it, and no job of this line would wake it.
+    wake.assert_called_once_with("m")
     line = await shortening_maker(words, 1).line_to_publish(place, "batch-1")
     (request,) = line.requests
     assert [message.content[:2] for message in request.messages or ()] == ["u2", "u3"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -12,17 +12,20 @@ from typing import Any
 import msgspec
 import openai
 import pytest
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from openai.types.responses import Response
 
 from gateway.responses.truncation import beginning_at, max_prompt_tokens, turn_starts
 from shared.conversation import ChatMessage, ChatOptions
+from shared.hosted_models import HostBeat, HostedModel, HostedState, ModelOrder
 from shared.messages import Finish, Request, Usage, encode
-from shared.subjects import tokenizer_subject
+from shared.subjects import host_subject, model_order_subject, tokenizer_subject
 from shared.tokenizer_calls import TokenizeCall, TokenizerReply
 from tests.gateway.parsed_bodies import messages_of, response
 from tests.gateway.responses.batch_worker import batch_worker
 from tests.gateway.wire_worker import WireWorker
+from tests.waiting import until
 
 CONTEXT = 8192
 OUTPUT = 4
@@ -297,6 +300,80 @@ async def test_without_a_worker_that_could_count_the_client_comes_again(
     assert float(refusal.response.headers["retry-after"]) > 0
     with pytest.raises(openai.InternalServerError):
         await ask(client, words, items, background=True)
+
+
+@dataclass
+class Host:
+    """A host of one model, and the orders that it gets."""
+
+    nats: Client
+    model: str
+    orders: list[ModelOrder] = field(default_factory=list)
+    state: HostedState = "asleep"
+
+    async def tell_forever(self) -> None:
+        async def hear(message: Msg) -> None:
+            self.orders.append(msgspec.msgpack.decode(message.data, type=ModelOrder))
+
+        await self.nats.subscribe(model_order_subject("host"), cb=hear)
+        while True:
+            model = HostedModel(name=self.model, path="/m", state=self.state, on_demand=True, ready_in_s=1.0)
+            await self.nats.publish(host_subject("host"), encode(HostBeat(host="host", models=(model,))))
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def host(words: Words) -> AsyncIterator[Host]:
+    host = Host(words.worker.nats, "sleeper")
+    telling = asyncio.create_task(host.tell_forever())
+    yield host
+    telling.cancel()
+
+
+async def served(client: openai.AsyncOpenAI, model: str) -> None:
+    """Wait until the gateway knows a model."""
+    async with asyncio.timeout(10):
+        while model not in [each.id async for each in await client.models.list()]:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.02)
+
+
+async def test_response_of_a_sleeping_model_has_it_loaded_and_is_shortened_then(
+    host: Host, client: openai.AsyncOpenAI, nats_url: str
+) -> None:
+    await served(client, host.model)
+    items = [*turn("1", 6000), *turn("2", 6000), said("user", "last")]
+    asked: Any = {"model": host.model, "input": items, "max_output_tokens": OUTPUT, "truncation": "auto"}
+    asking = asyncio.create_task(client.responses.create(**asked, extra_body={"timeout": 20}))
+    await until(lambda: host.orders)
+    assert host.orders[0] == ModelOrder(action="wake", name=host.model)
+    host.state = "awake"
+    async with WireWorker(nats_url, host.model, "woken") as worker:
+        words = Words(worker)
+        await worker.nats.subscribe(tokenizer_subject(host.model), cb=words.answer)
+        request, read = await words.read()
+        assert read == ["u2 w w w", "a2", "last"]
+        assert (await asking).usage.input_tokens == 6001
+    assert request.deadline is not None
+    # The wait for the model is part of the client's time.
+    assert request.created is not None
+    assert request.deadline - request.created < 20
+
+
+async def test_response_of_a_model_that_cannot_be_loaded_in_time_is_refused(
+    host: Host, client: openai.AsyncOpenAI
+) -> None:
+    await served(client, host.model)
+    items = [*turn("1", 6000), *turn("2", 6000), said("user", "last")]
+    asked: Any = {"model": host.model, "input": items, "truncation": "auto", "extra_body": {"timeout": 0.5}}
+    with pytest.raises(openai.InternalServerError) as refusal:
+        await client.responses.create(**asked)
+    assert (refusal.value.status_code, refusal.value.code) == (503, "waking")
+    await until(lambda: host.orders)
+    host.state = "failed"
+    async with asyncio.timeout(10):
+        while refusal.value.code != "model_failed":
+            with pytest.raises(openai.InternalServerError) as refusal:
+                await client.responses.create(**asked)
 
 
 async def test_last_turn_that_is_too_long_is_refused_as_without_truncation(
