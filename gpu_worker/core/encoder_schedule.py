@@ -3,10 +3,11 @@
 The stages of the vision tower are charged to the step's token budget, so a large image passes them, some patches after
 the other, over several steps: also where nothing else is computed, because something may come. How many tokens have as
 much to compute as a stage is known; how long it takes beside them is learned. Embeddings are kept within a bound, the
-least recently used go first; only an image that is encoded for a sequence alone may exceed it, where others need all
-that is kept. An image that a running sequence needs goes only for one that is before it in order, so there is always
-one that gets on. Each lane has one image in the tower that has not passed all of it: its vectors take much memory. The
-next one waits, unless the sequences that need the first cannot get on before.
+least recently used go first; only a step that is repeated may exceed it. An image that a running sequence needs goes
+only for one that is before it in order, so there is always one that gets on. Interactive sequences are before all of
+the batch lane, whose first one keeps the image that it is at all the same: there is room for two of the largest. Each
+lane has one image in the tower that has not passed all of it: its vectors take much memory. The next one waits, unless
+the sequences that need the first cannot get on before.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Kept:
         num_rows, num_patches: As of `MediaSpan`.
         num_passes: Of its embeddings' patches through stages, when the step that is being planned is done.
         saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next.
-        holders: Sequences that need it, each with the end of the image in it.
+        holders: Sequences that need it, preempted ones included, each with the end of the image in it.
     """
 
     num_rows: int
@@ -110,7 +111,11 @@ class EncoderSchedule:
         self._spent = 0.0
         for kept in self._kept.values():
             if kept.holders:
-                kept.holders = [holder for holder in kept.holders if _is_needed(*holder)]
+                kept.holders = [
+                    (holder, end)
+                    for holder, end in kept.holders
+                    if holder.num_computed_tokens < end and holder.status is not SequenceStatus.FINISHED
+                ]
 
     def reach(
         self,
@@ -129,9 +134,10 @@ class EncoderSchedule:
             sequence: It has images.
             num_tokens: To compute at most.
             budget: Tokens that are left of the step's.
-            is_alone: Nothing else is computed, so more images than fit may be kept for it.
+            is_alone: Nothing else is computed, so passes of few embeddings delay nobody.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
-            is_urgent: An image of another sequence that has passed a part of the tower begins anew later.
+            is_urgent: More images than fit may be kept for it, and another one that has passed a part of the tower
+                begins anew later.
             spare: Tokens beyond the budget. Passes may cost them, too, when steps have saved as many, and those of one
                 embedding may cost more than both; None saves none.
         """
@@ -140,9 +146,9 @@ class EncoderSchedule:
         for span in sequence.media:
             if first < span.end and span.start < end:
                 room = budget - (self._spent - before)
-                may_begin = self._may_begin(sequence, span.digest, is_urgent=is_urgent)
-                if not may_begin or not self._encode(
-                    sequence, span, room, is_alone=is_alone, is_first=is_first, spare=spare
+                kept = self._keep(sequence, span, is_urgent=is_urgent)
+                if kept is None or not self._encode(
+                    sequence.lane, span, kept, room, is_alone=is_alone, is_first=is_first, spare=spare
                 ):
                     end = max(first, span.start)
                     if spare is not None and self._spent == before and span.digest in self._kept:
@@ -264,8 +270,9 @@ class EncoderSchedule:
 
     def _encode(
         self,
-        sequence: Sequence,
+        lane: Lane,
         span: MediaSpan,
+        kept: _Kept,
         budget: float,
         *,
         is_alone: bool,
@@ -273,8 +280,6 @@ class EncoderSchedule:
         spare: float | None = None,
     ) -> bool:
         """Let an image pass as much of the tower as there is budget for; return True if it has passed all."""
-        if (kept := self._keep(sequence, span, is_alone=is_alone)) is None:
-            return False
         digest = span.digest
         num_passes = len(self._config.stages) * span.num_rows
         first = self._works[digest].first if digest in self._works else kept.num_passes
@@ -298,7 +303,7 @@ class EncoderSchedule:
             if count < 1:
                 # It exceeds the budget in any case. Few rows take almost as long as one, but delay a stream.
                 count = least if is_alone else 1
-            self._pass(sequence.lane, digest, kept, count)
+            self._pass(lane, digest, kept, count)
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
             self._spent += fixed + count * cost
             budget -= fixed + count * cost
@@ -306,12 +311,14 @@ class EncoderSchedule:
                 return kept.num_passes == num_passes
         return True
 
-    def _keep(self, sequence: Sequence, span: MediaSpan, *, is_alone: bool) -> _Kept | None:
-        """Return the record of an image that a sequence needs now; None if other images need all the room."""
+    def _keep(self, sequence: Sequence, span: MediaSpan, *, is_urgent: bool) -> _Kept | None:
+        """Return the record of an image that a sequence needs now; None if it has to wait for others."""
         digest = span.digest
+        if not self._may_begin(sequence, digest, is_urgent=is_urgent):
+            return None
         kept = self._kept.get(digest)
         if kept is None:
-            if not self._make_room(sequence, span.num_rows) and not is_alone:
+            if not self._make_room(sequence, span.num_rows) and not is_urgent:
                 return None
             kept = self._kept[digest] = _Kept(span.num_rows, span.num_patches)
             self._num_rows += span.num_rows
@@ -322,13 +329,27 @@ class EncoderSchedule:
         return kept
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:
-        """Forget images until there is room for another; return False where others need theirs first."""
-        while self._num_rows + num_rows > self._config.max_rows:
-            digest = next((each for each in self._kept if self._may_go(each, sequence)), None)
-            if digest is None:
-                return False
+        """Forget images so that there is room for another; return False, and forget none, where others need theirs."""
+        spared, missing, leaving = self._spared(num_rows), self._num_rows + num_rows - self._config.max_rows, list[bytes]()
+        for digest, kept in self._kept.items():
+            if missing > 0 and digest != spared and self._may_go(digest, sequence):
+                leaving.append(digest)
+                missing -= kept.num_rows
+        if missing > 0:
+            return False
+        for digest in leaving:
             self._forget(digest)
         return True
+
+    def _spared(self, num_rows: int) -> bytes | None:
+        """Return the image that the first batch sequence is at, unless one of `num_rows` does not fit beside it."""
+        needed = [
+            (holder.status is not SequenceStatus.RUNNING, holder.order, end, digest)
+            for digest, kept in self._kept.items()
+            for holder, end in kept.holders
+            if holder.lane == "batch" and kept.num_rows + num_rows <= self._config.max_rows
+        ]
+        return min(needed)[3] if needed else None
 
     def _forget(self, digest: bytes) -> None:
         self._num_rows -= self._kept.pop(digest).num_rows
