@@ -26,8 +26,8 @@ from shared.messages import Lane
 
 _MOST_CHANGE, _MOST_SLOWNESS = 2.0, 64.0
 """Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
-_SHARE_OF_CHANGE = 0.5
-"""Of what a step took longer than expected, that is believed."""
+_SHARE_OF_SHORTER = 0.5
+"""Of what a step took shorter than expected, that is believed; longer ones are believed at once."""
 _LEAST_SEEN = 1 / 12
 """Shortest time of a stage that its first step is believed, as a share of the expected one."""
 _UNKNOWN_SLOWNESS = 16.0
@@ -64,11 +64,11 @@ class _Speed:
     """What steps have told of a stage.
 
     Attributes:
-        slowness: How many times as long it takes as the tokens that it costs.
+        seconds: How long it takes for each token that it costs.
         most_rows: The most embeddings that have passed it at once.
     """
 
-    slowness: float
+    seconds: float
     most_rows: int
 
 
@@ -90,7 +90,8 @@ class EncoderSchedule:
         self._spent = 0.0
         # Attention by the magnitude of tiles, too.
         self._speeds: dict[_Kind, _Speed] = {}
-        self._first_slowness = 1.0
+        self._token_s: float | None = None
+        self._batch_share = 1.0
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse images that could never be encoded; any thread may call it.
@@ -181,12 +182,15 @@ class EncoderSchedule:
         passed = {span.digest: self._kept.get(span.digest) for span in sequence.media}
         return any((kept.num_passes if kept else 0) < self.suspected.get(digest, 0) for digest, kept in passed.items())
 
-    def expect_times(self) -> None:
-        """Say that `observe` will tell how long stages take; before, each is taken to be as fast as it should be."""
-        self._first_slowness = _UNKNOWN_SLOWNESS
+    def observe(
+        self, works: Iterable[EncodeWork], encoding_s: float, token_s: float, batch_token_s: float | None = None
+    ) -> None:
+        """Learn how long stages take, from a step's `encoding_s`, and that a token of a prompt takes `token_s`.
 
-    def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
-        """Learn how long stages take beside tokens, of which each takes `token_s`, from a step's `encoding_s`."""
+        Before the first call, each stage is taken to be as fast as it should be. Batch work has got its tokens for a
+        time, in which a token takes `batch_token_s`.
+        """
+        self._token_s, self._batch_share = token_s, token_s / (batch_token_s or token_s)
         taken, rows = dict[_Kind, float](), dict[_Kind, int]()
         for work in works:
             if (kept := self._kept.get(work.digest)) is None:
@@ -199,30 +203,36 @@ class EncoderSchedule:
                 taken[kind] = taken.get(kind, 0.0) + self._cost(kept, stage) * (count + kind[0].fixed_rows)
                 rows[kind] = max(rows.get(kind, 0), count)
                 done += count
-        if not taken or token_s <= 0.0:
+        if not taken:
             return
         total = sum(taken.values())
         seen = max(_LEAST_SEEN, encoding_s / (token_s * total))
         squares = sum([cost**2 for cost in taken.values()])
-        change = _SHARE_OF_CHANGE * math.log(max(1 / _MOST_CHANGE, min(_MOST_CHANGE, seen)))
+        change = math.log(max(1 / _MOST_CHANGE, min(_MOST_CHANGE, seen))) * (1.0 if seen > 1.0 else _SHARE_OF_SHORTER)
         for kind, cost in taken.items():
             if (speed := self._speeds.get(kind)) is None:
-                speed = self._speeds[kind] = _Speed(self._first_slowness * seen, 0)
+                speed = self._speeds[kind] = _Speed(_UNKNOWN_SLOWNESS * seen * token_s, 0)
             else:
                 # The least change of all that explains it: most to the stages that took most.
-                speed.slowness *= math.exp(change * cost * total / squares)
-            speed.slowness = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, speed.slowness))
+                speed.seconds *= math.exp(change * cost * total / squares)
+            speed.seconds = max(token_s / _MOST_SLOWNESS, min(_MOST_SLOWNESS * token_s, speed.seconds))
             speed.most_rows = max(speed.most_rows, rows[kind])
 
     def _cost(self, kept: _Kept, stage: int) -> float:
         """Return what the patches of an embedding take in a stage, in tokens."""
-        cost, speed = self._config.stages[stage], self._speeds.get(self._kind(kept, stage))
-        slowness = self._first_slowness if speed is None else speed.slowness
-        return max(1e-9, (cost.row + cost.pair * kept.num_patches) * slowness)
+        cost = self._config.stages[stage]
+        return max(1e-9, (cost.row + cost.pair * kept.num_patches) * self._slowness(self._kind(kept, stage)))
+
+    def _slowness(self, kind: _Kind) -> float:
+        """Return how many times as long a stage takes as the tokens that have as much to compute."""
+        if self._token_s is None:
+            return 1.0
+        speed = self._speeds.get(kind)
+        return _UNKNOWN_SLOWNESS if speed is None else speed.seconds / self._token_s
 
     def _most_rows(self, speed: _Speed | None) -> int:
         if speed is None:
-            return self._config.max_rows if self._first_slowness == 1.0 else _SURE_ROWS
+            return self._config.max_rows if self._token_s is None else _SURE_ROWS
         return max(_SURE_ROWS, _MOST_GROWTH * speed.most_rows)
 
     def _kind(self, kept: _Kept, stage: int) -> _Kind:
@@ -286,8 +296,10 @@ class EncoderSchedule:
         while kept.num_passes < num_passes:
             stage, row = divmod(kept.num_passes, span.num_rows)
             kind, cost, left = self._kind(kept, stage), self._cost(kept, stage), span.num_rows - row
+            if spare is not None:
+                cost *= self._batch_share
             fixed, speed = cost * kind[0].fixed_rows, self._speeds.get(kind)
-            is_first_of_kind = speed is None and self._first_slowness != 1.0
+            is_first_of_kind = speed is None and self._token_s is not None
             if is_first_of_kind and self._works:
                 # A step that does nothing else tells how long it takes.
                 return False
@@ -330,7 +342,11 @@ class EncoderSchedule:
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:
         """Forget images so that there is room for another; return False, and forget none, where others need theirs."""
-        spared, missing, leaving = self._spared(num_rows), self._num_rows + num_rows - self._config.max_rows, list[bytes]()
+        spared, missing, leaving = (
+            self._spared(num_rows),
+            self._num_rows + num_rows - self._config.max_rows,
+            list[bytes](),
+        )
         for digest, kept in self._kept.items():
             if missing > 0 and digest != spared and self._may_go(digest, sequence):
                 leaving.append(digest)
