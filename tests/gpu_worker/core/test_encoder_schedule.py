@@ -327,6 +327,33 @@ def test_steps_with_images_come_to_take_as_long_as_others(slowness: float) -> No
     assert used >= min(40 * STAGES, int(0.8 * budget / slowness))
 
 
+@pytest.mark.parametrize("num_slow_steps", [0, 3])
+def test_steps_with_the_first_large_image_are_as_long_as_others(num_slow_steps: int) -> None:
+    """Its embeddings take longer than those of small ones, and the engine's first steps took longer than they do now."""
+    scheduler = make_scheduler(200, 8000, stages=(StageCost(0.1),) * STAGES, max_num_tokens=9000)
+    runner, seconds = Runner(scheduler), list[float]()
+
+    def finish(sequence: Sequence) -> float:
+        scheduler.add(sequence)
+        first = len(seconds)
+        while not sequence.num_output_tokens:
+            done = runner.step()
+            rows_s = sum(
+                (work.end - work.first) * (0.00004 if work.digest == b"s" * 32 else 0.00016) for work in done.plan.encodes
+            )
+            slowness = 3.0 if len(seconds) < num_slow_steps else 1.0
+            seconds.append(slowness * (0.01 + 0.002 * len(done.scheduled) + 0.001 * done.num_tokens + rows_s))
+            scheduler.observe(done, StepResult(done.step, [SampledTokens() for _ in done.scheduled]), seconds[-1], 0.0)
+        return max(seconds[first:])
+
+    finish(text("stream", 4, 7000))
+    for number, length in enumerate((40, 300, 90, 200) if num_slow_steps else (40, 300, 90, 200) * 4):
+        finish(text(f"t{number}", length, 1))
+    finish(seeing("small", ("s", 40), max_tokens=1))
+    assert finish(seeing("large", ("x", 8000), max_tokens=1)) < 1.15 * 0.214
+    assert sum(map(encoded, runner.plans)) == STAGES * 8040
+
+
 def test_tenant_whose_images_are_encoded_is_charged_for_it() -> None:
     """Another tenant's prompt that comes meanwhile is computed at once, not behind the image."""
     scheduler = make_scheduler(budget=32)
