@@ -187,7 +187,8 @@ class EncoderSchedule:
     ) -> None:
         """Learn how long stages take, from a step's `encoding_s`, and that a token of a prompt takes `token_s`.
 
-        Before the first call, each stage is taken to be as fast as it should be. Batch work has got its tokens for a
+        Before the first call, each stage is taken to be as fast as it should be. `encoding_s` is rather too much, and
+        `token_s` rather too little, since short steps cost less than long ones. Batch work has got its tokens for a
         time, in which a token takes `batch_token_s`.
         """
         self._token_s, self._batch_share = token_s, token_s / (batch_token_s or token_s)

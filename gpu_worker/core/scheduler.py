@@ -368,7 +368,6 @@ class Scheduler:
         if not step.plan.encodes:
             model.observe_step(step, num_drafted, duration_s)
         if self.config.media is not None and model.is_known:
-            # What is uncertain of the rest is charged to the images: too short steps cost less than too long ones.
             encoding_s = duration_s - model.low_step_s(step, num_drafted)
             self._planner.encoder.observe(step.plan.encodes, encoding_s, model.low_token_s, model.token_s)
         self._device_time.share(step, result, duration_s, now)

@@ -163,7 +163,8 @@ async def test_images_of_a_conversation_count_when_it_has_been_shortened() -> No
 
 
 def test_conversation_that_may_be_shortened_has_as_many_images_as_messages_at_most() -> None:
-    item = {"role": "user", "content": [{"type": "input_image", "image_url": "https://a.example/x"}] * (MAX_MESSAGES // 2)}
+    part = {"type": "input_image", "image_url": "https://a.example/x"}
+    item = {"role": "user", "content": [part] * (MAX_MESSAGES // 2)}
     assert len(response([item] * 2, truncation="auto").prompts[0].images) == MAX_MESSAGES
     with pytest.raises(ApiError, match=rf"input.\[2\].content.\[0\].image_url' .* at most {MAX_MESSAGES} are read"):
         response([item] * 3, truncation="auto")
