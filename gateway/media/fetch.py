@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, urljoin, urlsplit
+from string import punctuation
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import httptools
 
@@ -212,10 +213,10 @@ class ImageFetcher:
                 address, port, ssl=tls, server_hostname=place.hostname.rstrip("."), limit=_PIECE_BYTES
             )
             try:
-                target = f"{place.path or '/'}{'?' + place.query if place.query else ''}"
+                target = quote(f"{place.path or '/'}{'?' + place.query if place.query else ''}", safe=punctuation)
                 host = place.hostname if port == _HTTPS else f"{place.hostname}:{port}"
                 head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: headrace\r\nAccept: image/*\r\n"
-                writer.write(f"{head}Accept-Encoding: identity\r\nConnection: close\r\n\r\n".encode("latin-1"))
+                writer.write(f"{head}Accept-Encoding: identity\r\nConnection: close\r\n\r\n".encode())
                 parser = httptools.HttpResponseParser(answer)
                 while not answer.is_complete and (data := await reader.read(_PIECE_BYTES)):
                     answer.num_received += len(data)
@@ -255,7 +256,7 @@ class _Answer:
     def on_header(self, name: bytes, value: bytes) -> None:
         match name.lower():
             case b"location":
-                self.location = value.decode("latin-1")
+                self.location = value.decode(errors="replace")
             case b"content-length":
                 self.is_bounded = True
                 if value.isdigit() and int(value) > self.max_bytes:
