@@ -34,10 +34,6 @@ _PIECE_BYTES = 64 << 10
 _HTTPS = 443
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ANY = "*"
-# In whose addresses lie those of IPv4.
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-
 MAX_LOOKUPS = 16
 MAX_LOOKUPS_OF_ONE = 4
 
@@ -116,8 +112,9 @@ def is_public(address: str) -> bool:
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
             return is_public(str(parsed.ipv4_mapped))
-        if parsed.sixtofour is not None or parsed.teredo is not None or parsed.is_site_local or parsed in _NAT64:
+        if parsed.sixtofour is not None or parsed.teredo is not None or parsed.is_site_local:
             return False
+    # Those of NAT64 are reserved.
     return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
 
 
