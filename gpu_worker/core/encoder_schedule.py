@@ -48,14 +48,15 @@ class _Kept:
     Attributes:
         num_rows, num_patches: As of `MediaSpan`.
         num_passes: Of its embeddings' patches through stages, when the step that is being planned is done.
-        saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next.
+        saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next, or
+            for the tokens of an image that one step computes.
         holders: Sequences that need it, preempted ones included, each with the end of the image in it.
     """
 
     num_rows: int
     num_patches: int
     num_passes: int = 0
-    saved: int = 0
+    saved: float = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
@@ -133,7 +134,7 @@ class EncoderSchedule:
 
         Args:
             sequence: It has images.
-            num_tokens: To compute at most.
+            num_tokens: To compute at most, but for an image that one step computes.
             budget: Tokens that are left of the step's.
             is_alone: Nothing else is computed, so passes of few embeddings delay nobody.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
@@ -158,7 +159,23 @@ class EncoderSchedule:
         # Sums of shares of tokens are not exact.
         charged = math.ceil(self._spent - before - 1e-6)
         end = min(end, first + max(0, budget - charged))
-        return _behind_whole(sequence, first, end) - first, charged
+        reached = _behind_whole(sequence, first, end)
+        if reached == first < end and spare is not None:
+            reached = self._saved_whole(sequence, first, budget - charged, spare)
+        return reached - first, charged
+
+    def _saved_whole(self, sequence: Sequence, first: int, budget: float, spare: float) -> int:
+        """Return the end of an image that one step computes, which begins at `first`, once steps have saved its tokens.
+
+        Until then, return `first`.
+        """
+        span = next(span for span in sequence.media if span.start == first)
+        kept = self._kept[span.digest]
+        kept.saved += max(0.0, budget)
+        if span.length > min(kept.saved, budget + spare):
+            return first
+        kept.saved = 0
+        return span.end
 
     @property
     def has_works(self) -> bool:
@@ -375,10 +392,11 @@ class EncoderSchedule:
         self._forgotten.append(digest)
 
     def _may_go(self, digest: bytes, sequence: Sequence) -> bool:
+        """Return whether an image is not needed, or later than what `sequence` lacks: by it, or by one behind it."""
         if digest in self._used:
             return False
         return all(
-            holder.order > sequence.order or not _is_needed(holder, end) for holder, end in self._kept[digest].holders
+            holder.order >= sequence.order or not _is_needed(holder, end) for holder, end in self._kept[digest].holders
         )
 
 

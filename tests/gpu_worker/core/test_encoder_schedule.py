@@ -283,6 +283,24 @@ def test_batch_image_whose_embeddings_cost_more_than_a_step_is_encoded_beside_a_
     assert sequence.num_output_tokens
 
 
+def test_batch_image_that_one_step_computes_has_its_turn_beside_a_stream() -> None:
+    """It has more tokens than a step gives to batch work: they are saved, or it would wait for ever."""
+    scheduler, seconds = make_scheduler(200, 400, 40, (StageCost(0.1),), 1300), list[float]()
+    runner = Runner(scheduler)
+    scheduler.add(text("stream", max_tokens=1200))
+    sequence = seeing("i", ("x", 40), is_bidirectional=True, max_tokens=1)
+    sequence.lane = "batch"
+    for number in range(1000):
+        if number == 40:
+            scheduler.add(sequence)
+        done = runner.step()
+        seconds.append(0.1 + 0.002 * len(done.scheduled) + 0.001 * (done.num_tokens + encoded(done.plan)))
+        sampled = [SampledTokens() for _ in done.scheduled]
+        scheduler.observe(done, StepResult(done.step, sampled), seconds[-1], sum(seconds))
+    assert sequence.num_output_tokens
+    assert mean(seconds[40:]) < 1.1 * mean(seconds[:40])
+
+
 def test_a_stage_costs_what_it_takes() -> None:
     """A stage that takes long has steps without other prompts; steps of quick ones are filled."""
 
