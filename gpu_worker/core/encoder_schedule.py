@@ -1,13 +1,12 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
 The stages of the vision tower are charged to the step's token budget, so a large image passes them, some patches after
-the other, over several steps: also where nothing else is computed, because something may come. How many tokens have as
-much to compute as a stage is known; how long it takes beside them is learned. Embeddings are kept within a bound, the
-least recently used go first; only a step that is repeated may exceed it. An image that a running sequence needs goes
-only for one that is before it in order, so there is always one that gets on. Interactive sequences are before all of
-the batch lane, whose first one keeps the image that it is at all the same: there is room for two of the largest. Each
-lane has one image in the tower that has not passed all of it: its vectors take much memory. The next one waits, unless
-the sequences that need the first cannot get on before.
+the other, over several steps: also where nothing else is computed, because something may come. Embeddings are kept
+within a bound, the least recently used go first; only a step that is repeated may exceed it. An image that a running
+sequence needs goes only for one that is before it in order, so there is always one that gets on. Interactive sequences
+are before the whole batch lane, whose first one keeps the image that it is at all the same: there is room for two of
+the largest. Each lane has one image in the tower that has not passed all of it: its vectors take much memory. The next
+one waits, unless the sequences that need the first cannot get on before.
 """
 
 from __future__ import annotations
@@ -19,26 +18,14 @@ from dataclasses import dataclass, field
 
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import EncodeWork, StepPlan
-from gpu_worker.core.scheduler_config import MediaConfig, StageCost
+from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.stage_speeds import StagePass, StageSpeeds
 from shared.errors import BadRequestError
 from shared.messages import Lane
 
-_MOST_CHANGE, _MOST_SLOWNESS = 2.0, 64.0
-"""Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
-_SHARE_OF_SHORTER = 0.5
-"""Of what a step took shorter than expected, that is believed; longer ones are believed at once."""
-_LEAST_SEEN = 1 / 12
-"""Shortest time of a stage that its first step is believed, as a share of the expected one."""
-_UNKNOWN_SLOWNESS = 16.0
-"""Of a stage that has not been measured: its first steps are short, and tell what it takes."""
-LEAST_ROWS = 16
-"""Embeddings whose patches pass a stage at once, at least, unless the whole budget has no room for them."""
-_SURE_ROWS, _MOST_GROWTH = 64, 2
-"""Most embeddings that pass a stage at once, or factor on the most so far: larger parts may be slower."""
 MOST_BEGUN = 2
 """Images that have passed a part of the tower at a time, at most: one of each lane."""
-_Kind = tuple[StageCost, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,19 +47,6 @@ class _Kept:
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Speed:
-    """What steps have told of a stage.
-
-    Attributes:
-        seconds: How long it takes for each token that it costs.
-        most_rows: The most embeddings that have passed it at once.
-    """
-
-    seconds: float
-    most_rows: int
-
-
 class EncoderSchedule:
     """Plans encoding, step by step: `open`, then `reach` for each share, then `take` for the plan."""
 
@@ -89,10 +63,7 @@ class EncoderSchedule:
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0.0
-        # Attention by the magnitude of tiles, too.
-        self._speeds: dict[_Kind, _Speed] = {}
-        self._token_s: float | None = None
-        self._batch_share = 1.0
+        self._speeds = StageSpeeds(self._config.stages, self._config.max_rows)
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse images that could never be encoded; any thread may call it.
@@ -202,14 +173,8 @@ class EncoderSchedule:
     def observe(
         self, works: Iterable[EncodeWork], encoding_s: float, token_s: float, batch_token_s: float | None = None
     ) -> None:
-        """Learn how long stages take, from a step's `encoding_s`, and that a token of a prompt takes `token_s`.
-
-        Before the first call, each stage is taken to be as fast as it should be. `encoding_s` is rather too much, and
-        `token_s` rather too little, since short steps cost less than long ones. Batch work has got its tokens for a
-        time, in which a token takes `batch_token_s`.
-        """
-        self._token_s, self._batch_share = token_s, token_s / (batch_token_s or token_s)
-        taken, rows = dict[_Kind, float](), dict[_Kind, int]()
+        """Learn from a step that has landed; see `StageSpeeds.observe`."""
+        passes = list[StagePass]()
         for work in works:
             if (kept := self._kept.get(work.digest)) is None:
                 return
@@ -217,45 +182,9 @@ class EncoderSchedule:
             while done < work.end:
                 stage, row = divmod(done, kept.num_rows)
                 count = min(kept.num_rows - row, work.end - done)
-                kind = self._kind(kept, stage)
-                taken[kind] = taken.get(kind, 0.0) + self._cost(kept, stage) * (count + kind[0].fixed_rows)
-                rows[kind] = max(rows.get(kind, 0), count)
+                passes.append(StagePass(stage, kept.num_patches, count))
                 done += count
-        if not taken:
-            return
-        total = sum(taken.values())
-        seen = max(_LEAST_SEEN, encoding_s / (token_s * total))
-        squares = sum([cost**2 for cost in taken.values()])
-        change = math.log(max(1 / _MOST_CHANGE, min(_MOST_CHANGE, seen))) * (1.0 if seen > 1.0 else _SHARE_OF_SHORTER)
-        for kind, cost in taken.items():
-            if (speed := self._speeds.get(kind)) is None:
-                speed = self._speeds[kind] = _Speed(_UNKNOWN_SLOWNESS * seen * token_s, 0)
-            else:
-                # The least change of all that explains it: most to the stages that took most.
-                speed.seconds *= math.exp(change * cost * total / squares)
-            speed.seconds = max(token_s / _MOST_SLOWNESS, min(_MOST_SLOWNESS * token_s, speed.seconds))
-            speed.most_rows = max(speed.most_rows, rows[kind])
-
-    def _cost(self, kept: _Kept, stage: int) -> float:
-        """Return what the patches of an embedding take in a stage, in tokens."""
-        cost = self._config.stages[stage]
-        return max(1e-9, (cost.row + cost.pair * kept.num_patches) * self._slowness(self._kind(kept, stage)))
-
-    def _slowness(self, kind: _Kind) -> float:
-        """Return how many times as long a stage takes as the tokens that have as much to compute."""
-        if self._token_s is None:
-            return 1.0
-        speed = self._speeds.get(kind)
-        return _UNKNOWN_SLOWNESS if speed is None else speed.seconds / self._token_s
-
-    def _most_rows(self, speed: _Speed | None) -> int:
-        if speed is None:
-            return self._config.max_rows if self._token_s is None else _SURE_ROWS
-        return max(_SURE_ROWS, _MOST_GROWTH * speed.most_rows)
-
-    def _kind(self, kept: _Kept, stage: int) -> _Kind:
-        cost = self._config.stages[stage]
-        return cost, kept.num_patches.bit_length() if cost.pair else 0
+        self._speeds.observe(passes, encoding_s, token_s, batch_token_s)
 
     def undo(self, plans: Iterable[StepPlan]) -> None:
         """Forget the images that steps encoded, because one has failed; it may not have forgotten what it was to."""
@@ -313,21 +242,17 @@ class EncoderSchedule:
         first = self._works[digest].first if digest in self._works else kept.num_passes
         while kept.num_passes < num_passes:
             stage, row = divmod(kept.num_passes, span.num_rows)
-            kind, cost, left = self._kind(kept, stage), self._cost(kept, stage), span.num_rows - row
-            if spare is not None:
-                cost *= self._batch_share
-            fixed, speed = cost * kind[0].fixed_rows, self._speeds.get(kind)
-            is_first_of_kind = speed is None and self._token_s is not None
-            if is_first_of_kind and self._works:
-                # A step that does nothing else tells how long it takes.
+            charge = self._speeds.charge(stage, span.num_patches, is_batch=spare is not None)
+            if charge.is_first and self._works:
                 return False
-            least = min(left, LEAST_ROWS) if speed is not None else 1
+            left = span.num_rows - row
+            least = min(left, charge.least_rows)
             if spare is not None:
-                if fixed + cost * least > budget + spare:
+                if charge.fixed + charge.row * least > budget + spare:
                     least = 1
-                budget += min(kept.saved, max(0.0, fixed + cost * least - budget))
-            most = min(left, self._most_rows(speed))
-            count = int(min(most, (budget - fixed) / cost))
+                budget += min(kept.saved, max(0.0, charge.fixed + charge.row * least - budget))
+            most = min(left, charge.most_rows)
+            count = int(min(most, (budget - charge.fixed) / charge.row))
             if count < least and (self._works or not is_first):
                 return False
             if count < 1:
@@ -335,9 +260,9 @@ class EncoderSchedule:
                 count = least if is_alone else 1
             self._pass(lane, digest, kept, count)
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
-            self._spent += fixed + count * cost
-            budget -= fixed + count * cost
-            if is_first_of_kind or count == most < left:
+            self._spent += charge.fixed + count * charge.row
+            budget -= charge.fixed + count * charge.row
+            if charge.is_first or count == most < left:
                 return kept.num_passes == num_passes
         return True
 

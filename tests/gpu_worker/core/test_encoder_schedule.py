@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.core.encoder_schedule import LEAST_ROWS, MOST_BEGUN
+from gpu_worker.core.encoder_schedule import MOST_BEGUN
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import EncodeWork, StepPlan
 from gpu_worker.core.scheduler import Scheduler
@@ -265,7 +265,7 @@ def test_batch_image_that_waited_for_rows_saved_nothing_meanwhile() -> None:
         sampled = [SampledTokens() for _ in done.scheduled]
         scheduler.observe(done, StepResult(done.step, sampled), 0.013 + 0.0005 * encoded(done.plan), 0.02 * number)
     passes = list(map(encoded, runner.plans))
-    assert (sum(passes), max(passes)) == (40 * STAGES, LEAST_ROWS)
+    assert (sum(passes), max(passes)) == (40 * STAGES, 16)
 
 
 def test_batch_image_whose_embeddings_cost_more_than_a_step_is_encoded_beside_a_stream() -> None:
