@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, urljoin, urlsplit
+from string import punctuation
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import httptools
 
@@ -33,10 +34,6 @@ _PIECE_BYTES = 64 << 10
 _HTTPS = 443
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ANY = "*"
-# In whose addresses lie those of IPv4.
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-
 MAX_LOOKUPS = 16
 MAX_LOOKUPS_OF_ONE = 4
 
@@ -115,8 +112,9 @@ def is_public(address: str) -> bool:
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
             return is_public(str(parsed.ipv4_mapped))
-        if parsed.sixtofour is not None or parsed.teredo is not None or parsed.is_site_local or parsed in _NAT64:
+        if parsed.sixtofour is not None or parsed.teredo is not None or parsed.is_site_local:
             return False
+    # Those of NAT64 are reserved.
     return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
 
 
@@ -212,10 +210,10 @@ class ImageFetcher:
                 address, port, ssl=tls, server_hostname=place.hostname.rstrip("."), limit=_PIECE_BYTES
             )
             try:
-                target = f"{place.path or '/'}{'?' + place.query if place.query else ''}"
+                target = quote(f"{place.path or '/'}{'?' + place.query if place.query else ''}", safe=punctuation)
                 host = place.hostname if port == _HTTPS else f"{place.hostname}:{port}"
                 head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: headrace\r\nAccept: image/*\r\n"
-                writer.write(f"{head}Accept-Encoding: identity\r\nConnection: close\r\n\r\n".encode("latin-1"))
+                writer.write(f"{head}Accept-Encoding: identity\r\nConnection: close\r\n\r\n".encode())
                 parser = httptools.HttpResponseParser(answer)
                 while not answer.is_complete and (data := await reader.read(_PIECE_BYTES)):
                     answer.num_received += len(data)
@@ -255,7 +253,7 @@ class _Answer:
     def on_header(self, name: bytes, value: bytes) -> None:
         match name.lower():
             case b"location":
-                self.location = value.decode("latin-1")
+                self.location = value.decode(errors="replace")
             case b"content-length":
                 self.is_bounded = True
                 if value.isdigit() and int(value) > self.max_bytes:

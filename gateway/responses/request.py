@@ -40,6 +40,7 @@ from gateway.responses.tools import (
     repeated_tools,
     response_tools,
 )
+from shared.bounds import MAX_MESSAGES
 from shared.conversation import ChatMessage, ChatOptions
 
 _ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp"}
@@ -80,8 +81,8 @@ def to_generation(
     names = namespaced_names(functions)
     is_compaction = asks_for_compaction(body, items)
     items = items[:-1] if is_compaction else items
-    # Of a conversation that may be shortened, the images that are left count.
-    images = Images(limit=None) if body.truncation == "auto" else Images()
+    # Of a conversation that may be shortened, the images that are left count; before, it has one a message at most.
+    images = Images(limit=MAX_MESSAGES) if body.truncation == "auto" else Images()
     messages = to_messages([*history, *items], len(history), names, images)
     if body.instructions:
         # Those of earlier requests are not part of the conversation.

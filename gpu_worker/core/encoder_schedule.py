@@ -1,12 +1,12 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
 The stages of the vision tower are charged to the step's token budget, so a large image passes them, some patches after
-the other, over several steps: also where nothing else is computed, because something may come. How many tokens have as
-much to compute as a stage is known; how long it takes beside them is learned. Embeddings are kept within a bound, the
-least recently used go first; only an image that is encoded for a sequence alone may exceed it, where others need all
-that is kept. An image that a running sequence needs goes only for one that is before it in order, so there is always
-one that gets on. Each lane has one image in the tower that has not passed all of it: its vectors take much memory. The
-next one waits, unless the sequences that need the first cannot get on before.
+the other, over several steps: also where nothing else is computed, because something may come. Embeddings are kept
+within a bound, the least recently used go first; only a step that is repeated may exceed it. An image that a running
+sequence needs goes only for one that is before it in order, so there is always one that gets on. Interactive sequences
+are before the whole batch lane, whose first one keeps the image that it is at all the same: there is room for two of
+the largest. Each lane has one image in the tower that has not passed all of it: its vectors take much memory. The next
+one waits, unless the sequences that need the first cannot get on before.
 """
 
 from __future__ import annotations
@@ -18,26 +18,14 @@ from dataclasses import dataclass, field
 
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import EncodeWork, StepPlan
-from gpu_worker.core.scheduler_config import MediaConfig, StageCost
+from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.stage_speeds import StagePass, StageSpeeds
 from shared.errors import BadRequestError
 from shared.messages import Lane
 
-_MOST_CHANGE, _MOST_SLOWNESS = 2.0, 64.0
-"""Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
-_SHARE_OF_CHANGE = 0.5
-"""Of what a step took longer than expected, that is believed."""
-_LEAST_SEEN = 1 / 12
-"""Shortest time of a stage that its first step is believed, as a share of the expected one."""
-_UNKNOWN_SLOWNESS = 16.0
-"""Of a stage that has not been measured: its first steps are short, and tell what it takes."""
-LEAST_ROWS = 16
-"""Embeddings whose patches pass a stage at once, at least, unless the whole budget has no room for them."""
-_SURE_ROWS, _MOST_GROWTH = 64, 2
-"""Most embeddings that pass a stage at once, or factor on the most so far: larger parts may be slower."""
 MOST_BEGUN = 2
 """Images that have passed a part of the tower at a time, at most: one of each lane."""
-_Kind = tuple[StageCost, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,28 +35,16 @@ class _Kept:
     Attributes:
         num_rows, num_patches: As of `MediaSpan`.
         num_passes: Of its embeddings' patches through stages, when the step that is being planned is done.
-        saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next.
-        holders: Sequences that need it, each with the end of the image in it.
+        saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next, or
+            for the tokens of an image that one step computes.
+        holders: Sequences that need it, preempted ones included, each with the end of the image in it.
     """
 
     num_rows: int
     num_patches: int
     num_passes: int = 0
-    saved: int = 0
+    saved: float = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Speed:
-    """What steps have told of a stage.
-
-    Attributes:
-        slowness: How many times as long it takes as the tokens that it costs.
-        most_rows: The most embeddings that have passed it at once.
-    """
-
-    slowness: float
-    most_rows: int
 
 
 class EncoderSchedule:
@@ -87,9 +63,7 @@ class EncoderSchedule:
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0.0
-        # Attention by the magnitude of tiles, too.
-        self._speeds: dict[_Kind, _Speed] = {}
-        self._first_slowness = 1.0
+        self._speeds = StageSpeeds(self._config.stages, self._config.max_rows)
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse images that could never be encoded; any thread may call it.
@@ -110,7 +84,11 @@ class EncoderSchedule:
         self._spent = 0.0
         for kept in self._kept.values():
             if kept.holders:
-                kept.holders = [holder for holder in kept.holders if _is_needed(*holder)]
+                kept.holders = [
+                    (holder, end)
+                    for holder, end in kept.holders
+                    if holder.num_computed_tokens < end and holder.status is not SequenceStatus.FINISHED
+                ]
 
     def reach(
         self,
@@ -127,11 +105,12 @@ class EncoderSchedule:
 
         Args:
             sequence: It has images.
-            num_tokens: To compute at most.
+            num_tokens: To compute at most, but for an image that one step computes.
             budget: Tokens that are left of the step's.
-            is_alone: Nothing else is computed, so more images than fit may be kept for it.
+            is_alone: Nothing else is computed, so passes of few embeddings delay nobody.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
-            is_urgent: An image of another sequence that has passed a part of the tower begins anew later.
+            is_urgent: More images than fit may be kept for it, and another one that has passed a part of the tower
+                begins anew later.
             spare: Tokens beyond the budget. Passes may cost them, too, when steps have saved as many, and those of one
                 embedding may cost more than both; None saves none.
         """
@@ -140,9 +119,9 @@ class EncoderSchedule:
         for span in sequence.media:
             if first < span.end and span.start < end:
                 room = budget - (self._spent - before)
-                may_begin = self._may_begin(sequence, span.digest, is_urgent=is_urgent)
-                if not may_begin or not self._encode(
-                    sequence, span, room, is_alone=is_alone, is_first=is_first, spare=spare
+                kept = self._keep(sequence, span, is_urgent=is_urgent)
+                if kept is None or not self._encode(
+                    sequence.lane, span, kept, room, is_alone=is_alone, is_first=is_first, spare=spare
                 ):
                     end = max(first, span.start)
                     if spare is not None and self._spent == before and span.digest in self._kept:
@@ -151,7 +130,23 @@ class EncoderSchedule:
         # Sums of shares of tokens are not exact.
         charged = math.ceil(self._spent - before - 1e-6)
         end = min(end, first + max(0, budget - charged))
-        return _behind_whole(sequence, first, end) - first, charged
+        reached = _behind_whole(sequence, first, end)
+        if reached == first < end and spare is not None:
+            reached = self._saved_whole(sequence, first, budget - charged, spare)
+        return reached - first, charged
+
+    def _saved_whole(self, sequence: Sequence, first: int, budget: float, spare: float) -> int:
+        """Return the end of an image that one step computes, which begins at `first`, once steps have saved its tokens.
+
+        Until then, return `first`.
+        """
+        span = next(span for span in sequence.media if span.start == first)
+        kept = self._kept[span.digest]
+        kept.saved += max(0.0, budget)
+        if span.length > min(kept.saved, budget + spare):
+            return first
+        kept.saved = 0
+        return span.end
 
     @property
     def has_works(self) -> bool:
@@ -175,13 +170,11 @@ class EncoderSchedule:
         passed = {span.digest: self._kept.get(span.digest) for span in sequence.media}
         return any((kept.num_passes if kept else 0) < self.suspected.get(digest, 0) for digest, kept in passed.items())
 
-    def expect_times(self) -> None:
-        """Say that `observe` will tell how long stages take; before, each is taken to be as fast as it should be."""
-        self._first_slowness = _UNKNOWN_SLOWNESS
-
-    def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
-        """Learn how long stages take beside tokens, of which each takes `token_s`, from a step's `encoding_s`."""
-        taken, rows = dict[_Kind, float](), dict[_Kind, int]()
+    def observe(
+        self, works: Iterable[EncodeWork], encoding_s: float, token_s: float, batch_token_s: float | None = None
+    ) -> None:
+        """Learn from a step that has landed; see `StageSpeeds.observe`."""
+        passes = list[StagePass]()
         for work in works:
             if (kept := self._kept.get(work.digest)) is None:
                 return
@@ -189,39 +182,9 @@ class EncoderSchedule:
             while done < work.end:
                 stage, row = divmod(done, kept.num_rows)
                 count = min(kept.num_rows - row, work.end - done)
-                kind = self._kind(kept, stage)
-                taken[kind] = taken.get(kind, 0.0) + self._cost(kept, stage) * (count + kind[0].fixed_rows)
-                rows[kind] = max(rows.get(kind, 0), count)
+                passes.append(StagePass(stage, kept.num_patches, count))
                 done += count
-        if not taken or token_s <= 0.0:
-            return
-        total = sum(taken.values())
-        seen = max(_LEAST_SEEN, encoding_s / (token_s * total))
-        squares = sum([cost**2 for cost in taken.values()])
-        change = _SHARE_OF_CHANGE * math.log(max(1 / _MOST_CHANGE, min(_MOST_CHANGE, seen)))
-        for kind, cost in taken.items():
-            if (speed := self._speeds.get(kind)) is None:
-                speed = self._speeds[kind] = _Speed(self._first_slowness * seen, 0)
-            else:
-                # The least change of all that explains it: most to the stages that took most.
-                speed.slowness *= math.exp(change * cost * total / squares)
-            speed.slowness = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, speed.slowness))
-            speed.most_rows = max(speed.most_rows, rows[kind])
-
-    def _cost(self, kept: _Kept, stage: int) -> float:
-        """Return what the patches of an embedding take in a stage, in tokens."""
-        cost, speed = self._config.stages[stage], self._speeds.get(self._kind(kept, stage))
-        slowness = self._first_slowness if speed is None else speed.slowness
-        return max(1e-9, (cost.row + cost.pair * kept.num_patches) * slowness)
-
-    def _most_rows(self, speed: _Speed | None) -> int:
-        if speed is None:
-            return self._config.max_rows if self._first_slowness == 1.0 else _SURE_ROWS
-        return max(_SURE_ROWS, _MOST_GROWTH * speed.most_rows)
-
-    def _kind(self, kept: _Kept, stage: int) -> _Kind:
-        cost = self._config.stages[stage]
-        return cost, kept.num_patches.bit_length() if cost.pair else 0
+        self._speeds.observe(passes, encoding_s, token_s, batch_token_s)
 
     def undo(self, plans: Iterable[StepPlan]) -> None:
         """Forget the images that steps encoded, because one has failed; it may not have forgotten what it was to."""
@@ -264,8 +227,9 @@ class EncoderSchedule:
 
     def _encode(
         self,
-        sequence: Sequence,
+        lane: Lane,
         span: MediaSpan,
+        kept: _Kept,
         budget: float,
         *,
         is_alone: bool,
@@ -273,45 +237,43 @@ class EncoderSchedule:
         spare: float | None = None,
     ) -> bool:
         """Let an image pass as much of the tower as there is budget for; return True if it has passed all."""
-        if (kept := self._keep(sequence, span, is_alone=is_alone)) is None:
-            return False
         digest = span.digest
         num_passes = len(self._config.stages) * span.num_rows
         first = self._works[digest].first if digest in self._works else kept.num_passes
         while kept.num_passes < num_passes:
             stage, row = divmod(kept.num_passes, span.num_rows)
-            kind, cost, left = self._kind(kept, stage), self._cost(kept, stage), span.num_rows - row
-            fixed, speed = cost * kind[0].fixed_rows, self._speeds.get(kind)
-            is_first_of_kind = speed is None and self._first_slowness != 1.0
-            if is_first_of_kind and self._works:
-                # A step that does nothing else tells how long it takes.
+            charge = self._speeds.charge(stage, span.num_patches, is_batch=spare is not None)
+            if charge.is_first and self._works:
                 return False
-            least = min(left, LEAST_ROWS) if speed is not None else 1
+            left = span.num_rows - row
+            least = min(left, charge.least_rows)
             if spare is not None:
-                if fixed + cost * least > budget + spare:
+                if charge.fixed + charge.row * least > budget + spare:
                     least = 1
-                budget += min(kept.saved, max(0.0, fixed + cost * least - budget))
-            most = min(left, self._most_rows(speed))
-            count = int(min(most, (budget - fixed) / cost))
+                budget += min(kept.saved, max(0.0, charge.fixed + charge.row * least - budget))
+            most = min(left, charge.most_rows)
+            count = int(min(most, (budget - charge.fixed) / charge.row))
             if count < least and (self._works or not is_first):
                 return False
             if count < 1:
                 # It exceeds the budget in any case. Few rows take almost as long as one, but delay a stream.
                 count = least if is_alone else 1
-            self._pass(sequence.lane, digest, kept, count)
+            self._pass(lane, digest, kept, count)
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
-            self._spent += fixed + count * cost
-            budget -= fixed + count * cost
-            if is_first_of_kind or count == most < left:
+            self._spent += charge.fixed + count * charge.row
+            budget -= charge.fixed + count * charge.row
+            if charge.is_first or count == most < left:
                 return kept.num_passes == num_passes
         return True
 
-    def _keep(self, sequence: Sequence, span: MediaSpan, *, is_alone: bool) -> _Kept | None:
-        """Return the record of an image that a sequence needs now; None if other images need all the room."""
+    def _keep(self, sequence: Sequence, span: MediaSpan, *, is_urgent: bool) -> _Kept | None:
+        """Return the record of an image that a sequence needs now; None if it has to wait for others."""
         digest = span.digest
+        if not self._may_begin(sequence, digest, is_urgent=is_urgent):
+            return None
         kept = self._kept.get(digest)
         if kept is None:
-            if not self._make_room(sequence, span.num_rows) and not is_alone:
+            if not self._make_room(sequence, span.num_rows) and not is_urgent:
                 return None
             kept = self._kept[digest] = _Kept(span.num_rows, span.num_patches)
             self._num_rows += span.num_rows
@@ -322,13 +284,31 @@ class EncoderSchedule:
         return kept
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:
-        """Forget images until there is room for another; return False where others need theirs first."""
-        while self._num_rows + num_rows > self._config.max_rows:
-            digest = next((each for each in self._kept if self._may_go(each, sequence)), None)
-            if digest is None:
-                return False
+        """Forget images so that there is room for another; return False, and forget none, where others need theirs."""
+        spared, missing, leaving = (
+            self._spared(num_rows),
+            self._num_rows + num_rows - self._config.max_rows,
+            list[bytes](),
+        )
+        for digest, kept in self._kept.items():
+            if missing > 0 and digest != spared and self._may_go(digest, sequence):
+                leaving.append(digest)
+                missing -= kept.num_rows
+        if missing > 0:
+            return False
+        for digest in leaving:
             self._forget(digest)
         return True
+
+    def _spared(self, num_rows: int) -> bytes | None:
+        """Return the image that the first batch sequence is at, unless one of `num_rows` does not fit beside it."""
+        needed = [
+            (holder.status is not SequenceStatus.RUNNING, holder.order, end, digest)
+            for digest, kept in self._kept.items()
+            for holder, end in kept.holders
+            if holder.lane == "batch" and kept.num_rows + num_rows <= self._config.max_rows
+        ]
+        return min(needed)[3] if needed else None
 
     def _forget(self, digest: bytes) -> None:
         self._num_rows -= self._kept.pop(digest).num_rows
@@ -337,10 +317,11 @@ class EncoderSchedule:
         self._forgotten.append(digest)
 
     def _may_go(self, digest: bytes, sequence: Sequence) -> bool:
+        """Return whether an image is not needed, or later than what `sequence` lacks: by it, or by one behind it."""
         if digest in self._used:
             return False
         return all(
-            holder.order > sequence.order or not _is_needed(holder, end) for holder, end in self._kept[digest].holders
+            holder.order >= sequence.order or not _is_needed(holder, end) for holder, end in self._kept[digest].holders
         )
 
 

@@ -326,10 +326,10 @@ class Planner:
             # Images before it may have been charged what it was to have.
             num_tokens = self._blocks.reach(sequence, min(wanted, left))
             if sequence.media:
-                is_alone = not scheduled
+                is_alone, most = not scheduled, self._blocks.reach(sequence, left)
                 budget = left if is_alone else min(wanted, left)
                 num_tokens, cost = self.encoder.reach(
-                    sequence, num_tokens, budget, is_alone=is_alone, is_first=is_alone, spare=left - budget
+                    sequence, num_tokens, budget, is_alone=is_alone, is_first=is_alone, spare=most - budget
                 )
                 left, charged = left - cost, charged + cost
                 self._live.waiting[sequence.lane].counters.charge_images(sequence, cost)

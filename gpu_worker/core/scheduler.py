@@ -364,12 +364,12 @@ class Scheduler:
         if step.scheduled:
             self._throttle.landed(step, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
+        model = self._step_time
         if not step.plan.encodes:
-            self._step_time.observe_step(step, num_drafted, duration_s)
-            self._planner.encoder.expect_times()
-        elif self._step_time.is_known:
-            encoding_s = duration_s - self._step_time.predict_step(step, num_drafted)
-            self._planner.encoder.observe(step.plan.encodes, encoding_s, self._step_time.token_s)
+            model.observe_step(step, num_drafted, duration_s)
+        if self.config.media is not None and model.is_known:
+            encoding_s = duration_s - model.low_step_s(step, num_drafted)
+            self._planner.encoder.observe(step.plan.encodes, encoding_s, model.low_token_s, model.token_s)
         self._device_time.share(step, result, duration_s, now)
 
     def exchange_services(self, heard: Mapping[Lane, HeardServices]) -> Services:

@@ -58,7 +58,7 @@ class MediaConfig:
     Attributes:
         stages: Of the tower: all of an image passes one before a part of it passes the next. Equal ones are taken to
             be as fast as one another.
-        max_rows: Embeddings of images that the runner keeps, and the most of one image, which may come on top.
+        max_rows: Embeddings of images that the runner keeps: at least those of two images, since batch work keeps one.
         bidirectional_tokens: Of an image that one step has to compute; 0 where chunks may end inside an image.
     """
 

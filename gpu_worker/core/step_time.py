@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Values
+from operator import mul
 
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, StepResult
@@ -106,9 +107,18 @@ class StepTimeModel:
         fixed, interactive, batch, token = self._costs_s
         return fixed + interactive * num_interactive + batch * num_batch + token * num_more_tokens
 
-    def predict_step(self, plan: ScheduledStep, num_drafted: int) -> float:
-        """Return how long a step takes without the images that it encodes."""
-        return self.predict(*_kind(plan, num_drafted))
+    @property
+    def low_token_s(self) -> float:
+        """What each further token adds, by a standard deviation less than expected."""
+        return self.token_s * math.exp(-math.sqrt(self._covariance[3][3]))
+
+    def low_step_s(self, plan: ScheduledStep, num_drafted: int) -> float:
+        """Return what a step takes without the images that it encodes, by a standard deviation less than expected."""
+        counts = (1, *_kind(plan, num_drafted))
+        parts = [cost * count for cost, count in zip(self._costs_s, counts, strict=True)]
+        total, rows = sum(parts), zip(parts, self._covariance, strict=True)
+        variance = sum([part * sum(map(mul, row, parts)) for part, row in rows]) / total**2
+        return total * math.exp(-math.sqrt(max(0.0, variance)))
 
     def observe_step(self, plan: ScheduledStep, num_drafted: int, duration_s: float) -> None:
         """Learn from a step that computed `num_drafted` drafts besides its plan."""

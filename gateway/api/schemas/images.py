@@ -61,11 +61,11 @@ class Images:
     """The images of one conversation, in the order in which they were read, and how many it may have."""
 
     sources: list[ImageSource] = field(default_factory=list)
-    limit: int | None = MAX_IMAGES
+    limit: int = MAX_IMAGES
 
     def add(self, source: ImageSource) -> int:
         """Take an image, and return its index."""
-        if self.limit is not None and len(self.sources) >= self.limit:
+        if len(self.sources) >= self.limit:
             raise invalid_value(source.where, f"'{source.where}' is one image too many: at most {self.limit} are read.")
         self.sources.append(source)
         return len(self.sources) - 1

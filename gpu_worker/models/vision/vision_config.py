@@ -130,8 +130,8 @@ class VisionConfig:
 
     @property
     def max_kept_rows(self) -> int:
-        """Embeddings of images that a runner keeps."""
-        return max(MIN_KEPT_ROWS, self.max_rows)
+        """Embeddings of images that a runner keeps: of one image of each lane at least."""
+        return max(MIN_KEPT_ROWS, 2 * self.max_rows)
 
     @property
     def working_numbers(self) -> int:

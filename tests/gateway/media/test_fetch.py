@@ -98,6 +98,14 @@ async def test_image_is_fetched_whole_however_its_host_frames_it(host: Host) -> 
     assert "authorization" not in host.heads[0].lower()
 
 
+async def test_letters_of_all_languages_are_escaped_as_browsers_do(host: Host) -> None:
+    host.answers = {
+        "/%C3%B6?q=%E5%9B%B3&r=%20": answer(b"", "Location: /é", status="302 Found"),
+        "/%C3%A9": answer(b"image"),
+    }
+    assert await host.fetcher().fetch("t", host.url("/ö?q=図&r=%20"), WHERE) == b"image"
+
+
 @pytest.mark.parametrize(
     ("path", "reply", "problem"),
     [

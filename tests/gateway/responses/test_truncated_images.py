@@ -14,7 +14,7 @@ from gateway.errors import ApiError
 from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.truncation import TokenCounter, Truncation
-from shared.bounds import MAX_IMAGES
+from shared.bounds import MAX_IMAGES, MAX_MESSAGES
 from shared.features import IMAGES
 from shared.media_store import INTERACTIVE_TTL_S
 from shared.tokenizer_calls import TokenizeCall, TokenizerReply
@@ -160,3 +160,11 @@ async def test_images_of_a_conversation_count_when_it_has_been_shortened() -> No
     assert len((await truncation.truncated(counter)).prompts[0].images) == MAX_IMAGES
     with pytest.raises(ApiError):
         response(items)
+
+
+def test_conversation_that_may_be_shortened_has_as_many_images_as_messages_at_most() -> None:
+    part = {"type": "input_image", "image_url": "https://a.example/x"}
+    item = {"role": "user", "content": [part] * (MAX_MESSAGES // 2)}
+    assert len(response([item] * 2, truncation="auto").prompts[0].images) == MAX_MESSAGES
+    with pytest.raises(ApiError, match=rf"input.\[2\].content.\[0\].image_url' .* at most {MAX_MESSAGES} are read"):
+        response([item] * 3, truncation="auto")
