@@ -493,5 +493,7 @@ def test_many_deaths_hide_no_latest_one(monkeypatch: pytest.MonkeyPatch) -> None
     for at, name in enumerate("abcdefg"):
         deaths.add(Death(name, f"model-{name}", "it is not there any more", at, True), 1.0, at - 1)
         assert deaths.latest(f"model-{name}") == at
+        assert at >= 3 or deaths.latest("model-a") == 0
+        assert len(deaths._latest) <= 3
         kept = [each for each in "abcdefg" if deaths.since(f"model-{each}", 0.0)]
         assert kept == [*"abcdefg"][max(0, at - 2) : at + 1]
