@@ -109,6 +109,9 @@ def test_rotated_key_may_do_the_same_and_the_old_one_ends_soon(path: Path) -> No
     assert kept[0].expires == pytest.approx(time.time() + 60, abs=5)
     # The name is that of the new one alone.
     assert revoke_key(path, "laptop")[0].id == new.id
+    short, _ = create_key(path, tenant="a", name="short", expires=time.time() + 30)
+    rotate_key(path, "short", 60.0)
+    assert [record.expires for record in list_keys(path) if record.id == short.id] == [short.expires]
 
 
 def test_revoked_key_ends_those_that_it_replaced_and_that_still_open(path: Path) -> None:

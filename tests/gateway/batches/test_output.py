@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock, Mock, PropertyMock
 
 import msgspec
 import pytest
+from nats.errors import MaxPayloadError
 from nats.js.errors import NotFoundError
 
 from gateway.admission.stored_reads import StoredReads
@@ -137,6 +138,14 @@ async def test_line_that_finds_no_room_now_is_published_later_and_may_have_jobs_
     assert (driver._partly_sent, driver._most_jobs) == (set() if is_full else {1}, 3)
     assert [call.args for call in jobs.forget.call_args_list] == ([] if is_full else [(jobs.note.return_value,)])
     assert jobs.publish.await_count == (not is_full)
+
+
+async def test_line_too_large_for_a_message_is_refused_and_the_batch_goes_on() -> None:
+    driver: Any = Mock(_jobs=Mock(publish=AsyncMock(side_effect=MaxPayloadError)), _sent_before=0, _most_jobs=1)
+    driver.configure_mock(_is_full=False, _maker=Mock(line_to_publish=AsyncMock(return_value=Mock(requests=[Mock()]))))
+    assert await BatchDriver._publish_line(driver, InputLine(1, 0, 9, b"{}"))
+    driver._jobs.forget.assert_called_once_with(driver._jobs.note.return_value)
+    assert driver._refuse.call_args.args[1].code == "request_too_large"
 
 
 async def test_line_whose_result_is_no_longer_kept_when_its_batch_ends_has_its_custom_id() -> None:

@@ -485,3 +485,15 @@ def test_deaths_of_ten_minutes_are_remembered(died: list[tuple[str, float]], kep
     for worker, at in died:
         deaths.add(Death(worker, "m", "it is not there any more", at, True), 1.0, at - 1)
     assert [death.worker for death in deaths.since("m", 0.0)] == [*kept]
+
+
+def test_many_deaths_hide_no_latest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.fleet.deaths._MAX_REMEMBERED", 3)
+    deaths = RememberedDeaths()
+    for at, name in enumerate("abcdefg"):
+        deaths.add(Death(name, f"model-{name}", "it is not there any more", at, True), 1.0, at - 1)
+        assert deaths.latest(f"model-{name}") == at
+        assert at >= 3 or deaths.latest("model-a") == 0
+        assert len(deaths._latest) <= 3
+        kept = [each for each in "abcdefg" if deaths.since(f"model-{each}", 0.0)]
+        assert kept == [*"abcdefg"][max(0, at - 2) : at + 1]

@@ -33,7 +33,7 @@ def test_head_is_taken_apart() -> None:
         (b"Connection: keep-alive, Close\r\n", False, 0, False),
         (b"Transfer-Encoding: Chunked\r\n", True, None, False),
         (b"Content-Length: 0\r\n", True, 0, False),
-        (b"Content-Length: 7\r\nExpect: 100-Continue\r\n", True, 7, True),
+        (b"Content-Length: 7\r\nExpect: 100-Continue\r\nAccept: */*\r\n", True, 7, True),
         (b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 7\r\n", True, 7, False),
         (b"Connection: Upgrade\r\nUpgrade: websocket\r\n", True, 0, False),
     ],

@@ -101,17 +101,33 @@ async def test_job_that_cannot_be_published_is_refused_with_the_reason(
     assert (error.status, error.code, error.param, error.retry_after_s) == answer
 
 
-@pytest.mark.parametrize("ask", [JobQueue.result, JobQueue.state, JobQueue.cancel, JobQueue.forget])
+@pytest.mark.parametrize(
+    ("ask", "is_running"),
+    [(getattr(JobQueue, name), False) for name in ("result", "state", "cancel", "forget")] + [(JobQueue.cancel, True)],
+)
 @pytest.mark.parametrize("failure", [nats.errors.TimeoutError(), ServerError(code=503)])
 async def test_queue_that_does_not_answer_is_a_503(
-    queue: JobQueue, wire: Wire, ask: Callable[[JobQueue, JobRef], Awaitable[object]], failure: Exception
+    queue: JobQueue,
+    wire: Wire,
+    ask: Callable[[JobQueue, JobRef], Awaitable[object]],
+    is_running: bool,
+    failure: Exception,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wire.failure = failure
+    if is_running:
+        monkeypatch.setattr(JobQueue, "state", AsyncMock(return_value=JobState(True, "so far")))
     with pytest.raises(ApiError) as caught:
         await ask(queue, REF)
     assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "queue_unavailable", 2.0)
     # No call waits for NATS as long as its client would.
     assert wire.timeout_s == 3.0
+
+
+async def test_job_without_a_result_long_after_its_deadline_has_expired(queue: JobQueue) -> None:
+    result = await queue.result(REF)
+    assert result is not None
+    assert (result.id, result.model, result.tenant, result.finish) == ("resp_1", "m", "t", "expired")
 
 
 async def test_job_waits_in_the_queue_of_background_responses(queue: JobQueue, wire: Wire) -> None:

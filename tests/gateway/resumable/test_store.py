@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from nats.errors import ConnectionReconnectingError
 from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import APIError
 
 from gateway.resumable import store as store_module
 from gateway.resumable.log import StreamLog
@@ -63,6 +64,10 @@ async def test_requests_under_way_fail_as_soon_as_the_connection_is_lost(
     found = await store.last(SUBJECT)
     assert found is not None
     assert (found.seq, found.data) == (seq, b"written")
+    # Another error than that of the number: the caller must not take it for a writer that was faster.
+    assert await store.write(SUBJECT, b"late", 0) is None
+    with pytest.raises(APIError):
+        await store.write(SUBJECT, b"astray", seq or 0, "Nats-Expected-Stream: ANOTHER\r\n")
     await store.close()
     assert not nats.lost_callbacks
 

@@ -166,6 +166,7 @@ def test_models_that_many_ask_for_are_refused_with_what_stands_for_them(tmp_path
         ("quantization_config", {"quant_method": "gptq"}),
         ("architectures", "LlamaForCausalLM"),
         ("partial_rotary_factor", 1.5),
+        ("partial_rotary_factor", 0.01),
         ("partial_rotary_factor", 1e308),
         ("rope_scaling", []),
         ("rope_scaling", {"rope_type": "longrope", "factor": 4.0}),

@@ -93,7 +93,9 @@ def test_published_names_of_mimo_mean_what_those_of_transformers_do() -> None:
         "layernorm_epsilon": 1e-5,
     }  # fmt: skip
     kinds = ["full_attention", "sliding_attention"] * 4
-    assert repr(sample_config(MIMO, **names)) == repr(sample_config(MIMO, layer_types=kinds, sliding_window=129))
+    config = sample_config(MIMO, **names)
+    assert repr(config) == repr(sample_config(MIMO, layer_types=kinds, sliding_window=129))
+    assert [config.attention_shape(index).sliding_window for index in range(8)] == [None, 129] * 4
 
 
 def test_learned_positions_bound_a_sequence_and_leave_the_stack_unfused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
@@ -177,4 +178,20 @@ async def test_yielding_lane_runs_at_a_low_priority(monkeypatch: pytest.MonkeyPa
     # Its own thread alone, whatever priority the process has.
     assert changed == [(thread, 10)]
     assert thread != threading.get_native_id()
+    lane.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
+async def test_lane_has_the_stack_that_deep_work_needs_and_other_threads_do_not() -> None:
+    def stack_bytes() -> int:
+        libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(256), ctypes.c_size_t()
+        libc.pthread_getattr_np(ctypes.c_ulong(threading.get_ident()), attributes)
+        libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+        return size.value
+
+    before = await asyncio.to_thread(stack_bytes)
+    lane = FairLane("test", 1, stack_bytes=before + (1 << 20))
+    assert await lane.run("a", 1, stack_bytes) >= before + (1 << 20)
+    threads = [asyncio.to_thread(stack_bytes) for _ in range(2)]
+    assert await asyncio.gather(*threads) == [before] * 2
     lane.close()

@@ -146,6 +146,13 @@ def test_arguments_stream_as_they_come() -> None:
     assert getattr(event, "text", "") == " more"
 
 
+@pytest.mark.parametrize(("types", "arguments"), [(["string", "null"], '{"page": "5"}'), (["integer"], '{"page": 5}')])
+def test_number_without_quotes_is_a_text_where_the_schema_allows_no_number(types: list[str], arguments: str) -> None:
+    offered = [Tool("look", json.dumps({"type": "object", "properties": {"page": {"type": types}}}))]
+    text = WRITERS["qwen-coder"]([("look", {"page": 5})])
+    assert understood(read(format_named("qwen-coder"), [text], offered)).calls == (("look", arguments),)
+
+
 def test_reasoning_streams_as_it_comes() -> None:
     reader = format_named("hermes-thinking").reader(starts_in_reasoning=True)
     # White space where reasoning begins is markup, and where an answer begins it is text.

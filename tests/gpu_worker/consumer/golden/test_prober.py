@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.core.sequence import Sequence
@@ -87,6 +88,16 @@ def test_model_that_is_not_the_recorded_one_fails_both_of_two_probes(
     lab.probe()
     lab.probe()
     assert lab.prober.in_a_row == 2, lab.prober.deviation
+
+
+@pytest.mark.parametrize("place", range(1, len(CHOSEN)))
+def test_one_prompt_with_other_answers_fails_one_of_two_probes(place: int, baseline: Baseline) -> None:
+    prompts = list(baseline.prompts)
+    prompts[place] = replace(prompts[place], logprobs=tuple(each - 1.0 for each in prompts[place].logprobs))
+    lab = ProbedLab(DEMO_MODEL, replace(baseline, prompts=tuple(prompts)))
+    lab.probe()
+    lab.probe()
+    assert lab.prober.num_failed == 1, lab.prober.deviation
 
 
 @pytest.mark.parametrize("place", [0, 14, 30])

@@ -97,6 +97,9 @@ def test_matrices_of_16_bits_are_kept_for_float32_inputs_on_a_cpu_with_kernels(m
 def test_missing_kernels_leave_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "pack_weight", lambda weight, bias: None)
     assert form_of(make_linear(torch.zeros(16, 16))) is layers.onednn_linear
+    for dtype in (torch.bfloat16, torch.float16):
+        elsewhere = torch.empty(16, 16, dtype=dtype, device="meta")
+        assert form_of(make_linear(elsewhere)) is F.linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
