@@ -32,7 +32,7 @@ class SiluMulConfig:
     num_warps: int
 
 
-# Reasoned, for every generation, not measured.
+# Reasoned, for every generation: `python -m ops.bench.gpu.tune` compares others.
 CONFIG = SiluMulConfig(block=1024, num_warps=4)
 
 

@@ -32,7 +32,7 @@ class RmsNormConfig:
     min_elements: int
 
 
-# Reasoned, for every generation, not measured.
+# Reasoned, for every generation: `python -m ops.bench.gpu.tune` compares others.
 CONFIG = RmsNormConfig(elements_per_thread=16, max_warps=16, min_elements=1024)
 
 

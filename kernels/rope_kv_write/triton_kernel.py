@@ -25,7 +25,7 @@ class RopeConfig:
     num_warps: int
 
 
-# Reasoned, for every generation, not measured.
+# Reasoned, for every generation: `python -m ops.bench.gpu.tune` compares others.
 CONFIG = RopeConfig(block_heads=16, num_warps=4)
 
 

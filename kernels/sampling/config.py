@@ -33,8 +33,8 @@ class SamplingConfig:
     draw_warps: int
 
 
-# The kernels are bound by memory alone; generations differ in how much must be in flight, and in registers.
-# Reasoned, not measured.
+# The kernels are bound by memory alone; generations differ in how much must be in flight, and in registers. Reasoned:
+# `python -m ops.bench.gpu.tune` compares others.
 _DATACENTER = SamplingConfig(
     tile=256,
     tiles=16,

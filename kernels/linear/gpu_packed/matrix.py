@@ -16,7 +16,7 @@ from kernels.linear.forms import Number
 from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
 from kernels.linear.product_launch import MAX_SPLIT_ROWS, ProductLaunch, launch_for, read_launches, splits_of
 
-# By GPU generation and rows of the batch. Reasoned, not measured yet.
+# By GPU generation and rows of the batch. Reasoned, not measured yet: `python -m ops.bench.gpu.tune` compares others.
 FIELDS = "block_n num_warps num_stages programs_per_multiprocessor"
 PACKED_LINEAR: dict[str, Rows] = {
     "HOPPER": {16: (128, 4, 4, 2), 32: (128, 4, 3, 2), 64: (128, 8, 3, 1), 128: (128, 8, 2, 1)},

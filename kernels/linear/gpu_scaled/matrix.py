@@ -20,7 +20,7 @@ from kernels.linear.product_launch import (
 )
 from kernels.linear.rounding import ROW_MULTIPLE, InputRounding
 
-# By GPU generation and rows of the batch. Reasoned, not measured yet.
+# By GPU generation and rows of the batch. Reasoned, not measured yet: `python -m ops.bench.gpu.tune` compares others.
 FIELDS = "block_n block_k num_warps num_stages programs_per_multiprocessor"
 SCALED_LINEAR: dict[str, Rows] = {
     "HOPPER": {16: (64, 256, 4, 5, 2), 32: (64, 256, 4, 4, 2), 64: (64, 256, 4, 3, 2), 128: (128, 128, 8, 4, 1)},

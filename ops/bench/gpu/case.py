@@ -14,6 +14,8 @@ import torch
 # Input sets of a case together are larger than this, so that no call finds its inputs in the L2 cache.
 ROTATED_BYTES = 256 * 2**20
 OURS = "headrace"
+# An entry of a launch table: the configuration of a kernel, by its fields.
+Entry = Mapping[str, int]
 Candidate = Callable[..., object]
 # The device part of a whole step, beside `OURS`, which includes the host's part.
 OURS_ON_DEVICE = f"{OURS}/device"
@@ -63,7 +65,8 @@ class Case:
         num_bytes: The fewest that must move through device memory, a call.
         num_flops: Floating-point operations that must be done, a call, on tensor cores.
         num_sets: Input sets; a candidate is called with the number of one.
-        candidates: By name. `OURS` is ours; names that begin with it are other configurations of ours.
+        candidates: By name. `OURS` is ours; names that begin with it are other configurations of ours. Ours takes an
+            `entry`, too, where its kernel has a launch table: it launches by that one instead of the table's.
         unavailable: Baselines that cannot run here, and why.
         clocks: How candidates are timed that do not fit into a graph of many calls.
         num_tokens: Tokens that a call, or a part of a load, makes; 0 where a rate of tokens says nothing.
@@ -106,10 +109,10 @@ Shapes = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An op at any shape; suites check and time it at theirs.
+    """An op at any shape: suites check and time it at theirs, the tuner at those that decide an entry.
 
     Attributes:
-        error: Computes `Check.error` for a device and a shape.
+        error: Computes `Check.error` for a device and a shape; if the kernel has a launch table, for an `entry` too.
         case: Returns the timed case for a device and a shape.
         tolerance: Largest accepted error.
     """
@@ -118,9 +121,12 @@ class Op:
     case: Callable[..., Case]
     tolerance: float = 4e-3
 
-    def checks(self, device: torch.device, shapes: Shapes) -> list[Check]:
-        """Return a check at each shape."""
-        return [Check(label, partial(self.error, device, *shape), self.tolerance) for label, shape in shapes.items()]
+    def checks(self, device: torch.device, shapes: Shapes, **entry: Entry) -> list[Check]:
+        """Return a check at each shape, of the launches of an `entry` where one is given."""
+        return [
+            Check(label, partial(self.error, device, *shape, **entry), self.tolerance)
+            for label, shape in shapes.items()
+        ]
 
     def cases(self, shapes: Shapes) -> tuple[CaseSpec, ...]:
         """Return a case at each shape."""
@@ -149,7 +155,7 @@ def rotated(
     sets = [tuple(make()) for _ in range(num_sets)]
 
     def on_sets(call: Candidate) -> Candidate:
-        return lambda index: call(*sets[index])
+        return lambda index, **entry: call(*sets[index], **entry)
 
     return num_sets, {name: on_sets(call) for name, call in candidates.items()}
 

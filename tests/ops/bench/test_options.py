@@ -44,7 +44,7 @@ def test_command_explains_itself_and_refuses_what_it_does_not_know(
 
 
 def test_all_commands_are_found() -> None:
-    assert {"gateway", "engine_compare", "spec", "gpu", "gpu.trace"} <= set(DOCUMENTED)
+    assert {"gateway", "engine_compare", "spec", "gpu", "gpu.tune"} <= set(DOCUMENTED)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels.layer_cache import LayerCache, is_quantized, quantize_heads
 from kernels.paged_attention import AttentionOptions, ExpandedBlocks, expanded_attention
 from kernels.paged_attention.reference import paged_attention_reference
-from ops.bench.gpu.case import OURS, Candidate, Case, Check, Op, OpSuite, Shapes, relative_error, sets_for
+from ops.bench.gpu.case import OURS, Candidate, Case, Check, Entry, Op, OpSuite, Shapes, relative_error, sets_for
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE, AttentionShape, Batch, Lengths, make_batch
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B
 
@@ -33,12 +33,16 @@ DEEPSEEK_V3 = replace(DEEPSEEK_V2_LITE, name="DeepSeek-V3", num_heads=128)
 
 
 def attention_error(
-    device: torch.device, shape: AttentionShape, lengths: Lengths, cache_dtype: torch.dtype = torch.bfloat16
+    device: torch.device,
+    shape: AttentionShape,
+    lengths: Lengths,
+    cache_dtype: torch.dtype = torch.bfloat16,
+    entry: Entry | None = None,
 ) -> float:
     """Compare with the reference, which computes in float32."""
     batch = make_batch(device, shape, lengths).with_cache_in(cache_dtype)
     expected = replace(batch, query=batch.query.float()).attend(paged_attention_reference)
-    return relative_error(batch.attend(), expected)
+    return relative_error(batch.attend(entry=entry), expected)
 
 
 def expanded_error(
@@ -102,7 +106,7 @@ def _case_of(
     made = [make_batch(device, shape, lengths) for _ in range(num_sets)]
     batches = {name: [form(batch) for batch in made] for name, form in forms.items()}
     candidates: dict[str, Candidate] = {
-        name: lambda index, sets=sets: sets[index].attend() for name, sets in batches.items()
+        name: lambda index, entry=None, sets=sets: sets[index].attend(entry=entry) for name, sets in batches.items()
     }
     # The products that a query takes with one token, in all heads.
     per_pair = shape.num_heads * (shape.head_dim + (shape.latent_dim or shape.head_dim))

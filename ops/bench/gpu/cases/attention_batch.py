@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.gpu_config import gpu_of
 from kernels.layer_cache import LayerCache, is_quantized, quantize_heads
 from kernels.paged_attention import AttentionOptions, paged_attention
+from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
+from ops.bench.gpu.case import Entry
 from ops.bench.gpu.shapes import ModelShape
 
 BLOCK_SIZE = 16
@@ -73,12 +76,28 @@ class Batch:
         """What multiplies the scores."""
         return float((self.shape.scale_dim or self.shape.head_dim) ** -0.5)
 
-    def attend(self, attend: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
-        """Run our op, or another implementation."""
+    def attend(self, attend: Callable[..., torch.Tensor] | None = None, entry: Entry | None = None) -> torch.Tensor:
+        """Run our op, or another implementation; on a GPU launched by an entry where one is given."""
+        if entry is not None and self.query.device.type == "cuda":
+            return self._launch(entry)
+        return (attend or paged_attention)(*(*self._tensors, self.max_query_len, self.max_context_len, self._options))
+
+    @property
+    def _tensors(self) -> tuple[torch.Tensor, LayerCache, torch.Tensor, torch.Tensor, torch.Tensor]:
         cache = LayerCache(self.key_cache, self.value_cache, self.kv_scales)
-        options = AttentionOptions(self.scale, self.shape.sliding_window, self.shape.soft_cap, self.sinks)
-        where = (self.block_tables, self.query_starts, self.context_lens)
-        return (attend or paged_attention)(self.query, cache, *where, self.max_query_len, self.max_context_len, options)
+        return self.query, cache, self.block_tables, self.query_starts, self.context_lens
+
+    @property
+    def _options(self) -> AttentionOptions:
+        return AttentionOptions(self.scale, self.shape.sliding_window, self.shape.soft_cap, self.sinks)
+
+    def _launch(self, entry: Entry) -> torch.Tensor:
+        from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+
+        # Only the kernel for many query tokens divides them into blocks.
+        split, chunk = (None, ChunkConfig(**entry)) if "block_m" in entry else (SplitConfig(**entry), None)
+        batch = PagedAttentionBatch(*self._tensors, replace(self._options, sinks=None))
+        return paged_attention_triton(batch, self.max_query_len, gpu_of(self.query.device), split, chunk)
 
     def plain(self) -> Batch:
         """Return the same batch without sinks and cap."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -9,7 +11,7 @@ from kernels.activation import Activation, gated
 from kernels.rms_norm import rms_norm
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
-from ops.bench.gpu.case import OURS, Candidate, Case, Op, compiled, relative_error, rotated, sizes
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, compiled, relative_error, rotated, sizes
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_06B, QWEN3_32B, ModelShape
 
@@ -17,14 +19,34 @@ EPS = 1e-5
 _MANY_ROWS = 8192
 
 
-def rms_norm_error(device: torch.device, num_rows: int, size: int) -> float:
+def normalise(
+    weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, entry: Entry | None = None
+) -> torch.Tensor:
+    """Run our op; on a GPU launched by an entry where one is given, like the other ops here."""
+    if entry is None or x.device.type != "cuda":
+        return rms_norm(x, weight, EPS, residual)
+    from kernels.rms_norm.triton_kernel import RmsNormConfig, rms_norm_triton
+
+    return rms_norm_triton(x, weight, EPS, residual, RmsNormConfig(**entry))
+
+
+def multiply_by_silu(gate_up: torch.Tensor, entry: Entry | None = None) -> torch.Tensor:
+    """Run our op."""
+    if entry is None or gate_up.device.type != "cuda":
+        return gated(gate_up, Activation.SILU)
+    from kernels.activation.triton_kernel import SiluMulConfig, gated_triton
+
+    return gated_triton(gate_up, Activation.SILU, SiluMulConfig(**entry))
+
+
+def rms_norm_error(device: torch.device, num_rows: int, size: int, entry: Entry | None = None) -> float:
     """Compare with the formula in float64, and the residual with the exact sum rounded once."""
     x, residual = torch.randn(2, num_rows, size, device=device).bfloat16()
     weight = torch.randn(size, device=device).bfloat16()
     total = (x.double() + residual.double()).bfloat16()
     scale = (total.double().square().mean(-1, keepdim=True) + EPS).rsqrt()
     expected = total.double() * scale * weight.double()
-    actual = rms_norm(x, weight, EPS, residual)
+    actual = normalise(weight, x, residual, entry)
     return max(relative_error(actual, expected), relative_error(residual, total))
 
 
@@ -39,18 +61,16 @@ def rms_norm_case(device: torch.device, num_rows: int, size: int) -> Case:
     def make() -> torch.Tensor:
         return torch.randn(2, num_rows, size, device=device).bfloat16()
 
-    def ours(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, EPS, residual)
-
-    calls = {OURS: ours, "_fused_rms_norm": in_torch, "torch.compile": compiled(in_torch)}
+    calls: dict[str, Candidate] = {OURS: partial(normalise, weight), "_fused_rms_norm": in_torch}
+    calls["torch.compile"] = compiled(in_torch)
     return Case(num_bytes, 0, *rotated(num_bytes, make, calls))
 
 
-def silu_mul_error(device: torch.device, num_rows: int, size: int) -> float:
+def silu_mul_error(device: torch.device, num_rows: int, size: int, entry: Entry | None = None) -> float:
     """Compare with the formula in float64."""
     gate_up = torch.randn(num_rows, 2 * size, device=device).bfloat16()
     gate, up = gate_up.double().chunk(2, dim=-1)
-    return relative_error(gated(gate_up, Activation.SILU), F.silu(gate) * up)
+    return relative_error(multiply_by_silu(gate_up, entry), F.silu(gate) * up)
 
 
 def silu_mul_case(device: torch.device, num_rows: int, size: int) -> Case:
@@ -64,8 +84,7 @@ def silu_mul_case(device: torch.device, num_rows: int, size: int) -> Case:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    calls: dict[str, Candidate] = {OURS: lambda gate_up: gated(gate_up, Activation.SILU)}
-    calls |= {"torch.compile": compiled(in_torch), "eager": in_torch}
+    calls = {OURS: multiply_by_silu, "torch.compile": compiled(in_torch), "eager": in_torch}
     return Case(num_bytes, 0, *rotated(num_bytes, make, calls))
 
 
@@ -110,13 +129,19 @@ class RotationInputs:
             HeadNormWeights(weights[0], weights[1], 1e-6) if model.fields["model_type"] == "qwen3" else None
         )
 
-    def rotate(self) -> torch.Tensor:
-        """Run our op."""
-        where = (self.positions, self.cos_sin, self.key_cache, self.value_cache, self.slots)
-        return rope_kv_write(self.qkv, *where, self.head_norm)
+    def rotate(self, entry: Entry | None = None) -> torch.Tensor:
+        """Run our op; on a GPU launched by an entry where one is given."""
+        arguments = (
+            self.qkv, self.positions, self.cos_sin, self.key_cache, self.value_cache, self.slots, self.head_norm
+        )  # fmt: skip
+        if entry is None or self.qkv.device.type != "cuda":
+            return rope_kv_write(*arguments)
+        from kernels.rope_kv_write.triton_kernel import RopeConfig, rope_kv_write_triton
+
+        return rope_kv_write_triton(*arguments, config=RopeConfig(**entry))
 
 
-def rotation_error(device: torch.device, model: ModelShape, num_tokens: int) -> float:
+def rotation_error(device: torch.device, model: ModelShape, num_tokens: int, entry: Entry | None = None) -> float:
     """Compare queries and caches with the reference in float32 on the same rounded inputs."""
     inputs = RotationInputs(device, model, num_tokens)
     qkv = inputs.qkv.float()
@@ -125,7 +150,7 @@ def rotation_error(device: torch.device, model: ModelShape, num_tokens: int) -> 
         inputs.head_norm.query.float(), inputs.head_norm.key.float(), inputs.head_norm.eps
     )
     expected = rope_kv_write_reference(qkv, inputs.positions, inputs.cos_sin, keys, values, inputs.slots, norm)
-    errors = [relative_error(inputs.rotate(), expected)]
+    errors = [relative_error(inputs.rotate(entry), expected)]
     errors += [relative_error(inputs.key_cache, keys), relative_error(inputs.value_cache, values)]
     return max(errors)
 

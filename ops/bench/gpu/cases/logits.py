@@ -11,8 +11,9 @@ import torch
 from kernels.logits_bitmask import forbid_tokens
 from kernels.logits_bitmask.dispatch import forbid_tokens_reference
 from kernels.sampling import SamplingParameters, sample_tokens
+from kernels.sampling.config import SamplingConfig
 from kernels.sampling.reference import sample_tokens_reference
-from ops.bench.gpu.case import OURS, Candidate, Case, Op, OpSuite, Shapes, compiled, rotated, sizes, wrong_share
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, compiled, rotated, sizes, wrong_share
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B
 
 # Standard deviations of random logits. At 1 half the vocabulary is in the nucleus; at 4 some tens, as in a model.
@@ -33,6 +34,22 @@ def make_parameters(
     )
 
 
+def sample(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    parameters: SamplingParameters,
+    may_truncate: bool,
+    entry: Entry | None = None,
+) -> torch.Tensor:
+    """Run our op; on a GPU launched by an entry where one is given."""
+    if entry is None or logits.device.type != "cuda":
+        return sample_tokens(logits, slots, positions, parameters, may_truncate=may_truncate)
+    from kernels.sampling.triton_kernel import sample_tokens_triton
+
+    return sample_tokens_triton(logits, slots, positions, parameters, may_truncate, SamplingConfig(**entry))
+
+
 def sampling_error(
     device: torch.device,
     num_rows: int,
@@ -42,6 +59,7 @@ def sampling_error(
     top_p: float,
     min_p: float = 0.0,
     may_truncate: bool = True,
+    entry: Entry | None = None,
 ) -> float:
     """Return the share of rows whose token differs from that of a full sort in float64."""
     logits = torch.randn(num_rows, vocab_size, device=device) * deviation
@@ -50,8 +68,7 @@ def sampling_error(
     slots, positions = torch.randperm(num_rows, device=device), torch.randint(0, 2**40, (num_rows,), device=device)
     parameters = make_parameters(device, num_rows, top_k, top_p, min_p)
     expected = sample_tokens_reference(logits, slots, positions, parameters)
-    actual = sample_tokens(logits, slots, positions, parameters, may_truncate=may_truncate)
-    return wrong_share(actual, expected)
+    return wrong_share(sample(logits, slots, positions, parameters, may_truncate, entry), expected)
 
 
 def sampling_case(
@@ -63,8 +80,8 @@ def sampling_case(
     truncates = top_k > 0 or top_p < 1.0
     parameters = make_parameters(device, num_rows, top_k, top_p)
 
-    def ours(logits: torch.Tensor) -> torch.Tensor:
-        return sample_tokens(logits, slots, slots, parameters, may_truncate=truncates)
+    def ours(logits: torch.Tensor, entry: Entry | None = None) -> torch.Tensor:
+        return sample(logits, slots, slots, parameters, truncates, entry)
 
     calls: dict[str, Candidate] = {OURS: ours, "max": lambda logits: logits.amax(dim=-1)}
     unavailable = {}

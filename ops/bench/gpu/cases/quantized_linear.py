@@ -14,8 +14,9 @@ from kernels.linear.forms import INT4, INT8, SCALE_BLOCK, GroupQuantizedWeight, 
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
 from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scale_matrix, scaled_linear
 from kernels.linear.gpu_scaled.block_product import multiply_blocks
+from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
-from ops.bench.gpu.case import OURS, Candidate, Case, Op, relative_error, rotated, sets_for, sizes
+from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, relative_error, rotated, sets_for, sizes
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
 
 _GROUP_SIZE = 128
@@ -34,11 +35,28 @@ def on_device(form: QuantizedWeight) -> Matrix:
     return scale_for_gpu(form) or pack_for_gpu(form) or form
 
 
-def multiply(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-    """Multiply rows by what `on_device` returned."""
+def multiply(x: torch.Tensor, matrix: Matrix, entry: Entry | None = None, max_rows: int = 0) -> torch.Tensor:
+    """Multiply rows by what `on_device` returned; an entry is of the launches for up to `max_rows` rows."""
     if isinstance(matrix, PackedMatrix):
-        return packed_linear(x, matrix)
-    return scaled_linear(x, matrix) if isinstance(matrix, ScaledMatrix) else form_linear_reference(x, matrix)
+        return packed_linear(x, matrix) if entry is None else _launch_packed(x, matrix, entry, max_rows)
+    if isinstance(matrix, ScaledMatrix):
+        return scaled_linear(x, matrix) if entry is None else _launch_scaled(x, matrix, entry, max_rows)
+    return form_linear_reference(x, matrix)
+
+
+def _launch_packed(x: torch.Tensor, matrix: PackedMatrix, entry: Entry, max_rows: int) -> torch.Tensor:
+    from kernels.linear.gpu_packed.triton_product import packed_linear_triton
+
+    launch = ProductLaunch(block_m=max_rows, **entry)
+    return packed_linear_triton(x, matrix, None, x.dtype, gpu_of(x.device), launch)
+
+
+def _launch_scaled(x: torch.Tensor, matrix: ScaledMatrix, entry: Entry, max_rows: int) -> torch.Tensor:
+    from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
+    from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
+
+    rows, launch = quantize_tokens_triton(x, matrix.rounding), ProductLaunch(block_m=max_rows, **entry)
+    return scaled_linear_triton(rows.values, rows.scales, matrix, None, x.dtype, gpu_of(x.device), launch)
 
 
 def int4_weight(device: torch.device, out_features: int, in_features: int) -> GroupQuantizedWeight:
@@ -80,13 +98,19 @@ def random_inputs(device: torch.device, num_rows: int, in_features: int) -> torc
 
 
 def linear_error(
-    device: torch.device, num_rows: int, out_features: int, in_features: int, make_weight: MakeWeight
+    device: torch.device,
+    num_rows: int,
+    out_features: int,
+    in_features: int,
+    make_weight: MakeWeight,
+    entry: Entry | None = None,
+    max_rows: int = 0,
 ) -> float:
     """Compare with float64, inputs rounded as in the reference where the form rounds them."""
     weight, x = make_weight(device, out_features, in_features), random_inputs(device, num_rows, in_features)
     inputs = round_inputs(x, weight) if isinstance(weight, ScaledWeight) else x
     exact = inputs.double() @ weight.dequantize().double().T
-    return relative_error(multiply(x, on_device(weight)), exact)
+    return relative_error(multiply(x, on_device(weight), entry, max_rows), exact)
 
 
 def linear_case(
@@ -104,7 +128,7 @@ def linear_case(
     num_sets = sets_for(weight_bytes)
     plain = [first, *(make_weight(device, out_features, in_features) for _ in range(num_sets - 1))]
     weights = [on_device(weight) for weight in plain]
-    candidates: Candidates = {OURS: lambda index: multiply(x, weights[index])}
+    candidates: Candidates = {OURS: lambda index, entry=None: multiply(x, weights[index], entry, num_rows)}
     unavailable = {}
     candidates |= _both_ways(x, weights) | _product_alone(x, weights)
     for name, make in baselines.items():

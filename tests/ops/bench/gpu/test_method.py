@@ -174,7 +174,7 @@ def test_no_command_runs_longer_than_nine_minutes() -> None:
         seconds = re.search(r"timeout (?:-k 20 -s INT )?(\d+) ", command)
         if seconds is None:
             # It has limits of its own.
-            assert re.search(r"ops\.bench\.gpu( |$)|ops\.demo_model|find_spec", command), command
+            assert re.search(r"ops\.bench\.gpu( |$)|ops\.bench\.gpu\.tune|ops\.demo_model|find_spec", command), command
         else:
             # Three caches, or two kinds of graphs, one after the other.
             times = 3 if "$cache" in command else 2 if "$graphs" in command else 1

@@ -240,7 +240,7 @@ def test_dry_run_lists_the_suites_whose_names_begin_so_and_exits_with_two(capsys
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert "The bench needs a GPU" in capsys.readouterr().err
+    assert "torch finds no CUDA device" in capsys.readouterr().err
 
 
 def test_unknown_op_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,15 +249,17 @@ def test_unknown_op_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "decode_attention" in capsys.readouterr().err
 
 
-def test_bench_needs_only_what_a_bare_gpu_machine_has() -> None:
+def test_bench_and_tuner_need_only_what_a_bare_gpu_machine_has() -> None:
     blocked = ("msgspec", "nats", "uvloop", "click", "starlette", "transformers", "triton", "gpu_worker")
     code = """
 from ops.bench.gpu.__main__ import main
-sys.exit(main(["--dry-run"]))
+from ops.bench.gpu.tune.__main__ import main as tune
+assert main(["--dry-run"]) == 2
+sys.exit(tune([]))
 """
     done = run_without(blocked, code)
     assert done.returncode == 2, done.stderr
-    assert "The bench needs a GPU" in done.stderr
+    assert "torch finds no CUDA device" in done.stderr
     assert "dense_linear: " in done.stdout
 
 
