@@ -128,6 +128,11 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new", type=positive, default=64, help="decode steps of all sequences together")
     parser.add_argument("--rounds", type=positive, default=3, help="the median over rounds is shown")
     parser.add_argument("--num-threads", type=positive, default=len(os.sched_getaffinity(0)), help="of every engine")
+    add_cache(parser)
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says where peers are installed."""
     default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "bench"
     parser.add_argument("--cache", type=Path, default=default_cache, help="where the peers are installed")
 

@@ -1,12 +1,13 @@
-"""Images: preparing beside `transformers`, the time to a first token, and text streams beside a flood.
+"""Images: preparing beside `transformers` and vLLM, the time to a first token, and text streams beside a flood.
 
 Run as `python -m ops.bench.images`. Preparing counts the processor time of decoding a JPEG in a process of its own, and
-of resizing it as Qwen 2.5-VL reads it; the other normalises and cuts into patches, too, which here is the model's work.
-Engines serve a small random Qwen 2.5-VL, in one thread. Their times are those that this thread computes, which other
-processes lengthen less: steps in which eight streams decode, alone, beside prompts, beside images, which have as many
-tokens, and beside the largest images, of which a fresh engine has seen one smaller one: `of_prompts` and `of_alone` are
-a step's time as a multiple of one beside prompts or alone, `worst` the longest. A step of either has the same budget of
-tokens, so a stream should see 1.1 of a step beside prompts at most.
+of resizing it as Qwen 2.5-VL reads it; the others normalise and cut into patches, too, which here is the model's work.
+With `--vllm` vLLM's CPU build prepares the same files in an environment of its own (`peers/image_script.py`), which is
+installed the first time and takes 4 GB. Engines serve a small random Qwen 2.5-VL, in one thread. Their times are those
+that this thread computes, which other processes lengthen less: steps in which eight streams decode, alone, beside
+prompts, beside images, which have as many tokens, and beside the largest images, of which a fresh engine has seen one
+smaller one: `of_prompts` and `of_alone` are a step's time as a multiple of one beside prompts or alone, `worst` the
+longest. A step of either has the same budget of tokens, so a stream should see 1.1 of a step beside prompts at most.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from gpu_worker.media.decoder import Decoder
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import media_config, read_processor, read_vision
-from ops.bench.comparison import in_turns, median_ratio
+from ops.bench.comparison import add_cache, in_turns, median_ratio
+from ops.bench.peers import engines
+from ops.bench.peers.engines import run_program, vllm_environ, vllm_python
 from ops.bench.record import ResultTable, add_list, bench_parser, positive
 from ops.bench.stepping import make_engine
 from shared.media import MediaRef
@@ -47,6 +50,9 @@ _VOCABULARY, _IMAGE = 512, 500
 _SIDE, _IMAGE_TOKENS = 448, 256
 _STREAMS, _WAITING, _STEPS = 8, 2, 60
 _BUDGET = 256
+_PIP = ("-m", "pip", "install", "-q", "--no-deps")
+_TORCHVISION = "torchvision==0.28.*"
+"""Of the torch that vLLM's CPU build brings."""
 ALONE, PROMPTS, IMAGES, LARGEST, COLD = "alone", "prompts", "images", "largest", "largest, cold"
 _LARGEST_SIDE = 3584
 """Of 65,536 patches, the most that the model reads."""
@@ -111,8 +117,21 @@ async def _prepare(files: Values[tuple[bytes, MediaRef]], processor: MediaProces
     return _cpu_s() - began
 
 
-def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num_files: int) -> None:
-    """Print how many images a core prepares in a second, and how many `transformers` does."""
+def _vllm_rate(home: Path, directory: Path, files: Values[tuple[bytes, MediaRef]]) -> float:
+    """Return how many of these files vLLM prepares in a second of a core."""
+    python, torchvision = vllm_python(home), home / "torchvision"
+    if not torchvision.exists():
+        run_program([str(python), *_PIP, "--target", str(torchvision), _TORCHVISION], 600)
+    paths = [directory / f"{number}.jpg" for number in range(len(files))]
+    for path, (data, _) in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    script = Path(engines.__file__).parent / "image_script.py"
+    command = [python, script, torchvision, directory, *paths]
+    return float(run_program([*map(str, command)], 900, vllm_environ(1)).split()[-1])
+
+
+def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num_files: int, vllm_home: Path | None) -> None:
+    """Print how many images a core prepares in a second, and how many `transformers` and vLLM do."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     table = ResultTable("images")
@@ -133,6 +152,9 @@ def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num_files
             "transformers_per_core_s": round(num_files / other, 2),
             "ratio": round(other / own, 2),
         }
+        if vllm_home is not None:
+            rate = _vllm_rate(vllm_home, directory, files)
+            row |= {"vllm_per_core_s": round(rate, 2), "of_vllm": round(num_files / own / rate, 2)}
         table.add(row)
 
 
@@ -241,6 +263,8 @@ def main(arguments: Values[str] | None = None) -> None:
     add_list(parser, "--megapixels", positive, [1, 12], "of the photos that are prepared: 1,12")
     parser.add_argument("--files", type=positive, default=8, help="photos of each size")
     parser.add_argument("--rounds", type=positive, default=5, help="in which each kind has its turn")
+    parser.add_argument("--vllm", action="store_true", help="prepare the same photos by vLLM, too")
+    add_cache(parser)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -249,7 +273,7 @@ def main(arguments: Values[str] | None = None) -> None:
         sides = [
             (round((each * 1e6 * 4 / 3) ** 0.5), round((each * 1e6 * 3 / 4) ** 0.5)) for each in options.megapixels
         ]
-        measure_preparing(directory, sides, options.files)
+        measure_preparing(directory, sides, options.files, options.cache / "vllm" if options.vllm else None)
         bench, table = Bench(directory), ResultTable("images")
         for num_images in options.images:
             taken = median(bench.first_token_s(num_images) for _ in range(options.rounds))

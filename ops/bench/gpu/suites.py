@@ -47,6 +47,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         quantized_linear.INT8_LINEAR,
         quantized_linear.FP8_BLOCK_LINEAR,
         steps.THROUGHPUT,
+        steps.PREFIX_CACHE,
         steps.DECODE_06B,
         steps.DECODE_4B,
         elementwise.RMS_NORM,

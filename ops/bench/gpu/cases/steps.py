@@ -1,4 +1,4 @@
-"""Whole steps of the engine: decodes, with drafts and without, prefills, and loads of both."""
+"""Whole steps of the engine: decodes, with drafts and without, prefills, loads of both, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -180,3 +180,7 @@ VERIFICATION = _suite(
 )
 # A tenth of the output beside a peer, half of it without: what ten minutes leave room for.
 THROUGHPUT = _suite("throughput", LLAMA3_8B, _throughput(256, 1000, 500, False), _throughput(64, 1000, 100, True))
+_PROMPTS = {"num_tokens": _PREFILL_TOKENS, "num_prompts": 7}
+PREFIX_CACHE = _suite(
+    "prefix_cache", LLAMA3_8B, _spec(f"{_PREFILL_TOKENS} 0% hits", LLAMA3_8B, "prefix_cache_case", **_PROMPTS)
+)

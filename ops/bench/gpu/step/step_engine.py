@@ -44,6 +44,7 @@ class StepEngine(SteppedEngine):
         token_budget: int = 8192,
         has_graphs: bool = True,
         is_warm: bool = False,
+        has_prefix_cache: bool = False,
         proposer: Proposer | None = None,
         num_drafts: int = 0,
     ) -> None:
@@ -78,7 +79,7 @@ class StepEngine(SteppedEngine):
             max_num_seqs=max_num_seqs,
             token_budget=budget,
             speculation=None if proposer is None else Speculation(FixedDepth(num_drafts)),
-            enable_prefix_caching=False,
+            enable_prefix_caching=has_prefix_cache,
             state=states_of(runner),
         )
         super().__init__(made.engine, runner)

@@ -1,6 +1,6 @@
 """Whole steps in the engine, of the device, and of peers.
 
-Decodes, with drafts and without, and prompts; loads served to their ends.
+Decodes, with drafts and without, and prompts; loads served to their ends; what the prefix cache costs and saves.
 """
 
 from __future__ import annotations
@@ -253,3 +253,37 @@ def scripted_case(
     num_bytes = num_steps * step_floor(model.config, weights.sizes, []).num_bytes
     clocks = dict.fromkeys(candidates, Clock.OWN)
     return Case(num_bytes, 0, 1, candidates, clocks=clocks, num_tokens=num_seqs * new)
+
+
+def prefix_cache_case(device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int) -> Case:
+    """Time a prompt's first token: new to the cache, without a cache, and all but a hundredth of it in the cache."""
+    max_model_len = num_tokens + 1
+    model, weights = random_model(shape, max_model_len, device)
+
+    def make_engine(has_prefix_cache: bool) -> StepEngine:
+        engine = StepEngine(
+            model, 2, max_model_len, token_budget=num_tokens, has_graphs=False, has_prefix_cache=has_prefix_cache
+        )
+        engine.serve_s([engine.random_prompt(num_tokens)], 1)
+        return engine
+
+    engines = {has_cache: make_engine(has_cache) for has_cache in (True, False)}
+
+    def first_tokens(has_cache: bool) -> list[float]:
+        engine = engines[has_cache]
+        return [engine.serve_s([engine.random_prompt(num_tokens)], 1) for _ in range(num_prompts)]
+
+    def hits(_: int) -> list[float]:
+        engine, shared = engines[True], num_tokens * 99 // 100
+        known = engine.random_prompt(num_tokens)
+        engine.serve_s([known], 1)
+        prompts = [known[:shared] + engine.random_prompt(num_tokens - shared) for _ in range(num_prompts)]
+        return [engine.serve_s([prompt], 1) for prompt in prompts]
+
+    candidates: dict[str, Callable[[int], object]] = {
+        OURS: lambda _: first_tokens(True),
+        "no prefix cache": lambda _: first_tokens(False),
+        f"{OURS}/99% hits": hits,
+    }
+    floor = step_floor(model.config, weights.sizes, [(num_tokens, num_tokens)])
+    return Case(0, floor.num_flops, 1, candidates, clocks=dict.fromkeys(candidates, Clock.OWN))

@@ -27,6 +27,7 @@ from ops.bench.gpu.step.steps import (
     decode_case,
     matrices,
     prefill_case,
+    prefix_cache_case,
     scripted_case,
     throughput_case,
     verification_case,
@@ -56,6 +57,7 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "large throughput": partial(throughput_case, shape=QWEN, num_seqs=2, prompt=20, new=3, has_peer=False),
     "verification": partial(verification_case, shape=QWEN, num_seqs=3, context=24, num_steps=8, num_drafts=4),
     "scripted drafts": partial(scripted_case, shape=LLAMA, num_seqs=2, prompt=12, new=10, num_drafts=3, acceptance=0.7),
+    "prefix cache": partial(prefix_cache_case, shape=QWEN, num_tokens=400, num_prompts=2),
 }
 
 for name, shape in OTHER.items():
@@ -163,6 +165,16 @@ def test_timed_steps_in_which_a_sequence_ends_are_refused() -> None:
         engine.time_steps(16)
 
 
+def test_prompt_in_the_cache_computes_only_its_end() -> None:
+    model, _ = random_model(QWEN, 401, CPU)
+    engine = StepEngine(model, 2, 401, token_budget=400, has_prefix_cache=True)
+    prompt = engine.random_prompt(400)
+    engine.serve_s([prompt], 1)
+    sequence = engine.add(prompt[:396] + engine.random_prompt(4), 1)
+    engine.run()
+    assert sequence.num_cached_tokens == 384
+
+
 def test_steps_with_scripted_drafts_make_as_many_tokens_as_the_script_says() -> None:
     model, _ = random_model(QWEN, 400, CPU)
     engine = StepEngine(model, 4, 400, num_drafts=4, proposer=ScriptedProposer(0.7, QWEN.vocab_size))
@@ -180,9 +192,9 @@ def test_steps_whose_drafts_are_all_wrong_make_a_token_a_sequence() -> None:
 STEP_SUITES = [suite for suite in all_suites() if "step" in suite.name]
 
 
-@pytest.mark.parametrize("suite", [*STEP_SUITES, steps.THROUGHPUT], ids=lambda suite: suite.name)
+@pytest.mark.parametrize("suite", [*STEP_SUITES, steps.THROUGHPUT, steps.PREFIX_CACHE], ids=lambda suite: suite.name)
 def test_cases_at_the_models_sizes_are_called_rightly(suite: OpSuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("decode", "prefill", "verification", "scripted", "throughput"):
+    for kind in ("decode", "prefill", "verification", "scripted", "throughput", "prefix_cache"):
         case = f"{kind}_case"
         monkeypatch.setattr(step_cases, case, create_autospec(getattr(step_cases, case), return_value="built"))
     assert [spec.build(CPU) for spec in suite.cases] == ["built"] * len(suite.cases)
