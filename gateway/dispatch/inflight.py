@@ -14,8 +14,7 @@ from os import urandom
 import msgspec
 from msgspec import Struct
 
-from gateway.dispatch.eviction_log import EvictionLog
-from gateway.dispatch.flight_log import FlightLog, Loss
+from gateway.dispatch.flight_log import EvictionLog, FlightLog, Loss
 from gateway.dispatch.sinks import Sink
 from gateway.fleet.fleet_load import FleetLoad
 from shared.disaggregation import KvReady

@@ -51,15 +51,14 @@ from gateway.fleet.worker_needs import Models, WorkerNeeds
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
 from gateway.http1.handlers import AsgiHandler
-from gateway.http1.server import HttpServer
-from gateway.http1.tls import server_tls
+from gateway.http1.server import HttpServer, server_tls
 from gateway.media.fetch import AllowedHosts, ImageFetcher
 from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.metrics import GatewayMetrics
 from gateway.openapi.document import OPENAPI_ROUTE
 from gateway.pooling.answers import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
+from gateway.process.listeners import affordable_connections
 from gateway.process.process_metrics import MetricsBoard, drift_watch, scrape_registry
-from gateway.process.resources import affordable_connections
 from gateway.responses.endpoint import CompactEndpoint, ResponsesEndpoint, input_tokens_route
 from gateway.responses.job_queue import JobQueue
 from gateway.responses.log import ResponseLog
@@ -81,7 +80,7 @@ from shared.task_supervisor import TaskSupervisor
 from shared.tracing import make_tracing
 
 SEND_MARGIN_S = 5.0
-# Those beyond get a refusal. They are among the files that `gateway.process.resources` keeps free.
+# Those beyond get a refusal. They are among the files that `gateway.process.listeners` keeps free.
 OPERATOR_CONNECTIONS = 32
 
 _logger = logging.getLogger(__name__)

@@ -21,10 +21,9 @@ import uvloop
 
 from gateway.config import GatewayConfig
 from gateway.process.assembly import assemble, running
-from gateway.process.listeners import Listeners, bind_listeners, url_of
+from gateway.process.listeners import Listeners, bind_listeners, return_freed_memory, url_of
 from gateway.process.process_metrics import MetricsBoard
 from gateway.process.processes import SLOTS_PER_PROCESS, ParentLink, ProcessGroup, ProcessState
-from gateway.process.resources import return_freed_memory
 from gateway.process.settings_check import check_settings
 from shared.audit import audited_drain, nats_login
 from shared.errors import HeadraceError

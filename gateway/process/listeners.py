@@ -1,5 +1,6 @@
-"""The listening sockets of a gateway: one a process for the public port, and one for the operator's if there is one.
+"""What a gateway takes of the operating system: listening sockets, enough open files, and memory that it gives back.
 
+It has one socket a process for the public port, and one for the operator's if there is one.
 The parent binds all of them before it forks, and keeps them. The kernel spreads connections evenly over the sockets of
 the public port, and each process has one of them as its own. A connection that its owner does not accept within a
 moment, because it stands still, drains or is gone, is accepted by another process (`gateway.http1.server`).
@@ -7,12 +8,53 @@ moment, because it stands still, drains or is gone, is accepted by another proce
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
+import logging
+import resource
 import socket
 from dataclasses import dataclass
 
 from gateway.config import GatewayConfig
 from shared.errors import ConfigError
+
+# Sockets of NATS and Redis, files, and the connections beyond the limit.
+RESERVED_FILES = 128
+# Blocks from this size on are mapped by themselves, and unmapped when they are freed.
+MMAP_THRESHOLD_BYTES = 64 << 10
+
+_M_MMAP_THRESHOLD = -3
+
+_logger = logging.getLogger(__name__)
+
+
+def affordable_connections(max_connections: int) -> int:
+    """Raise the limit of open files as far as needed and allowed; return how many connections that is enough for."""
+    needed = max_connections + RESERVED_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return max_connections
+    affordable = max(1, soft - RESERVED_FILES)
+    _logger.warning(
+        "fewer connections than configured: raise the limit of open files (ulimit -n)",
+        extra={"max_connections": max_connections, "affordable": affordable, "open_files": soft},
+    )
+    return affordable
+
+
+def return_freed_memory() -> None:
+    """Keep glibc from raising its threshold for mapped blocks; other C libraries are left alone.
+
+    After the first large block is freed, glibc takes blocks of that size from the heap, which shrinks only at its end:
+    a wave of large bodies would stay in memory for ever.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+
 
 BACKLOG = 2048
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from gateway.admission.api_keys import list_keys
 from gateway.admission.auth import KeyStore, check_auth_settings, is_loopback
 from gateway.api.door import CrossOrigin
-from gateway.cache.redis_url import check_redis_url
+from gateway.cache.redis_client import check_redis_url
 from gateway.config import GatewayConfig, read_secrets
-from gateway.http1.tls import server_tls
+from gateway.http1.server import server_tls
 from gateway.media.fetch import AllowedHosts
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError

@@ -21,8 +21,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets
 from kernels.low_rank import LowRank, LowRankPart
 from ops.bench.comparison import in_turns, median_ratio
-from ops.bench.options import add_list, bench_parser, positive
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, add_list, bench_parser, positive
 from ops.bench.stepping import SteppedEngine, make_engine
 from ops.stack.config import DEMO_MODEL
 

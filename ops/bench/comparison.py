@@ -15,9 +15,8 @@ from typing import Protocol, TypeVar
 
 from ops.bench.engine import Load, medians
 from ops.bench.make_model import SHAPES, Shape, make_model
-from ops.bench.options import add_list, positive
 from ops.bench.peers.engines import PeerUnavailableError
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, add_list, positive
 from ops.bench.systems import StartError
 
 OURS = "headrace"

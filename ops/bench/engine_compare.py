@@ -12,9 +12,8 @@ from functools import partial
 
 from ops.bench.comparison import OURS, add_load_options, add_shapes, compare, loads_of, model_of
 from ops.bench.make_model import SHAPES
-from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import Task, measure_ours, peers
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, add_list, bench_parser
 
 _RATES = ("decode_tokens_per_s", "of_best_peer", "prefill_tokens_per_s", "bandwidth_fraction")
 _COLUMNS = ("model", "engine", "batch", *_RATES)

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import uvloop
 
-from ops.bench.options import add_list, bench_parser, positive
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, add_list, bench_parser, positive
 from ops.bench.systems import (
     HOST,
     StartError,

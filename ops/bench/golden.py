@@ -31,8 +31,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.cpu_library import cpu_library
-from ops.bench.options import bench_parser
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, bench_parser
 from ops.bench.stepping import BLOCK_SIZE, make_engine
 from ops.golden.prompts import default_prompts
 from ops.stack.config import DEMO_MODEL

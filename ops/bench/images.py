@@ -40,10 +40,9 @@ from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import media_config, read_processor, read_vision
 from ops.bench.comparison import add_cache, in_turns, median_ratio
-from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.peers import engines
 from ops.bench.peers.engines import run_program, vllm_environ, vllm_python
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, add_list, bench_parser, positive
 from ops.bench.stepping import make_engine
 from shared.media import MediaRef
 

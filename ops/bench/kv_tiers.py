@@ -38,8 +38,7 @@ from gpu_worker.execution.tiers.nixl_transport import NixlAgent
 from gpu_worker.execution.tiers.transfer import Transfer
 from ops.bench.comparison import median_ratio, model_of
 from ops.bench.make_model import SHAPES
-from ops.bench.options import bench_parser, positive
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, bench_parser, positive
 from ops.bench.stepping import BLOCK_SIZE, SteppedEngine, engine_of
 from ops.bench.systems import address_of, headrace_up, own_settings
 from ops.load_generator.answer import read

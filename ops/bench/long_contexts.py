@@ -21,8 +21,7 @@ from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.bench.options import bench_parser, positive
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, bench_parser, positive
 from ops.bench.stepping import BLOCK_SIZE, make_engine
 from ops.chart import Line, line_chart, picture
 from ops.demo_model.corpus import held_out_documents

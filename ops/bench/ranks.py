@@ -15,8 +15,7 @@ import torch
 from ops.bench.comparison import OURS, add_load_options, add_shapes, compare, loads_of, model_of
 from ops.bench.engine import EngineBench, Load, Measurement
 from ops.bench.make_model import SHAPES
-from ops.bench.options import bench_parser, positive
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, bench_parser, positive
 
 _BUDGET, _BLOCK_SIZE = 512, 16
 _COLUMNS = ("model", "dtype", "engine", "batch", "decode_tokens_per_s", "of_best_peer", "prefill_tokens_per_s")

@@ -22,9 +22,8 @@ from statistics import median
 from ops.bench.comparison import OURS, add_load_options, add_shapes, compare, loads_of
 from ops.bench.engine import Load
 from ops.bench.make_model import SHAPES, Shape, make_model
-from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import PeerUnavailableError, Server, Task, max_tokens, measure_ours, servers
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, add_list, bench_parser
 from ops.load_generator.answer import read
 from ops.load_generator.connection import Address, Answer
 from ops.load_generator.rounds import ask_each

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ops.bench.executed import ExecutedEngine, Execution, take_turns
-from ops.bench.options import bench_parser, positive, writable
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, bench_parser, positive, writable
 from ops.bench.systems import address_of, headrace_up, own_settings
 from ops.load_generator.answer import Reading, read
 from ops.load_generator.connection import Address, Answer

@@ -24,8 +24,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.sampling import SamplingParameters, sample_tokens
-from ops.bench.options import bench_parser, positive
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, bench_parser, positive
 from ops.bench.stepping import make_engine
 from ops.chart import Line, line_chart, picture
 from ops.stack.config import DEMO_MODEL

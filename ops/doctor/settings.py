@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.admission.api_keys import list_keys, list_tenants
-from gateway.cache.redis_url import check_redis_url
+from gateway.cache.redis_client import check_redis_url
 from ops.doctor.finding import Finding, problem, warning
 from ops.stack.state import keys_file_of
 from shared.config import PREFIX

@@ -79,24 +79,6 @@ async def settled(client: RawClient, worker: WireWorker, expected: int) -> int:
     return left
 
 
-async def test_request_for_an_unknown_model_costs_no_tokens(client: RawClient, worker: WireWorker) -> None:
-    before = await rest(client, worker)
-    for temperature in (0, 0, 0, 1, 0, 0):
-        client.post("/v1/completions", body("no-such-model", temperature=temperature))
-        assert (await client.whole())[0] == 404
-    assert await rest(client, worker) == before
-
-
-async def test_answer_that_failed_costs_no_tokens(client: RawClient, worker: WireWorker) -> None:
-    before = await rest(client, worker)
-    for error_param, status in ((None, 500), ("prompt", 400)):
-        client.post("/v1/completions", body(worker.model))
-        finish = Finish("failed", error="no", error_param=error_param)
-        await worker.end(await worker.next_request(), 0, finish)
-        assert (await client.whole())[0] == status
-    assert await settled(client, worker, before) == before
-
-
 @pytest.mark.parametrize("temperature", [0, 1])
 async def test_client_that_leaves_pays_for_what_was_generated(
     gateway: GatewayProcess, client: RawClient, worker: WireWorker, temperature: int

@@ -14,8 +14,7 @@ from nats.errors import Error as NatsError
 
 from shared import nats_connection
 from shared.errors import DependencyError
-from shared.nats_connection import Role, WrongRoleError, connect
-from shared.nats_failures import ConnectionErrors, failure_message
+from shared.nats_connection import ConnectionErrors, Role, WrongRoleError, connect, failure_message
 from tests.ops.nats.secured import PASSWORDS, secured_server
 from tests.servers import NatsServer
 from tests.waiting import until

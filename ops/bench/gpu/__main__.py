@@ -13,7 +13,7 @@ import torch
 from ops.bench.gpu.results import FILE_NAME, HEADER
 from ops.bench.gpu.run import GRACE_S, run_suites
 from ops.bench.gpu.suites import all_suites
-from ops.bench.options import bench_parser
+from ops.bench.record import bench_parser
 
 _RESULTS = Path(__file__).parents[1] / "results"
 _EPILOG = """\

@@ -23,8 +23,7 @@ from torch._C._distributed_c10d import FileStore
 from gpu_worker.execution.ranks.board import Board, make_board
 from kernels.cpu_library import cpu_library
 from ops.bench.gpu.case import OURS
-from ops.bench.options import add_list, bench_parser, positive
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, add_list, bench_parser, positive
 
 _ROWS = [1, 4, 16, 64, 256, 2048]
 _CALLS_AT_ONCE, _ROUNDS = 20, 15

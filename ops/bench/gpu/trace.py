@@ -19,8 +19,7 @@ from torch._C._autograd import DeviceType
 
 from ops.bench.gpu.results import machine_of
 from ops.bench.gpu.shapes import GPT_OSS_20B, LLAMA3_8B, QWEN3_06B, ModelShape
-from ops.bench.options import bench_parser, positive
-from ops.bench.record import append_lines, origin
+from ops.bench.record import append_lines, bench_parser, origin, positive
 
 NUM_REPLAYS = 20
 _CONTEXT = 1024

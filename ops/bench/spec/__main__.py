@@ -39,8 +39,7 @@ from gpu_worker.start.proposer_setup import build_proposer
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.comparison import median_ratio
-from ops.bench.options import add_list, bench_parser, positive
-from ops.bench.record import ResultTable
+from ops.bench.record import ResultTable, add_list, bench_parser, positive
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.stepping import engine_of
 from ops.demo_model.corpus import held_out_documents

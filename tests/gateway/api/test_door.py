@@ -84,7 +84,7 @@ async def test_path_that_is_no_route_is_told_what_to_do_and_counted_nowhere() ->
     behind = Behind()
     status, headers, body = await ask(behind, b"nothing")
     assert (status, headers["x-request-id"]) == (404, "mine")
-    assert b"Do this." in body
+    assert b"GET /nothing: Not Found. Do this." in body
     assert not behind.metrics.requests
 
 

@@ -114,6 +114,13 @@ def test_misspelt_path_is_told_the_nearest(path: str, meant: str) -> None:
     ("path", "named"),
     [
         ("/v1/threads/t/messages", "previous_response_id"),
+        ("/", "/v1/models"),
+        ("/v1/conversations", "previous_response_id"),
+        ("/v1/audio/transcriptions", "text only"),
+        ("/v1/images/generations", "text only"),
+        ("/generate", "/v1/completions"),
+        ("/v2/embed", "/v1/embeddings"),
+        ("/metrics", "operator's port"),
         ("/v1/chat/completions/chatcmpl-1/messages", "not kept"),
         ("/api/chat", "Ollama's own API is not served: choose an OpenAI-compatible server"),
         ("/api/v0/chat", "base URL ending in /v1."),

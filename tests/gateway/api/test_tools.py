@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.conversation import ChatMessage, ToolCall
-from shared.messages import Finish, Request, Usage
+from shared.messages import Request
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
@@ -88,23 +88,6 @@ async def test_streamed_pieces_add_up_to_the_whole_answer(worker: WireWorker, cl
         assert len(texts) > 3
     assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
     assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
-
-
-async def test_text_begins_in_the_reasoning_that_the_prompt_has_opened(worker: WireWorker, client: RawClient) -> None:
-    request = await asked(worker, client, tools=None)
-    await worker.answer(request, "hm</think>\n\nyes", in_reasoning=True)
-    told, reason, _ = await message(client)
-    assert (told["reasoning"].strip(), told["content"], reason) == ("hm", "yes", "stop")
-
-
-async def test_answer_that_is_cut_in_a_call_says_so_and_gives_what_there_is(
-    worker: WireWorker, client: RawClient
-) -> None:
-    text = CALL[: CALL.index('"b"')]
-    await worker.answer(await asked(worker, client), text, Finish("length", Usage(3, len(text))))
-    told, reason, _ = await message(client)
-    assert reason == "length"
-    assert told["tool_calls"][0]["function"]["arguments"].startswith('{"a": 2')
 
 
 async def test_markup_without_tools_is_text(worker: WireWorker, client: RawClient) -> None:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 
-from gateway.cache.redis_client import RETRY_MAX_S, RedisCache, Script
+from gateway.cache.redis_client import RETRY_MAX_S, RedisCache, Script, check_redis_url
 from gateway.cache.redis_pipeline import MAX_LINE_BYTES, Reply, ReplyParser
 from gateway.metrics import GatewayMetrics
+from shared.errors import ConfigError
 from tests.gateway.wire_worker import until
 from tests.servers import RedisServer
 
@@ -286,3 +287,37 @@ def test_errors_are_values_of_their_kind() -> None:
 def test_bytes_that_are_no_reply_are_refused(stream: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - each says something else
         ReplyParser().feed(stream)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        None,
+        "",
+        "redis://127.0.0.1:6379",
+        "redis://:secret@host:6379/2",
+        "rediss://host?ssl_cert_reqs=none",
+        "unix:///run/redis.sock",
+    ],
+)
+def test_url_that_the_client_can_use_is_accepted(url: str | None) -> None:
+    check_redis_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://host", "begins with none of redis://, rediss:// and unix://"),
+        ("redis://host:port", "has no host and port that can be told"),
+        ("redis://:5#cret@host:6379/0", "has something behind its host and port that is not a number of a database"),
+        ("redis://:se/cret@host:6379", "has no host and port that can be told"),
+        ("redis://host/secret", "has something behind its host and port that is not a number of a database"),
+        ("redis://host?secret=1", "has an option behind its ? that cannot be used: secret"),
+    ],
+)
+def test_url_that_the_client_cannot_use_is_refused_without_its_secrets(url: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_redis_url(url)
+    assert "HEADRACE_REDIS_URL" in str(refusal.value)
+    assert message in str(refusal.value)
+    assert "cret@" not in str(refusal.value)

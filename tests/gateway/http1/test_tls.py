@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from gateway.http1.connection_table import ConnectionLimits
-from gateway.http1.tls import server_tls
+from gateway.http1.server import server_tls
 from shared.errors import ConfigError
 from tests.certificates import OPENSSL, Certificate, make_authority, make_certificate
 from tests.gateway.http1.raw_server import REQUEST, Served, Streams, connected, echo, read_head, read_whole, served

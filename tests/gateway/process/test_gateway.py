@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from gateway.process.gateway import GC_THRESHOLDS
-from gateway.process.resources import RESERVED_FILES
+from gateway.process.listeners import RESERVED_FILES
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_interactive_stream
 from tests.gateway.gateway_process import START_TIMEOUT_S, GatewayProcess, running_gateway, starting_gateway

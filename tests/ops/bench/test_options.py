@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ops.bench
-from ops.bench.options import add_list, bench_parser, writable
+from ops.bench.record import add_list, bench_parser, writable
 
 FOLDER = Path(ops.bench.__file__).parent
 DOCUMENTED = sorted(

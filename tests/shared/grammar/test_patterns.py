@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shared.grammar import Grammar, GrammarError, grammar_text
+from shared.grammar.grammar_text import with_named_properties
 from shared.grammar.patterns import exact_pattern, with_exact_patterns
-from shared.grammar.property_names import with_named_properties
 from tests.shared.grammar.byte_matcher import accepts
 
 

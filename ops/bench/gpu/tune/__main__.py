@@ -15,7 +15,7 @@ from ops.bench.gpu.run import GRACE_S, JobFailedError, run_apart
 from ops.bench.gpu.timer import CudaTimer, Timer
 from ops.bench.gpu.tune import tables
 from ops.bench.gpu.tune.choice import Choice, Tuning, choose
-from ops.bench.options import bench_parser
+from ops.bench.record import bench_parser
 
 TABLES: dict[str, tuple[Tuning, ...]] = {
     "split_attention": tables.SPLIT_ATTENTION,
