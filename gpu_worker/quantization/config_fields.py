@@ -63,6 +63,19 @@ class CheckedFields(ABC):
             raise self.error(name, f"is {self._shown(value)}; it must be a string")
         return value
 
+    def require(self, name: str, served: bool | int | str, meaning: str = "") -> None:
+        """Refuse a field that is there and is not `served`, the one value that is; `meaning` tells what that is."""
+        if isinstance(served, bool):
+            given, shown, supported = self.boolean(name, served), str(not served).lower(), str(served).lower()
+        elif isinstance(served, int):
+            given = self.integer(name, served, minimum=0)
+            shown, supported = str(given), str(served)
+        else:
+            given = self.text(name, served)
+            shown, supported = repr(given[:80]), repr(served)
+        if given != served:
+            raise self.error(name, f"is {shown}; supported: {supported}{meaning and ', '}{meaning}")
+
     def _present(self, name: str, default: Any) -> Any:
         value = self._fields.get(name)
         if value is None:
