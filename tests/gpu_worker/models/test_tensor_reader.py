@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile, is_inside, read_small_file
+from gpu_worker.models.json_file import CheckpointError, JsonFile, is_inside, read_small_file
 from gpu_worker.models.tensor_file import DTYPES, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
 from gpu_worker.text.model_directory import read_json
