@@ -30,7 +30,7 @@ from tests.gpu_worker.execution.engine_run import (
     save_tiny_model,
     scheduler_config,
 )
-from tests.gpu_worker.models.families.latent_cases import CASES as DENSE
+from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
 from tests.gpu_worker.models.families.latent_cases import CASES as LATENT
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent_case

@@ -312,7 +312,7 @@ def test_awq_unsupported_field_is_named(awq_made: Made, fields: dict[str, Any], 
 @pytest.mark.parametrize(
     ("end", "tensor", "message"),
     [
-        ("qweight", torch.zeros(8, 64, dtype=torch.int32), "has shape [8, 64]; awq_config.json calls for [64, 8]"),
+        ("qweight", torch.zeros(8, 64, dtype=torch.int32), "has shape [8, 64]; config.json calls for [64, 8]"),
         ("qzeros", torch.zeros(4, 8, dtype=torch.uint8), "stored as torch.uint8"),
         ("qzeros", None, "has no tensor"),
         ("scales", torch.full((4, 64), torch.nan), "not finite"),
