@@ -65,14 +65,14 @@ class CheckedFields(ABC):
 
     def require(self, name: str, served: bool | int | str, meaning: str = "") -> None:
         """Refuse a field that is there and is not `served`, the one value that is; `meaning` tells what that is."""
+        given: bool | int | str
         if isinstance(served, bool):
-            given, shown, supported = self.boolean(name, served), str(not served).lower(), str(served).lower()
+            given = self.boolean(name, served)
         elif isinstance(served, int):
             given = self.integer(name, served, minimum=0)
-            shown, supported = str(given), str(served)
         else:
-            given = self.text(name, served)
-            shown, supported = repr(given[:80]), repr(served)
+            given = self.text(name, served)[:80]
+        shown, supported = (str(value).lower() if isinstance(value, bool) else repr(value) for value in (given, served))
         if given != served:
             raise self.error(name, f"is {shown}; supported: {supported}{meaning and ', '}{meaning}")
 

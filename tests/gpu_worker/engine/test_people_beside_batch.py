@@ -145,13 +145,13 @@ def test_backlog_does_not_slow_people_down(
     seen = {}
     for has_backlog in (False, True):
         house = House(cost, has_backlog=has_backlog)
-        visits = house.serve(num_people=num_people, num_visits=300, pause_s=pause_s)
+        visits = house.serve(num_people=num_people, num_visits=200, pause_s=pause_s)
         # Who comes first after ten quiet seconds meets the machine at full speed.
         visits = sorted(visits, key=lambda visit: visit.came)[num_people:]
         gaps = [gap for visit in visits for gap in visit.gaps_s]
         first = [visit.first_token_s for visit in visits]
         seen[has_backlog] = [percentile(values, share) for values in (first, gaps) for share in (0.5, 0.99)]
-    assert house.num_batch_tokens > 5_000
+    assert house.num_batch_tokens > 3_000
     ratios = [beside / alone for alone, beside in zip(seen[False], seen[True], strict=True)]
     assert max(ratios) <= 1.1, ratios
 
@@ -186,7 +186,7 @@ def test_batch_work_beside_a_person_is_most_of_what_fits_into_the_slowdown(
         visits += house.serve(num_people=1, num_visits=1, pause_s=(0.0, 0.0), first_at=house.clock.now)
     num_before, began = house.num_batch_tokens, house.clock.now
     visits = []
-    while house.clock.now < began + 8.0:
+    while house.clock.now < began + 5.0:
         visits += house.serve(num_people=1, num_visits=1, pause_s=(0.0, 0.0), first_at=house.clock.now)
     # Each token of an answer takes a share of a step, and so does each of the prompt, which has half as many.
     slowdown, (step_ms, growth) = 0.05, cost
@@ -211,7 +211,7 @@ def test_fleet_is_at_full_speed_when_the_last_person_has_left() -> None:
     house = House(GPU, has_backlog=True)
     house.serve(num_people=1, num_visits=20, pause_s=(0.0, 0.1))
     per_second = []
-    for _ in range(12):
+    for _ in range(6):
         num_before, ends_at = house.num_batch_tokens, house.clock.now + 1.0
         while house.clock.now < ends_at:
             house.idle_until(ends_at)
@@ -284,7 +284,7 @@ def test_prompts_that_come_while_others_decode_leave_the_stages_full() -> None:
         pipeline.add(number, 20, 150)
     began = pipeline.clock.now
     for number in range(8, 24):
-        for _ in range(12):
+        for _ in range(6):
             for event in pipeline.engine.step():
                 pipeline.take(event)
         pipeline.add(number, 300, 40)
