@@ -179,6 +179,7 @@ def test_form_on_another_device_keeps_its_shape(form: UnsplitWeight) -> None:
     assert moved.num_bytes == form.num_bytes
 
 
+NAMES = ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"]
 ROWS, COLUMNS = 2 * SCALE_BLOCK, 24
 
 
@@ -207,7 +208,7 @@ def forms(generator: torch.Generator) -> dict[str, WeightForm]:
 
 
 @pytest.mark.parametrize("within", [SCALE_BLOCK, ROWS])
-@pytest.mark.parametrize("name", ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"])
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_of_every_form_are_in_the_order_that_was_asked_for(name: str, within: int) -> None:
     generator = torch.Generator().manual_seed(within)
     form, order = forms(generator)[name], random_order(generator, within=within)
@@ -215,9 +216,6 @@ def test_rows_of_every_form_are_in_the_order_that_was_asked_for(name: str, withi
     assert torch.equal(moved.dequantize(), form.dequantize()[order])
     stays = within == SCALE_BLOCK or name not in ("blocks", "parts")
     assert isinstance(moved, type(form)) == stays
-
-
-NAMES = ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"]
 
 
 @pytest.fixture
@@ -284,7 +282,7 @@ def test_blocks_stay_blocks_where_they_stay_together() -> None:
 GROUP = 8
 
 
-@pytest.mark.parametrize("name", ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("has_whole_groups", [True, False])
 def test_columns_of_every_form_are_in_the_order_that_was_asked_for(name: str, has_whole_groups: bool) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -299,9 +297,6 @@ def test_columns_of_every_form_are_in_the_order_that_was_asked_for(name: str, ha
         again = reorder_columns(moved, order)
         assert isinstance(again, GroupQuantizedWeight if has_whole_groups else DenseWeight)
         assert torch.equal(again.dequantize(), moved.dequantize()[:, order])
-
-
-NAMES = ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"]
 
 
 @pytest.mark.parametrize("is_even", [True, False], ids=["even within blocks", "uneven"])
