@@ -20,8 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from kernels.build import Progress, build_library, cache_dir, kernels_allowed
-from kernels.compilers import KernelBuildError
+from kernels.build import KernelBuildError, Progress, build_library, cache_dir, kernels_allowed
 from kernels.cpu_structures import STRUCTURES
 from shared.errors import HeadraceError
 

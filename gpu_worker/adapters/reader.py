@@ -16,7 +16,7 @@ import torch
 from gpu_worker.adapters.config import AdapterConfig, AdapterError, read_config
 from gpu_worker.adapters.modules import Module, common_name, experts_of, modules_of
 from gpu_worker.layers.adapters import AdaptedMatrix, AdapterTargets, ExpertModules, Packed
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
 from kernels.low_rank import LowRank, LowRankPart, whole_pages

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gpu_worker.consumer.prefixes.chain import PrefixChain
+from gpu_worker.consumer.prefixes.held import PrefixChain
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.text.output_text import OutputText

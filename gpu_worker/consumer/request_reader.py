@@ -7,18 +7,16 @@ from collections.abc import Collection, Iterator
 from itertools import takewhile
 
 from gpu_worker.adapters.slots import AdapterSlots
+from gpu_worker.consumer.answer import PooledAnswers
 from gpu_worker.consumer.held_request import Prelude
-from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.request_images import check_images
 from gpu_worker.core.block_budget import BlockBudget, BlockScores, block_budget
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
-from gpu_worker.text.prompt_encoder import PromptText
-from gpu_worker.text.score_prompt import ScoredText
-from gpu_worker.text.tokenizer import ModelTokenizer
+from gpu_worker.text.prompt_encoder import PromptText, ScoredText
+from gpu_worker.text.tokenizer import InfillPrompt, ModelTokenizer
 from shared.adapter_calls import is_digest
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError, prompt_too_long

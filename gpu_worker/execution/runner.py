@@ -33,8 +33,7 @@ from gpu_worker.execution.batch.placed_tokens import Frame
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.step_table import DeviceStep, HostStep, StagedStep, copy_states, lay_out, step_context
 from gpu_worker.execution.batch.transfers import Downloads, Upload
-from gpu_worker.execution.drafts.computed_steps import ComputedStep
-from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts, replay_accepted
+from gpu_worker.execution.drafts.drafting import ComputedStep, Drafting, forced_drafts, replay_accepted
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.encoder import EncodedStep, ImageEncoder
 from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, state_bytes

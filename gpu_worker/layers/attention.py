@@ -8,9 +8,9 @@ from enum import Enum
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.bidirectional_attention import BidirectionalAttention
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory, ReadsLayer
+from gpu_worker.layers.encoder import BidirectionalAttention
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
 from gpu_worker.layers.media_inputs import attend_bidirectional, rotations_of

@@ -8,9 +8,9 @@ import torch
 
 from gpu_worker.layers.attention import Attention, AttentionShape, AttentionWeights
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.bidirectional_attention import BidirectionalAttention
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsBoth, KeepsState, LayerMemory, LayerState
+from gpu_worker.layers.encoder import BidirectionalAttention
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.mamba2 import Mamba2, Mamba2Shape, Mamba2Weights

@@ -29,7 +29,10 @@ class MatrixSource(TensorSource, Protocol):
     """A checkpoint, or a part of each of its tensors."""
 
     def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
-        """Return one of the tensors that are stacked along the first dimension of one, which has this shape."""
+        """Return one of the tensors that are stacked along the first dimension of one, which has this shape.
+
+        Items are taken in order.
+        """
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from types import TracebackType
 
 import torch
 
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.tensor_file import (
     Renaming,
     StoredTensor,

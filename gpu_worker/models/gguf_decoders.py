@@ -23,9 +23,8 @@ from gpu_worker.layers.rotations import QueryGrowth
 from gpu_worker.models.config import DTYPES as TYPES
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families.deepseek import MAX_KEY_DIM, MAX_LATENT_DIM
-from gpu_worker.models.gguf_fields import DTYPES, MAX_HEADS, Fields, ModelFields
+from gpu_worker.models.gguf_fields import DTYPES, MAX_HEADS, Fields, ModelFields, read_gguf_rope, with_this_rope
 from gpu_worker.models.gguf_mixture import expert_fields, finish_mixture
-from gpu_worker.models.gguf_rope import read_gguf_rope, with_this_rope
 from gpu_worker.models.layer_types import FULL, SLIDING
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, GGUFFamily, ModelFields, with_plain_names
-from gpu_worker.models.gguf_rope import with_rope
+from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, GGUFFamily, ModelFields, with_plain_names, with_rope
 
 _ATTENTION, _MAMBA, _DENSE, _EXPERTS = "attention", "mamba", "mlp", "moe"
 

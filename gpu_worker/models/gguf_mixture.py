@@ -10,8 +10,15 @@ from dataclasses import replace
 
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, GGUFFamily, ModelFields, plain_names, with_plain_names
-from gpu_worker.models.gguf_rope import with_rope
+from gpu_worker.models.gguf_fields import (
+    MAX_HEADS,
+    Fields,
+    GGUFFamily,
+    ModelFields,
+    plain_names,
+    with_plain_names,
+    with_rope,
+)
 from kernels.moe import RoutingRule
 from kernels.moe.reference import Score
 

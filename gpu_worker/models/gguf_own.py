@@ -12,8 +12,7 @@ from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.layers.layer import LayerTraits, MixerShape
 from gpu_worker.layers.mlp import PlainShape
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, GGUFFamily, ModelFields
-from gpu_worker.models.gguf_rope import proportional_share, with_rope
+from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, GGUFFamily, ModelFields, proportional_share, with_rope
 from gpu_worker.models.layer_types import FULL, SLIDING
 from kernels.activation import Xielu
 

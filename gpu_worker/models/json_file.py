@@ -1,4 +1,7 @@
-"""Reads a checkpoint's small files as untrusted input: bounded in size, every field of JSON checked for its type."""
+"""Reads a checkpoint's small files as untrusted input: bounded in size, every field of JSON checked for its type.
+
+The error that every defect of a checkpoint raises.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.models.errors import CheckpointError
 from gpu_worker.quantization.config_fields import CheckedFields
+from shared.errors import HeadraceError
 from shared.files import open_regular
+
+
+class CheckpointError(HeadraceError):
+    """A model directory cannot be served."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
 
 MAX_BYTES = 64 << 20
 """Vocabularies take up to 35 MB."""

@@ -12,13 +12,11 @@ import torch
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import find_families
 from gpu_worker.models.gguf_config import read_gguf_config
-from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.json_file import CheckpointError, JsonFile
 from gpu_worker.models.tensor_file import INDEX_FILE, SINGLE_FILE, TensorFile
-from gpu_worker.models.text_kinds import TEXT_KINDS
-from gpu_worker.models.text_part import WRAPPERS, Wrapper, text_part, with_text_names
+from gpu_worker.models.text_part import TEXT_KINDS, WRAPPERS, Wrapper, text_part, with_text_names
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
 FAMILIES = find_families()

@@ -21,8 +21,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.json_file import CheckpointError, JsonFile
 from shared.files import open_regular
 
 # What the library reads at most.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 
 PIECE_BYTES = 16 << 20

@@ -63,6 +63,19 @@ class CheckedFields(ABC):
             raise self.error(name, f"is {self._shown(value)}; it must be a string")
         return value
 
+    def require(self, name: str, served: bool | int | str, meaning: str = "") -> None:
+        """Refuse a field that is there and is not `served`, the one value that is; `meaning` tells what that is."""
+        given: bool | int | str
+        if isinstance(served, bool):
+            given = self.boolean(name, served)
+        elif isinstance(served, int):
+            given = self.integer(name, served, minimum=0)
+        else:
+            given = self.text(name, served)[:80]
+        shown, supported = (str(value).lower() if isinstance(value, bool) else repr(value) for value in (given, served))
+        if given != served:
+            raise self.error(name, f"is {shown}; supported: {supported}{meaning and ', '}{meaning}")
+
     def _present(self, name: str, default: Any) -> Any:
         value = self._fields.get(name)
         if value is None:

@@ -10,8 +10,7 @@ import torch
 from gpu_worker.execution.runner_config import RunnerConfig, choose_draft_dtype, choose_dtype
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.json_file import CheckpointError, JsonFile
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.tensor_file import INDEX_FILE, SINGLE_FILE
 from gpu_worker.quantization.gguf.model_file import find_gguf

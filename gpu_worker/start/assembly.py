@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gpu_worker.consumer.answer import AnswerWriter
+from gpu_worker.consumer.answer import AnswerWriter, PooledAnswers
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import ProgressRecords
 from gpu_worker.consumer.constraint_source import ConstraintSource
@@ -24,7 +24,6 @@ from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
-from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.prefixes.affinity import PeerConnection, PrefixAffinity
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_images import RequestImages

@@ -5,11 +5,13 @@ the tokenizer adds its own (such as a leading begin-of-sequence) when asked to. 
 place special tokens. All that clients write (content, names, tools, arguments, variables) is encoded as ordinary text
 where it spells one, so that no one can forge a turn; models whose turns are marked by plain text instead of special
 tokens cannot be protected this way.
+
+Prompts for a text between a prefix and a suffix, by the tokens that mark them in public models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -18,7 +20,6 @@ from tokenizers import Tokenizer
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from gpu_worker.text.chat_template import ChatTemplate, conversation_text, load_chat_template
 from gpu_worker.text.detokenizer import make_detokenizer
-from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.library import TokenizerError, library_errors, return_freed_memory
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
@@ -36,6 +37,52 @@ from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.errors import BadRequestError, ConfigError, PromptTooLongError
 from shared.formats import detect_format, format_named
 from shared.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """What stands before the text that is wanted, and what behind it."""
+
+    prefix: str
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The tokens before prefix, suffix and output. Without `middle`, the suffix goes first and the output last."""
+
+    prefix: int
+    suffix: int
+    middle: int | None
+
+    def prompt(self, prefix_ids: list[int], suffix_ids: list[int]) -> list[int]:
+        """Return the token ids of a prompt, without the tokens that begin every prompt."""
+        if self.middle is None:
+            return [self.suffix, *suffix_ids, self.prefix, *prefix_ids]
+        return [self.prefix, *prefix_ids, self.suffix, *suffix_ids, self.middle]
+
+
+# StarCoder and Granite; Qwen and CodeGemma; SantaCoder; DeepSeek; Code Llama; CodeGeeX; Codestral.
+_NAMES = (
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("[PREFIX]", "[SUFFIX]", None),
+)
+
+
+def find_infill_tokens(token_id: Callable[[str], int | None]) -> InfillTokens | None:
+    """Return the tokens of a vocabulary, in which `token_id` looks up names; None if it has none."""
+    for prefix_name, suffix_name, middle_name in _NAMES:
+        prefix, suffix = token_id(prefix_name), token_id(suffix_name)
+        middle = None if middle_name is None else token_id(middle_name)
+        if prefix is not None and suffix is not None and (middle is None) == (middle_name is None):
+            return InfillTokens(prefix, suffix, middle)
+    return None
+
 
 _REPLACEMENT = "\ufffd"
 _MIN_LONGEST_TOKEN = 32

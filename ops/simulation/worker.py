@@ -8,9 +8,8 @@ from typing import Any, Protocol, cast
 from gpu_worker.consumer.heartbeat import INTERVAL_S as HEARTBEAT_S
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.prefixes.affinity import WHOLE_EVERY
-from gpu_worker.consumer.prefixes.chain import prefix_chain
 from gpu_worker.consumer.prefixes.claims import PrefixClaims
-from gpu_worker.consumer.prefixes.held import HeldPrefixes
+from gpu_worker.consumer.prefixes.held import HeldPrefixes, prefix_chain
 from gpu_worker.consumer.prefixes.messages import Answer, Offer, PeerMessage
 from gpu_worker.consumer.prefixes.peers import PeerBeat, PeerPrefixes
 from gpu_worker.consumer.prefixes.waiting import WaitingRequests

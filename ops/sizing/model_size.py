@@ -21,11 +21,10 @@ from gpu_worker.execution.memory.group_shares import GroupShares
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.awq import AWQ
-from gpu_worker.quantization.compressed_scheme import Layout
-from gpu_worker.quantization.compressed_tensors import CompressedTensors
+from gpu_worker.quantization.compressed_tensors import CompressedTensors, Layout
 from gpu_worker.quantization.fp8 import FP8
 from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.quantization.gptq import GPTQ

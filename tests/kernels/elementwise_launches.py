@@ -1,4 +1,7 @@
-"""The launches of the memory-bound kernels that compile checks look at, in the shapes of Llama-3-8B and Qwen3."""
+"""The launches of the memory-bound kernels that compile checks look at, in the shapes of Llama-3-8B and Qwen3.
+
+Those of the sampler have the vocabularies of Llama 3 and Qwen 3.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,13 @@ from kernels.activation.triton_kernel import gated_rounded_triton, gated_triton
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.layer_cache import is_quantized, scales_shape
 from kernels.linear.rounding import InputRounding
+from kernels.logits_bitmask.triton_kernel import forbid_tokens_triton
 from kernels.rms_norm.triton_kernel import rms_norm_rounded_triton, rms_norm_triton
 from kernels.rope_kv_write.reference import HeadNormWeights
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
+from kernels.sampling.config import sampling_config
+from kernels.sampling.parameters import PenaltyTable, SamplingParameters
+from kernels.sampling.triton_kernel import apply_penalties_triton, count_tokens_triton, sample_tokens_triton
 
 
 def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -68,3 +75,36 @@ def rounded_launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
                 gated_rounded_triton, empty(16, 2 * size), Activation.SILU, rounding
             )
     return found
+
+
+def launch_draw(gpu: Gpu, vocab_size: int, may_truncate: bool, *, is_marked: bool = False) -> torch.Tensor:
+    slots = torch.arange(2)
+    column, numbers = torch.ones(2), torch.ones(2, dtype=torch.int64)
+    parameters = SamplingParameters(column, column, numbers.int(), column, numbers)
+    logits = torch.empty(2, vocab_size)
+    config, marks = sampling_config(gpu.generation), numbers if is_marked else None
+    return sample_tokens_triton(logits, slots, slots, parameters, may_truncate, config, marks)
+
+
+def launch_penalties(vocab_size: int) -> torch.Tensor:
+    table = torch.zeros(2, vocab_size, dtype=torch.int32)
+    column, places = torch.ones(2), torch.arange(2)
+    penalties = PenaltyTable(column, column, column, table, table[:, : -(-vocab_size // 32)])
+    apply_penalties_triton(torch.empty(2, vocab_size), places, penalties, None)
+    count_tokens_triton(penalties, places, places)
+    return table
+
+
+def sampling(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
+    return {
+        "llama3": partial(launch_draw, gpu, 128_256, True),
+        "qwen3": partial(launch_draw, gpu, 151_936, False),
+        "watermark": partial(launch_draw, gpu, 151_936, True, is_marked=True),
+        "penalties": partial(launch_penalties, 151_936),
+    }
+
+
+def bitmask(gpu: Gpu) -> dict[str, Callable[[], None]]:
+    logits = torch.empty(2, 128_256)
+    masks = torch.empty(2, 128_256 // 32, dtype=torch.int32)
+    return {"llama3": partial(forbid_tokens_triton, logits, torch.arange(2), masks)}

@@ -40,7 +40,7 @@ def test_no_masks_launch_nothing(device: torch.device) -> None:
 
 
 def test_kernel_compiles_and_reads_no_logits(tmp_path: Path) -> None:
-    for kernel in compile_launches("tests.kernels.logits_bitmask_launches", (80, 90), tmp_path / "compiled"):
+    for kernel in compile_launches("tests.kernels.elementwise_launches:bitmask", (80, 90), tmp_path / "compiled"):
         assert kernel.stack_bytes == 0, kernel
         # The row's number and the words of the mask: four of them a thread at most.
         assert kernel.count(r"ld\.global") <= 5, kernel

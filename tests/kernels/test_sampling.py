@@ -302,7 +302,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 @pytest.mark.compiles
 def test_kernels_compile_without_spills(tmp_path: Path) -> None:
-    compiled = compile_launches("tests.kernels.sampling_launches", (80, 90), tmp_path / "compiled")
+    compiled = compile_launches("tests.kernels.elementwise_launches:sampling", (80, 90), tmp_path / "compiled")
     assert {kernel.kernel for kernel in compiled} == {
         "penalties_kernel",
         "count_tokens_kernel",

@@ -15,9 +15,8 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from gpu_worker.consumer.held_request import HeldRequest
-from gpu_worker.consumer.prefixes.chain import PrefixChain, prefix_chain
 from gpu_worker.consumer.prefixes.claims import PrefixClaims
-from gpu_worker.consumer.prefixes.held import HeldPrefixes
+from gpu_worker.consumer.prefixes.held import HeldPrefixes, PrefixChain, prefix_chain
 from gpu_worker.consumer.prefixes.messages import (
     AdapterState,
     Answer,

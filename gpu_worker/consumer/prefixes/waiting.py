@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from gpu_worker.consumer.prefixes.chain import PrefixChain
-from gpu_worker.consumer.prefixes.held import HeldPrefixes
+from gpu_worker.consumer.prefixes.held import HeldPrefixes, PrefixChain
 from gpu_worker.consumer.prefixes.messages import (
     MAX_OFFERED_LINKS,
     AdapterState,

@@ -71,15 +71,11 @@ def read_afmoe(file: JsonFile) -> ModelConfig:
 
 
 def _refuse(file: JsonFile) -> None:
-    if file.boolean("attention_bias", False):
-        raise file.error("attention_bias", "is true; supported: false, projections without biases")
-    if file.text("score_func", "sigmoid") != "sigmoid":
-        raise file.error("score_func", f"is {file.text('score_func')[:80]!r}; supported: 'sigmoid'")
-    if not file.boolean("route_norm", True):
-        raise file.error("route_norm", "is false; supported: true, weights of a token's experts that sum to one")
+    file.require("attention_bias", False, "projections without biases")
+    file.require("score_func", "sigmoid")
+    file.require("route_norm", True, "weights of a token's experts that sum to one")
     for name in ("n_group", "topk_group"):
-        if file.integer(name, 1) != 1:
-            raise file.error(name, f"is {file.integer(name)}; supported: 1, all experts in one group")
+        file.require(name, 1, "all experts in one group")
 
 
 FAMILIES = (Family("ArceeForCausalLM", read_arcee), Family("AfmoeForCausalLM", read_afmoe))

@@ -17,8 +17,7 @@ from gpu_worker.models.json_file import JsonFile
 def read_encoder(file: JsonFile, *, skips_padding: bool) -> ModelConfig:
     """Read BERT or a descendant; with `skips_padding`, positions begin behind the padding token's, as RoBERTa's do."""
     activation = read_activation(file, default="gelu")
-    if (positions := file.text("position_embedding_type", "absolute")) != "absolute":
-        raise file.error("position_embedding_type", f"is {positions[:80]!r}; supported: 'absolute'")
+    file.require("position_embedding_type", "absolute")
     if file.nested("quantization_config") is not None:
         raise file.error("quantization_config", "is set; encoders are served with dense weights only")
     num_layers = file.integer("num_hidden_layers", maximum=1024)

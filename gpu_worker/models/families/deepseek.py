@@ -79,8 +79,7 @@ def read_deepseek_v2(file: JsonFile) -> ModelConfig:
 
 def _read_rule(file: JsonFile, num_experts: int) -> RoutingRule:
     """Read the rule: the best experts of all, or those of the groups whose best expert is best."""
-    if file.boolean("norm_topk_prob", False):
-        raise file.error("norm_topk_prob", "is true; weights of DeepSeek V2's experts are not normalised")
+    file.require("norm_topk_prob", False, "weights of experts that are not normalised")
     top_k, scale = read_top_k(file, num_experts), file.number("routed_scaling_factor", 1.0)
     method = file.text("topk_method", "greedy")
     if method == "greedy":

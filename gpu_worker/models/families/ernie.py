@@ -39,8 +39,7 @@ _MIXTURE = MixtureNames(
 
 def read_ernie4_5_moe(file: JsonFile) -> ModelConfig:
     """Read ERNIE 4.5 (mixtures): shared experts, and a bias for the choice alone, behind the first layer."""
-    if file.boolean("use_bias", False):
-        raise file.error("use_bias", "is true; supported: false, as in all published checkpoints")
+    file.require("use_bias", False, "as in all published checkpoints")
     num_experts = read_num_experts(file, "moe_num_experts", "num_experts")
     top_k = "moe_k" if "moe_k" in file.names() else "num_experts_per_tok"
     inner_size = file.integer("moe_intermediate_size", 1536)

@@ -36,8 +36,7 @@ def read_gemma2(file: JsonFile) -> ModelConfig:
 
 def gemma2_traits(file: JsonFile, names: TensorNames) -> FamilyTraits:
     """Return the traits that Gemma 2 and VaultGemma share."""
-    if file.boolean("use_bidirectional_attention", False):
-        raise file.error("use_bidirectional_attention", "is true; supported: attention to earlier tokens only")
+    file.require("use_bidirectional_attention", False, "attention to earlier tokens only")
     block = BlockTraits(
         norm=NormKind(is_offset=True),
         names=names,

@@ -91,8 +91,7 @@ def _has_experts(file: JsonFile) -> bool:
 def _with_experts(file: JsonFile, config: ModelConfig) -> ModelConfig:
     if not _has_experts(file):
         return config
-    if (activation := file.text("hidden_activation", _ACTIVATION)) != _ACTIVATION:
-        raise file.error("hidden_activation", f"is {activation[:80]!r}; supported with experts: {_ACTIVATION!r}")
+    file.require("hidden_activation", _ACTIVATION, "with experts")
     num_experts = read_num_experts(file, "num_experts")
     top_k = read_top_k(file, num_experts, name="top_k_experts")
     mixture = MixtureShape(

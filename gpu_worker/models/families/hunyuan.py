@@ -66,8 +66,7 @@ _MIXTURE = MixtureNames(router=("mlp.gate.wg",), shared="mlp.shared_mlp")
 
 def read_hunyuan_v1_moe(file: JsonFile) -> ModelConfig:
     """Read Hunyuan (mixtures, A13B): experts beside a shared one in every layer, counted once or by layer."""
-    if file.boolean("use_cla", False):
-        raise file.error("use_cla", "is true; supported: false, layers with keys and values of their own")
+    file.require("use_cla", False, "layers with keys and values of their own")
     check_silu(file)
     inner_size = file.integer("intermediate_size")
     if set(read_by_layer(file, "moe_intermediate_size", inner_size)) != {inner_size}:

@@ -43,11 +43,9 @@ _GPT2_NAMES = TensorNames(
 
 def read_gpt2(file: JsonFile) -> ModelConfig:
     """Read GPT-2: learned positions, LayerNorm, biases throughout, and transposed matrices."""
-    if not file.boolean("scale_attn_weights", True):
-        raise file.error("scale_attn_weights", "is false; supported: true, scores over the square root of heads' size")
+    file.require("scale_attn_weights", True, "scores over the square root of heads' size")
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if file.boolean(name, False):
-            raise file.error(name, "is true; supported: false")
+        file.require(name, False)
     hidden_size, length = (
         file.integer("n_embd"),
         file.integer("n_positions", file.integer("max_position_embeddings", 1024)),
@@ -150,12 +148,9 @@ _OPT_NAMES = TensorNames(
 
 def read_opt(file: JsonFile) -> ModelConfig:
     """Read OPT: learned positions, LayerNorm before blocks, ReLU, biases throughout."""
-    if not file.boolean("do_layer_norm_before", True):
-        raise file.error("do_layer_norm_before", "is false; supported: true, normalisation before blocks")
-    if not file.boolean("layer_norm_elementwise_affine", True):
-        raise file.error("layer_norm_elementwise_affine", "is false; supported: true, normalisation with weights")
-    if file.boolean("_remove_final_layer_norm", False):
-        raise file.error("_remove_final_layer_norm", "is true; supported: false")
+    file.require("do_layer_norm_before", True, "normalisation before blocks")
+    file.require("layer_norm_elementwise_affine", True, "normalisation with weights")
+    file.require("_remove_final_layer_norm", False)
     hidden_size, length = file.integer("hidden_size"), file.integer("max_position_embeddings", 2048)
     if (size := file.integer("word_embed_proj_dim", hidden_size)) != hidden_size:
         raise file.error("word_embed_proj_dim", f"is {size}; it must be hidden_size ({hidden_size})")

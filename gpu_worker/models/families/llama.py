@@ -75,8 +75,7 @@ def read_iquestcoder(file: JsonFile) -> ModelConfig:
     """Read IQuest-Coder: Llama, without the clipping and windows that its configuration has fields for."""
     if "clip_qkv" in file.names():
         raise file.error("clip_qkv", "is set; supported: null, as in all published checkpoints")
-    if file.boolean("use_sliding_window", False):
-        raise file.error("use_sliding_window", "is true; supported: false, as in all published checkpoints")
+    file.require("use_sliding_window", False, "as in all published checkpoints")
     traits = FamilyTraits(
         head_dim=128, attention=biased(file), mlp_bias=file.boolean("mlp_bias", False), norm_eps=("rms_norm_eps", 1e-5)
     )

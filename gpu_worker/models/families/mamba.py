@@ -142,8 +142,7 @@ _NEMOTRON_H_FIELDS = Mamba2Fields(
 def read_nemotron_h(file: JsonFile) -> ModelConfig:
     """Read Nemotron-H and Nemotron 3: a layer is Mamba-2, unrotated attention, squared ReLU, or experts."""
     pattern = _read_pattern(file)
-    if file.boolean("attention_bias", False):
-        raise file.error("attention_bias", "is true; attention of this family is served without biases")
+    file.require("attention_bias", False, "attention served without biases")
     traits = FamilyTraits(
         num_layers=len(pattern),
         head_dim=file.integer("attention_head_dim", 128, minimum=4, maximum=1024),
@@ -188,10 +187,7 @@ def _read_pattern(file: JsonFile) -> str:
 
 
 def _read_mixture(file: JsonFile) -> MixtureShape:
-    activation = file.text("mlp_hidden_act", "relu2")
-    if activation != "relu2":
-        problem = f"is {activation[:80]!r}; experts of this family are served with 'relu2'"
-        raise file.error("mlp_hidden_act", problem)
+    file.require("mlp_hidden_act", "relu2")
     num_experts, has_bias = read_num_experts(file, "n_routed_experts"), file.boolean("mlp_bias", False)
     return MixtureShape(
         num_experts,

@@ -119,10 +119,8 @@ def _refuse(file: JsonFile) -> None:
         ("scoring_func", "sigmoid"),
         ("topk_method", "noaux_tc"),
     ):
-        if (given := file.text(name, served)) != served:
-            raise file.error(name, f"is {given[:80]!r}; supported: {served!r}")
-    if file.integer("n_shared_experts", 0, minimum=0):
-        raise file.error("n_shared_experts", "is not 0; supported: none")
+        file.require(name, served)
+    file.require("n_shared_experts", 0)
     for name, other in (
         ("swa_head_dim", "head_dim"),
         ("swa_v_head_dim", "v_head_dim"),

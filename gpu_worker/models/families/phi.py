@@ -28,8 +28,7 @@ _PHI_NAMES = TensorNames(
 
 def read_phi(file: JsonFile) -> ModelConfig:
     """Read Phi 1, 1.5 and 2: parallel blocks behind one LayerNorm, heads that turn in part, and biases everywhere."""
-    if file.boolean("qk_layernorm", False):
-        raise file.error("qk_layernorm", "is true; supported: false, as in all published checkpoints")
+    file.require("qk_layernorm", False, "as in all published checkpoints")
     traits = FamilyTraits(
         attention=AttentionShape(qkv_bias=True, output_bias=True),
         is_gated=False,

@@ -126,8 +126,7 @@ def read_nomic_bert(file: JsonFile) -> ModelConfig:
 
 def _translated(file: JsonFile) -> JsonFile:
     """Return a published configuration in the names of `transformers`."""
-    if file.integer("moe_every_n_layers", 0, minimum=0):
-        raise file.error("moe_every_n_layers", "is set; supported: Nomic Embed without experts (1, 1.5)")
+    file.require("moe_every_n_layers", 0, "Nomic Embed without experts (1, 1.5)")
     for name in (*_ABSENT, *_BIASES):
         if file.boolean(name, name in _BIASES):
             raise file.error(name, "is true; supported: false")
@@ -162,8 +161,7 @@ _MODERNBERT_NAMES = TensorNames(
 
 def read_modernbert(file: JsonFile) -> ModelConfig:
     """Read ModernBERT: gates, rotation, and windows in all but every third layer."""
-    if (kind := file.text("classifier_activation", "gelu")) != "gelu":
-        raise file.error("classifier_activation", f"is {kind[:80]!r}; supported: 'gelu'")
+    file.require("classifier_activation", "gelu")
     full, sliding = (
         read_rope_of(file, FULL, "global_rope_theta", 160_000.0),
         read_rope_of(file, SLIDING, "local_rope_theta", 1e4),

@@ -15,8 +15,7 @@ import torch
 from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile, read_small_file
+from gpu_worker.models.json_file import CheckpointError, JsonFile, read_small_file
 from gpu_worker.models.text_part import WRAPPERS, text_part
 from gpu_worker.models.vision import families
 from gpu_worker.models.vision.processor import MediaProcessor, Resampling
@@ -106,8 +105,7 @@ def _read_processor(directory: Path) -> JsonFile:
 
 
 def _check_resizing(processor: JsonFile, resampling: Resampling) -> None:
-    if not processor.boolean("do_resize", True):
-        raise processor.error("do_resize", "is false; images of their own sizes are not read")
+    processor.require("do_resize", True, "images resized to sizes of the family")
     number, own = _RESAMPLINGS[resampling], processor.fields.get("resample")
     if own not in (None, number):
         raise processor.error("resample", f"is {str(own)[:40]}; images of this family are resized by {number} only")

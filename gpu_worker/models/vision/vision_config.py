@@ -11,8 +11,7 @@ import torch
 from gpu_worker.core.encoder_schedule import MOST_BEGUN
 from gpu_worker.core.scheduler_config import StageCost
 from gpu_worker.models.config import read_activation
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.json_file import CheckpointError, JsonFile
 from gpu_worker.models.rope_config import rope_fields
 from gpu_worker.models.vision.embedding import PatchEmbedding
 from gpu_worker.models.vision.parts import Projector, VisionLayer

@@ -82,8 +82,7 @@ def read_eagle_config(file: JsonFile, model: ModelConfig) -> EagleConfig:
     if not is_third(file):
         return EagleConfig(layer, (), layer.vocab_size)
     for name in _NOT_SUPPORTED:
-        if file.boolean(name, False):
-            raise file.error(name, "is true, which is not supported")
+        file.require(name, False)
     num_features = file.integer("draft_vocab_size", layer.vocab_size, maximum=layer.vocab_size)
     # As those who write either layout leave it out.
     is_stream_normed = file.boolean("norm_before_residual", nested is not None)

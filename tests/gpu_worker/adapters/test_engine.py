@@ -1,4 +1,7 @@
-"""Sequences with several adapters and without share steps, blocks and drafts; each gets its own model's answer."""
+"""Sequences with several adapters and without share steps, blocks and drafts; each gets its own model's answer.
+
+Adapters beside recurrent layers: log probabilities of merged weights, whose bits neither drafts nor room change.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.fused_decoder import FusedDecoder
@@ -27,7 +31,16 @@ from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
 from tests.gpu_worker.adapters.test_merged import place
-from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, make_runner, random_prompt, run, save_tiny_model
+from tests.gpu_worker.execution.engine_run import (
+    BLOCK,
+    VOCAB,
+    Outcome,
+    make_runner,
+    random_prompt,
+    run,
+    save_tiny_model,
+)
+from tests.gpu_worker.models.recurrent_models import save_case
 from tests.gpu_worker.models.variants import oracle_logits
 from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
 from tests.gpu_worker.structured_output.tiny_tokenizer import CHARACTERS, EOS, constraint_of
@@ -195,3 +208,58 @@ def test_other_content_in_a_slot_serves_no_stale_prefix(
         assert answers.pop(f"adapted{number}") == expected[content + 1]
     assert scheduler.stats.num_prefix_hits > num_swaps
     runner.clear()
+
+
+NUM_TOKENS = 24
+LOGPROBS = Sampling(temperature=0.0, max_tokens=NUM_TOKENS, logprobs=5)
+
+
+def _recurrent_sequences(vocab_size: int, expected: Outcome | None = None) -> list[Sequence]:
+    """Return sequences, every other one with the adapter; with `expected`, most of their next tokens are drafted."""
+    found = []
+    for number in range(6):
+        prompt = [token_id % vocab_size for token_id in random_prompt(9 + 5 * number, seed=number)]
+        sequence = Sequence(str(number), prompt, len(prompt), LOGPROBS, max_tokens=NUM_TOKENS)
+        if number % 2:
+            sequence.adapter, sequence.salt = 0, b"adapter"
+        if expected is not None:
+            coming = expected.tokens[sequence.id]
+            sequence.prediction = tuple(
+                (token_id + (n in (5, 11, 12, 18))) % vocab_size for n, token_id in enumerate(coming)
+            )
+        found.append(sequence)
+    return found
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "bamba", "lfm2", "nemotron_h-experts"])
+def test_drafts_and_preemptions_leave_the_bits_of_merged_weights(name: str, tmp_path: Path) -> None:
+    oracle = save_case(name, tmp_path / "model", eos_token_id=None)
+    vocab_size = oracle.config.vocab_size
+    sizes = linear_sizes(oracle)
+    sizes.pop("lm_head")
+    adapter = write_adapter(tmp_path / "adapter", sizes, seed=6)
+
+    def answer(expected: Outcome | None = None, **changes: int) -> Outcome:
+        proposer = None if expected is None else NgramProposer(10_000)
+        settings = {"max_model_len": 96, "dtype": "float32", "max_loras": 1, "max_draft_tokens": 4}
+        runner = make_runner(tmp_path / "model", proposer=proposer, **settings)
+        place(runner.model, 0, adapter)
+        state = state_config(runner.num_state_slots, runner.block_size)
+        how = {"arrivals_per_step": 2, "token_budget": 24, "headroom_tokens": 1, "state": state, **changes}
+        policy = None if expected is None else FixedDepth(4)
+        return run(runner, _recurrent_sequences(vocab_size, expected), policy=policy, **how)
+
+    expected = answer()
+    drafted, crowded = answer(expected), answer(expected, num_blocks=48)
+    assert drafted.speculation is not None
+    assert drafted.speculation.num_accepted_tokens > 20
+    assert crowded.num_preemptions > 0
+    assert expected.logprobs == drafted.logprobs == crowded.logprobs
+    merged = copy.deepcopy(oracle)
+    merge(merged, adapter)
+    for sequence in _recurrent_sequences(vocab_size):
+        tokens = torch.tensor([*sequence.token_ids, *expected.tokens[sequence.id]])
+        model = oracle if sequence.adapter is None else merged
+        scores = oracle_logits(model, tokens).log_softmax(-1)[sequence.num_prompt_tokens - 1 : -1]
+        for entry, row in zip(expected.logprobs[sequence.id], scores, strict=True):
+            assert all(abs(logprob - row[token_id].item()) < 1e-3 for token_id, logprob in entry.top)

@@ -27,12 +27,11 @@ from tests.gpu_worker.quantization.checkpoints import Pack, but_head, make_check
 from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.packers import gptq, in_order, int8, int8_inputs
 from tests.gpu_worker.quantization.test_compressed_tensors import TOKEN_INT8, config, group
+from tests.gpu_worker.quantization.test_fp8 import FIELDS as MODELOPT
 from tests.gpu_worker.quantization.test_fp8 import config as fp8_config
 from tests.gpu_worker.quantization.test_fp8 import per_tensor as per_tensor_and_inputs
 from tests.gpu_worker.quantization.test_fp8 import static
-from tests.gpu_worker.quantization.test_generation import CHECKPOINTS
-from tests.gpu_worker.quantization.test_mixtures import FP8_TENSOR, per_tensor
-from tests.gpu_worker.quantization.test_modelopt import FIELDS as MODELOPT
+from tests.gpu_worker.quantization.test_mixtures import CHECKPOINTS, FP8_TENSOR, per_tensor
 
 _LAYERS = (
     r".*\.(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|qkv_proj|gate_up_proj|c_attn|c_proj|c_fc|in_proj"

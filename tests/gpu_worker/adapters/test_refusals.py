@@ -18,7 +18,7 @@ from gpu_worker.adapters import config
 from gpu_worker.adapters.config import AdapterConfig, AdapterError, parse_modules, read_config
 from gpu_worker.adapters.reader import check_adapter, read_packed
 from gpu_worker.layers.adapters import AdapterTargets
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from shared.adapter_calls import MAX_ADAPTERS
 from shared.adapter_files import content_digest
 from shared.errors import ConfigError

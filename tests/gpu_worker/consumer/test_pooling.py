@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.answer import PooledAnswers
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.model_tasks import EmbeddingForm, ModelTasks, ScoreForm, Unserved

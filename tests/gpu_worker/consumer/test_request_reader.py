@@ -10,14 +10,13 @@ import msgspec
 import pytest
 
 import ops
-from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.answer import PooledAnswers
 from gpu_worker.consumer.request_reader import RequestBudgets, RequestReader
 from gpu_worker.core.block_budget import BlockBudget
-from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
-from gpu_worker.text.score_prompt import ScoredText
-from gpu_worker.text.tokenizer import ModelTokenizer
+from gpu_worker.text.prompt_encoder import ScoredText
+from gpu_worker.text.tokenizer import InfillPrompt, ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
 from shared.kv_budget import EvictedBlocks, KvBudget

@@ -1,14 +1,34 @@
-"""The engine with a runner that computes one step while the next is planned and submitted."""
+"""The engine with a runner that computes one step while the next is planned and submitted.
+
+Steps that are given up for another client's first token, in virtual time and with the CPU's engine.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+from threading import Timer
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_worker.core.first_tokens import SHARE, WAITING_SHARE
+from gpu_worker.core.model_runner import PendingStep
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
+from gpu_worker.core.step_interrupt import StepGivenUpError, StepInterrupt
 from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.simulated_runner import SimulatedRunner
+from shared.sampling import Sampling
 from tests.gpu_worker.core.paged_oracle import reference_tokens
 from tests.gpu_worker.core.sequences import make_sequence
+from tests.gpu_worker.execution.engine_run import Outcome, make_runner, random_prompt, save_tiny_model
 from tests.gpu_worker.runners import LateRunner, PacedRunner, make_scheduler
 
 
@@ -173,3 +193,188 @@ def test_every_sequence_ends_once_with_the_tokens_of_a_contiguous_model(
             assert sequence.id not in poison
             assert (got, finish) == (output, reason)
         assert got == output[: len(got)]
+
+
+FIXED_S, TOKEN_S, BUDGET, NUM_LONG = 0.006, 0.00003, 512, 1_100
+
+
+class Beside:
+    """One client's long prompts, of which some always wait, and short ones of another, in virtual time."""
+
+    def __init__(self, *, can_give_up: bool = True) -> None:
+        self.now, self._due, self._newcomer = 0.0, float("inf"), make_sequence(1)
+        self._interrupt = StepInterrupt() if can_give_up else None
+        self._runner = SimulatedRunner(0, range(10, 20))
+        sizes = {"max_num_seqs": 32, "max_num_batched_tokens": BUDGET, "max_model_len": 4096}
+        scheduler = Scheduler(SchedulerConfig(block_size=16, num_blocks=4_000, **sizes))
+        self.engine = Engine(scheduler, self, lambda: self.now, self._interrupt)
+        self.max_steps_in_flight = 1
+        self.outputs: dict[Sequence, list[int]] = {}
+        self.num_given_up = 0
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Compute a step, during which somebody may come."""
+        if self._interrupt is not None:
+            self._interrupt.begin(plan.step)
+        done_at = self.now + FIXED_S + TOKEN_S * plan.num_tokens
+        if self._due < done_at:
+            self.now, self._due = max(self.now, self._due), float("inf")
+            self.engine.make_way(self._newcomer)
+            self.engine.add(self._newcomer)
+        pending = self._runner.submit(plan)
+        if self._interrupt is not None and self._interrupt.is_asked:
+            self.num_given_up += 1
+            raise StepGivenUpError
+        self.now = done_at
+        return pending
+
+    def step(self) -> None:
+        while self.engine.stats.waiting < 3:
+            self._add(make_sequence(NUM_LONG, max_tokens=1, tenant="heavy"))
+        for event in self.engine.step():
+            self.outputs.setdefault(event.sequence, []).extend(event.token_ids)
+
+    def _add(self, sequence: Sequence) -> None:
+        self.engine.add(sequence)
+
+    def ask(self, num_tokens: int, after_s: float, seed: int = 0) -> float:
+        """Let a short prompt come after some time; return when its first token came after that."""
+        self._newcomer = short = make_sequence(num_tokens, max_tokens=1, tenant="light", seed=seed)
+        came_at = self._due = self.now + after_s
+        while short not in self.outputs:
+            self.step()
+        return self.now - came_at
+
+    @property
+    def num_heavy(self) -> int:
+        return sum(len(tokens) for sequence, tokens in self.outputs.items() if sequence.tenant == "heavy")
+
+
+@pytest.mark.parametrize("num_tokens", [8, 64, 256])
+def test_first_token_comes_within_one_and_a_half_times_what_it_takes_alone(num_tokens: int) -> None:
+    beside, rng = Beside(), random.Random(0)
+    waits_s = [beside.ask(num_tokens, rng.uniform(0.05, 0.25)) for _ in range(40)]
+    assert statistics.median(waits_s[20:]) <= 1.5 * (FIXED_S + num_tokens * TOKEN_S)
+    assert beside.num_given_up
+
+
+def test_client_that_asks_all_the_time_costs_the_others_no_more_than_their_share() -> None:
+    beside, alone, rng = Beside(), Beside(can_give_up=False), random.Random(1)
+    for _ in range(150):
+        beside.ask(2, rng.uniform(0.0, 0.02))
+    while alone.now < beside.now:
+        alone.step()
+    assert beside.num_given_up
+    assert beside.num_heavy >= (1 - SHARE) * (1 - WAITING_SHARE) * 0.9 * alone.num_heavy
+
+
+def test_step_is_not_given_up_for_its_own_client_nor_for_batch_work() -> None:
+    for options in ({"tenant": "heavy"}, {"tenant": "light", "lane": "batch"}):
+        beside = Beside()
+        for _ in range(20):
+            beside.step()
+        beside._newcomer = make_sequence(4, max_tokens=1, **options)
+        beside._due = beside.now + 0.01
+        for _ in range(5):
+            beside.step()
+        assert not beside.num_given_up
+
+
+def test_tokens_are_those_of_steps_that_were_never_given_up() -> None:
+    def tokens(*, can_give_up: bool) -> list[list[int]]:
+        beside = Beside(can_give_up=can_give_up)
+        streams = [make_sequence(40, max_tokens=200, tenant=f"stream {seed}", seed=seed) for seed in range(3)]
+        for stream in streams:
+            beside.engine.add(stream)
+        for seed in range(40):
+            beside.ask(8, 0.03 + 0.007 * seed, seed)
+        assert beside.num_given_up > 5 or not can_give_up
+        while any(len(beside.outputs[stream]) < 200 for stream in streams):
+            beside.step()
+        return [beside.outputs[stream] for stream in streams]
+
+    assert tokens(can_give_up=True) == tokens(can_give_up=False)
+
+
+class Disturbed:
+    """A runner that is asked to end many of the steps that may be given up."""
+
+    max_steps_in_flight = 1
+
+    def __init__(self, runner: TorchModelRunner) -> None:
+        self._runner, self._random = runner, random.Random(2)
+        self.engine: Engine | None = None
+        self.num_given_up = 0
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        assert self.engine is not None
+        interrupt = self._runner.interrupt
+        assert interrupt is not None
+        asking = Timer(self._random.choice([0.0, 0.0, 0.0005, 0.001]), interrupt.ask, [plan.step])
+        if self.engine._under_way is not None and self._random.random() < 0.7:
+            asking.start()
+            if not asking.interval:
+                asking.join()
+        try:
+            return self._runner.submit(plan)
+        except StepGivenUpError:
+            self.num_given_up += 1
+            raise
+
+
+@pytest.mark.parametrize("form", ["fused", "layered"])
+def test_real_steps_that_were_given_up_leave_nothing_behind(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form == "layered":
+        monkeypatch.setattr("gpu_worker.models.decoder.fusing_library", lambda *_: None)
+    save_tiny_model(tmp_path)
+    runner = make_runner(tmp_path, max_num_seqs=6)
+    outputs = []
+    for disturbed in (None, Disturbed(runner)):
+        config = SchedulerConfig(
+            block_size=4, num_blocks=400, max_num_seqs=6, max_num_batched_tokens=24, max_model_len=160
+        )
+        engine = Engine(Scheduler(config), disturbed or runner, interrupt=runner.interrupt)
+        if disturbed is not None:
+            disturbed.engine = engine
+        for seed in range(8):
+            sampling = Sampling(temperature=seed % 2, seed=seed, logprobs=1)
+            engine.add(
+                Sequence(f"{seed}", random_prompt(30 + 9 * seed, seed % 4), 30 + 9 * seed, sampling, max_tokens=12)
+            )
+        outcome = Outcome()
+        while engine.has_work():
+            for event in engine.step():
+                outcome.add(event)
+        assert engine.stats.num_failed_steps == 0
+        outputs.append((outcome.tokens, outcome.logprobs))
+        assert disturbed is None or disturbed.num_given_up > 2
+        runner.clear()
+    assert outputs[0] == outputs[1]
+
+
+def test_images_stay_encoded_where_a_step_is_given_up() -> None:
+    forgotten: list[bool] = []
+    beside = Beside()
+    beside.engine.scheduler._planner.encoder.reset = lambda: forgotten.append(True)  # type: ignore[method-assign]
+    for seed in range(20):
+        beside.ask(8, 0.06, seed)
+    assert beside.num_given_up
+    assert not forgotten
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_step_that_nobody_may_give_up_is_computed_again(*, restarts: bool) -> None:
+    beside = Beside()
+    assert beside._interrupt is not None
+    beside._interrupt.ask(2)
+    if restarts:
+        beside.engine.restart()
+    beside.engine.add(make_sequence(8, max_tokens=4))
+    tokens: list[int] = []
+    while beside.engine.has_work():
+        tokens += [token for event in beside.engine.step() for token in event.token_ids]
+    assert len(tokens) == 4
+    # What was asked of steps before a restart is forgotten.
+    assert beside.engine.stats.num_failed_steps == beside.num_given_up == (0 if restarts else 1)

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.answer import PooledAnswers
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
-from gpu_worker.text.score_prompt import ScoredText, score_prompt
+from gpu_worker.text.prompt_encoder import ScoredText, score_prompt
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.pooling import Pooling
 from tests.gpu_worker.execution.engine_run import BLOCK, make_runner, run

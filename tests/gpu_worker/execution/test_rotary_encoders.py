@@ -13,8 +13,7 @@ from gpu_worker.core.pooling import PoolingPlan, Rows
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.json_file import CheckpointError, JsonFile
 from gpu_worker.models.registry import FAMILIES, read_model_config
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.fake_memory import FakeMemory
@@ -163,7 +162,7 @@ def test_published_names_of_modernbert_mean_what_those_of_transformers_do() -> N
 @pytest.mark.parametrize(
     ("architecture", "fields", "problem"),
     [
-        ("NomicBertModel", {**_PUBLISHED, "moe_every_n_layers": 2}, "'moe_every_n_layers' is set; supported: Nomic"),
+        ("NomicBertModel", {**_PUBLISHED, "moe_every_n_layers": 2}, "'moe_every_n_layers' is 2; supported: 0, Nomic"),
         ("NomicBertModel", {**_PUBLISHED, "prenorm": True}, "'prenorm' is true; supported: false"),
         ("NomicBertModel", {**_PUBLISHED, "qkv_proj_bias": None}, "'qkv_proj_bias' is true; supported: false"),
         ("NomicBertModel", {**_PUBLISHED, "activation_function": "gelu"}, "is 'gelu'; supported: 'swiglu'"),

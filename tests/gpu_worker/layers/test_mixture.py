@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
+import torch
 
+from gpu_worker.layers import linear
+from gpu_worker.layers.adapters import ExpertModules
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.experts import MixtureNames
-from gpu_worker.layers.linear import LinearShape, Partition
+from gpu_worker.layers.linear import LayerParts, LinearShape, Partition
 from gpu_worker.layers.mixture import MixtureShape
-from kernels.activation.experts import RELU_SQUARED, ExpertActivation
-from kernels.moe import RoutingRule
+from gpu_worker.layers.placed_experts import ExpertLoads, ExpertShare
+from gpu_worker.layers.rotations import Rotations
+from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation
+from kernels.linear import LinearFactory
+from kernels.moe import ExpertWeights, RoutingRule
 
 HIDDEN, WHOLE = 12, Partition.REPLICATED
 ROUTER = LinearShape(("mlp.gate",), (8,), HIDDEN, WHOLE, is_rounded=False)
@@ -73,3 +80,35 @@ def test_experts_of_a_smaller_size_are_given_it_and_give_it_back(has_biases: boo
         "latent.up": LinearShape(("mlp.fc2_latent_proj",), (HIDDEN,), 4, WHOLE, has_biases, is_rounded=False),
     }
     assert_equal(found, expected)
+
+
+def test_loads_of_all_layers_are_one_copy_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy waits for the device once more."""
+    copied: list[list[int]] = []
+
+    def copy(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        copied.append(self.tolist())
+        return self
+
+    for name in ("cpu", "to", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, copy)
+    loads = ExpertLoads([torch.tensor(counts) for counts in ([3, 1], [0, 0, 6], [5])])
+    by_layer = loads.by_layer()
+    assert copied == [[3, 1, 0, 0, 6, 5]]
+    assert [layer.tolist() for layer in by_layer] == [[3, 1], [0, 0, 6], [5]]
+    assert loads.read().tokens == 15
+
+
+def test_experts_know_among_how_many_places_of_all_ranks_tokens_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By that a GPU estimates the rows of each: two experts of eight, one of which is on two ranks."""
+    made: list[tuple[Any, ...]] = []
+    make = linear.make_experts
+    monkeypatch.setattr(linear, "make_experts", lambda *args: made.append(args[4:]) or make(*args))
+    share = ExpertShare(8, (*range(8), 3, 5), range(4, 6))
+    names = ("gate_proj", "up_proj", "down_proj")
+    modules = ExpertModules(("4", "5"), names, 16, 8, 2, "mlp", is_interleaved=False, share=share)
+    parts = LayerParts.made_by(LinearFactory(lambda: 0), Rotations([], 8, torch.device("cpu")))
+    weights = ExpertWeights.dense(torch.zeros(2, 32, 8)), ExpertWeights.dense(torch.zeros(2, 8, 16))
+    parts.experts(*weights, SILU, modules)
+    parts.experts(*weights, SILU, None)
+    assert made == [(4, 10), (0, None)]

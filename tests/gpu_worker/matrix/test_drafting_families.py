@@ -27,7 +27,7 @@ from tests.gpu_worker.models.families.latent_cases import CASES as LATENT
 from tests.gpu_worker.models.families.random_models import save_case
 from tests.gpu_worker.models.recurrent_models import CASES as RECURRENT
 from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
-from tests.gpu_worker.speculative.mtp.headed_models import FAMILIES, SHARP, save_headed
+from tests.gpu_worker.speculative.mtp.test_head import FAMILIES, SHARP, save_headed
 from tests.gpu_worker.speculative.recorder import recorded_runner
 from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of
 

@@ -15,8 +15,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fusable
 from gpu_worker.models.families import Family, families
 from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.text_kinds import TEXT_KINDS
-from gpu_worker.models.text_part import WRAPPERS, with_text_names
+from gpu_worker.models.text_part import TEXT_KINDS, WRAPPERS, with_text_names
 from gpu_worker.models.vision.registry import FAMILIES as SEEING
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, SAME_FILES
 

@@ -16,8 +16,7 @@ from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape
 from gpu_worker.layers.mamba2 import OutputNorm
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import ModelConfig, eviction_problem
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.json_file import CheckpointError, JsonFile
 from gpu_worker.models.layer_types import all_but_every, read_layer_types, read_optional_windows, read_windows
 from gpu_worker.models.recurrent_config import read_mamba2
 from gpu_worker.models.registry import _INSTEAD, FAMILIES, read_model_config

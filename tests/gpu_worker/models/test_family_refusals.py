@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.families import families
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.registry import read_model_config
 from kernels.activation.experts import SILU
 from tests.gpu_worker.models.support_page import SAMPLE, sample_config
@@ -41,7 +41,7 @@ MAMBA2 = "Mamba2ForCausalLM"
         (AFMOE, {"route_norm": False}, "field 'route_norm' is false"),
         (AFMOE, {"n_group": 4}, "field 'n_group' is 4; supported: 1"),
         (MIMO, {"attention_projection_layout": "fused_qkv"}, "field 'attention_projection_layout' is 'fused_qkv'"),
-        (MIMO, {"n_shared_experts": 1}, "field 'n_shared_experts' is not 0"),
+        (MIMO, {"n_shared_experts": 1}, "field 'n_shared_experts' is 1; supported: 0"),
         (MIMO, {"head_dim": 32, "swa_head_dim": 16}, r"field 'swa_head_dim' is 16; it must be head_dim \(32\)"),
         (MIMO, {"hybrid_layer_pattern": [0, 2] * 4}, "field 'hybrid_layer_pattern' must be 0 or 1 for each"),
         (MIMO, {"moe_layer_freq": [0]}, r"field 'moe_layer_freq' must be 0 or 1 for each .* \(8\) layers"),
@@ -64,7 +64,7 @@ MAMBA2 = "Mamba2ForCausalLM"
         (NEMOTRON, {"hybrid_override_pattern": "MX"}, "is 'MX'; it must have a letter of 'M.-E' for each layer"),
         (NEMOTRON, {"layers_block_type": ["conv"]}, "its kinds must be among"),
         (NEMOTRON, {"attention_bias": True}, "served without biases"),
-        (NEMOTRON, {"hybrid_override_pattern": "ME", "mlp_hidden_act": "silu"}, "served with 'relu2'"),
+        (NEMOTRON, {"hybrid_override_pattern": "ME", "mlp_hidden_act": "silu"}, "supported: 'relu2'"),
         (NEMOTRON, {"hybrid_override_pattern": "M-", "intermediate_size": None}, "intermediate_size"),
     ],
 )

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from gpu_worker.models import decoder
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.loader import load_model, weights_bytes
 from kernels.linear.dense import cpu as dense_cpu
 from tests.gpu_worker.models.families.composed_cases import CASES

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile, is_inside, read_small_file
+from gpu_worker.models.json_file import CheckpointError, JsonFile, is_inside, read_small_file
 from gpu_worker.models.tensor_file import DTYPES, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
 from gpu_worker.text.model_directory import read_json
@@ -31,7 +30,7 @@ def file(tmp_path: Path) -> Iterator[TensorFile]:
             values = torch.randint(0, 2, shape, generator=generator, dtype=torch.int64)
             tensors[f"{name}-{list(shape)}"] = values.to(dtype)
     for name in ("F32", "F16", "BF16"):
-        tensors[f"normal-{name}"] = torch.randn(211, 97, generator=generator).to(DTYPES[name])
+        tensors[f"normal-{name}"] = torch.randn(61, 37, generator=generator).to(DTYPES[name])
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     opened = TensorFile(tmp_path / "model.safetensors")
     yield opened

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import SIZES, new_model, oracle_logits, randomize

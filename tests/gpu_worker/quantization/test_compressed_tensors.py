@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from tests.gpu_worker.quantization.checkpoints import (
     Made,
     Pack,

@@ -1,14 +1,18 @@
-"""FP8 checkpoints against `transformers` on the dense weights they stand for, inputs rounded alike; damaged ones."""
+"""FP8 checkpoints against `transformers` on the dense weights they stand for, inputs rounded alike; damaged ones.
+
+Checkpoints of NVIDIA's Model Optimizer against `transformers` on the dense weights, inputs rounded alike.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from tests.gpu_worker.quantization.checkpoints import (
     Made,
     Pack,
@@ -146,3 +150,45 @@ def test_blocks_where_the_config_has_none_are_refused(tmp_path: Path) -> None:
     made = make_checkpoint(tmp_path, config(), pack, **BLOCK_SIZES)
     with pytest.raises(CheckpointError, match=r"q_proj\.weight_scale_inv' has shape \[2, 2\]"):
         made.load()
+
+
+FIELDS = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+
+
+@pytest.fixture
+def modelopt_made(tmp_path: Path) -> Made:
+    modelopt_made = make_checkpoint(tmp_path, FIELDS, but_head(static(0.02)))
+    scales = {f"model.layers.{i}.self_attn.{part}.{part[0]}_scale" for i in range(2) for part in ("k_proj", "v_proj")}
+    modelopt_made.change_tensors(lambda tensors: tensors.update({name: torch.tensor(0.5) for name in scales}))
+    return modelopt_made
+
+
+def move_configuration(modelopt_made: Made, quantization: object) -> None:
+    """Put it where the tool's first versions have it."""
+    path = modelopt_made.directory / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization_config"]
+    path.write_text(json.dumps(config))
+    (modelopt_made.directory / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+
+
+def test_float8_equals_the_oracle(modelopt_made: Made) -> None:
+    assert_near_oracle_with_rounded_inputs(modelopt_made)
+
+
+def test_configuration_may_be_a_file_of_its_own(modelopt_made: Made) -> None:
+    move_configuration(
+        modelopt_made, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    )
+    assert_near_oracle_with_rounded_inputs(modelopt_made)
+
+
+def test_another_algorithm_is_refused_by_its_field(modelopt_made: Made) -> None:
+    modelopt_made.change_config(quant_algo="NVFP4")
+    assert "config.json: field 'quantization_config.quant_algo' is 'NVFP4'; supported: 'FP8'" in modelopt_made.refusal()
+
+
+@pytest.mark.parametrize("quantization", [["FP8"], {"exclude_modules": []}, None])
+def test_a_damaged_file_is_refused(modelopt_made: Made, quantization: object) -> None:
+    move_configuration(modelopt_made, quantization)
+    assert "hf_quant_config.json: field 'quantization" in modelopt_made.refusal()

@@ -1,16 +1,22 @@
-"""GPTQ checkpoints against `transformers` on the dense weights they stand for, and damaged ones."""
+"""GPTQ checkpoints against `transformers` on the dense weights they stand for, and damaged ones.
+
+AWQ checkpoints against `transformers` on the dense weights they stand for, and damaged ones.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
+from gpu_worker.quantization.awq import read_awq
 from gpu_worker.quantization.config_fields import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
+from gpu_worker.quantization.quantization_method import TensorSource
 from kernels.linear.forms import DenseWeight, GroupQuantizedWeight
 from tests.gpu_worker.quantization.checkpoints import (
     Made,
@@ -251,3 +257,81 @@ def test_what_is_not_served_is_refused_by_its_field(changes: dict[str, Any], fie
         read_method({"quantization_config": {**FIELDS, **changes}})
     assert raised.value.field == f"quantization_config.{field}"
     assert problem in raised.value.problem
+
+
+def awq_config(**fields: Any) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm", **fields}
+
+
+@pytest.fixture
+def awq_made(tmp_path: Path) -> Made:
+    return make_checkpoint(tmp_path, awq_config(), but_head(lambda weight: awq(weight, 16)))
+
+
+@pytest.mark.parametrize("group_size", [-1, 16, 32])
+def test_groups(tmp_path: Path, group_size: int) -> None:
+    pack = but_head(lambda weight: awq(weight, group_size))
+    assert_equals_oracle(make_checkpoint(tmp_path, awq_config(group_size=group_size), pack, intermediate_size=96))
+
+
+def test_names_that_older_files_use(tmp_path: Path) -> None:
+    fields = {"quant_method": "awq", "w_bit": 4, "q_group_size": 16, "version": "GEMM"}
+    assert_equals_oracle(make_checkpoint(tmp_path, fields, but_head(lambda weight: awq(weight, 16))))
+
+
+def test_modules_that_were_not_converted(tmp_path: Path) -> None:
+    def pack(name: str, weight: torch.Tensor) -> Any:
+        return None if name == "lm_head" or "layers.0.mlp" in name or "k_proj" in name else awq(weight, 16)
+
+    awq_made = make_checkpoint(tmp_path, awq_config(modules_to_not_convert=["lm_head", "layers.0.mlp", "k_proj"]), pack)
+    assert_equals_oracle(awq_made)
+
+
+def test_awq_biases_of_a_family_that_has_them(tmp_path: Path) -> None:
+    pack = but_head(lambda weight: awq(weight, 16))
+    assert_equals_oracle(make_checkpoint(tmp_path, awq_config(), pack, family="Qwen2"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bits": 8}, "quantization_config.bits' is '8'; supported: 4"),
+        ({"bits": None}, "quantization_config.bits' is 'None'; supported: 4"),
+        ({"version": "gemv"}, "quantization_config.version' is 'gemv'; supported: 'gemm'"),
+        ({"zero_point": False}, "quantization_config.zero_point' is false"),
+        ({"group_size": None}, "quantization_config.group_size' is None"),
+        ({"group_size": 0}, "quantization_config.group_size' is 0"),
+        ({"group_size": "128"}, "quantization_config.group_size' cannot be read"),
+    ],
+)
+def test_awq_unsupported_field_is_named(awq_made: Made, fields: dict[str, Any], message: str) -> None:
+    awq_made.change_config(**fields)
+    assert message in awq_made.refusal()
+
+
+@pytest.mark.parametrize(
+    ("end", "tensor", "message"),
+    [
+        ("qweight", torch.zeros(8, 64, dtype=torch.int32), "has shape [8, 64]; config.json calls for [64, 8]"),
+        ("qzeros", torch.zeros(4, 8, dtype=torch.uint8), "stored as torch.uint8"),
+        ("qzeros", None, "has no tensor"),
+        ("scales", torch.full((4, 64), torch.nan), "not finite"),
+    ],
+)
+def test_awq_damaged_tensor_is_named(awq_made: Made, end: str, tensor: torch.Tensor | None, message: str) -> None:
+    assert message in awq_made.refusal_with(f"{QUERY_0}.{end}", tensor)
+
+
+def test_groups_that_do_not_divide_the_inputs_are_refused(awq_made: Made) -> None:
+    awq_made.change_config(group_size=48)
+    with pytest.raises(CheckpointError, match=r"q_proj\.qweight' is of a layer \[64, 64\]; .* group_size \(48\)"):
+        awq_made.load()
+
+
+@pytest.mark.parametrize("size", [(60, 64), (64, 63)])
+def test_layer_whose_size_the_packed_words_cannot_hold_is_refused(size: tuple[int, int]) -> None:
+    source = mock.Mock(spec=TensorSource)
+    source.error.side_effect = lambda name, problem: ValueError(f"{name} {problem}")
+    expected = rf"layer\.qweight is of a layer \[{size[0]}, {size[1]}\]; outputs must be a multiple of 8"
+    with pytest.raises(ValueError, match=expected):
+        read_awq(awq_config(group_size=-1)).take(source, "layer", *size)

@@ -24,8 +24,7 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
-from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows
-from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
+from gpu_worker.speculative.hidden_vectors.proposer import EntryRows, HiddenVectorProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.models.pairs import Pair

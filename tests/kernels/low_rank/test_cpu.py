@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.build import COMPILE_FLAGS, LIBRARIES, LINK_FLAGS, SOURCE_ROOT
-from kernels.compilers import run_compilers
+from kernels.build import COMPILE_FLAGS, LIBRARIES, LINK_FLAGS, SOURCE_ROOT, run_compilers
 from kernels.cpu_library import _SIGNATURES, _function, cpu_library
 from kernels.low_rank import AdapterRows, join
 from kernels.low_rank.cpu import CpuAdapterTable

@@ -9,8 +9,7 @@ from functools import partial
 import msgspec
 import torch
 
-from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile, read_small_file
+from gpu_worker.models.json_file import CheckpointError, JsonFile, read_small_file
 from gpu_worker.models.vision.embedding import PatchEmbedding, tile_positions
 from gpu_worker.models.vision.forms import CutForm
 from gpu_worker.models.vision.parts import Merge, Projector, VisionLayer
@@ -96,8 +95,7 @@ def _read_form(files: VisionFiles, sizes: TowerSizes, side: int) -> CutForm:
     longest = _edge(processor, "size", 4 * side)
     # The shorter side is made even, and so may become the longer one.
     is_cut, most = processor.boolean("do_image_splitting", True), -(-(longest + longest % 2) // side)
-    if not processor.boolean("do_pad", True):
-        raise processor.error("do_pad", "is false; images of their own sizes are not read")
+    processor.require("do_pad", True, "images padded to sizes of the family")
     token = files.special_token
     places = [[token(f"<row_{r}_col_{c}>") for c in range(1, most + 1)] for r in range(1, most + 1)] if is_cut else []
     return CutForm(

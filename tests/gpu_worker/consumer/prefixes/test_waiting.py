@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.consumer.prefixes.chain import prefix_chain
+from gpu_worker.consumer.prefixes.held import prefix_chain
 from gpu_worker.consumer.prefixes.messages import Answer, Offer, PeerMessage, Reply
 from gpu_worker.consumer.prefixes.peers import UNRELIABLE_IN_VAIN, PeerBeat
 from gpu_worker.consumer.prefixes.waiting import ANSWER_S

@@ -1,19 +1,29 @@
 """From plans to the arrays that layers read; what graphs make of padded ones is in `test_graphs`."""
 
+from __future__ import annotations
+
+import random
+
 import numpy as np
+import pytest
 import torch
 
-from gpu_worker.core.batch_sequences import BatchSequence, Share
+from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences, Share
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import StateWork, StepPlan
+from gpu_worker.core.plan_writer import PlanWriter
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.placed_tokens import Frame, axis_positions, text_positions
+from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.step_table import FIELDS, copy_states, lay_out, no_step, padded
-from gpu_worker.execution.batch.transfers import Upload
+from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.memory.kv_cache import StatePool
 from gpu_worker.layers.cache_layout import LayerState
 from shared.sampling import Sampling
+from tests.gpu_worker.execution.device_runs import DEVICES
 from tests.gpu_worker.plans import decodes_of
 
 CPU = torch.device("cpu")
@@ -90,3 +100,110 @@ def test_positions_are_the_same_wherever_a_step_begins_and_ends() -> None:
 
 def test_image_counts_its_rows_and_columns_on_the_other_axes() -> None:
     assert axis_positions(SPANS, 5, 6).tolist() == [[2, 4, 4, 4, 4, 6], [3, 4, 4, 5, 5, 6], [3, 4, 5, 4, 5, 6]]
+
+
+def test_rows_and_device_tables_follow_random_traffic() -> None:
+    generator, rows, writer, sequences = random.Random(4), BatchRows(5, 7, CPU), PlanWriter(), BatchSequences()
+    present: list[Sequence] = []
+    for step in range(300):
+        departed = [sequence for sequence in present if generator.random() < 0.2]
+        present = [sequence for sequence in present if sequence not in departed]
+        while not present or (len(present) < 5 and generator.random() < 0.6):
+            present.append(Sequence(str(step), [1] * (1 + step % 3), 1 + step % 3, Sampling(), 9))
+        for sequence in present:
+            if generator.random() < 0.3:
+                # Blocks of wrong drafts go back; others may come in their place before the next step.
+                count = generator.randint(0, len(sequence.block_table))
+                del sequence.block_table[count:]
+                sequence.num_told_blocks = min(sequence.num_told_blocks, count)
+            room = 7 - len(sequence.block_table)
+            sequence.block_table += generator.choices(range(1000), k=generator.randint(0, room))
+        scheduled = [ScheduledSequence(s, 0, 1, True) for s in generator.sample(present, k=len(present))]
+        known = {sequence.row for sequence in present} - {None}
+        plan, upload = writer.write_any(scheduled, departed), Upload(CPU)
+        changes = sequences.apply(plan)
+        rows.follow(plan, upload)
+        upload.send()
+        assert known <= set(plan.rows)
+        assert len(set(plan.rows)) == len(plan.rows) == len(known) + len(changes.new)
+        for row, item in zip(plan.rows, scheduled, strict=True):
+            table = item.sequence.block_table
+            assert item.sequence.row == row < rows.spare
+            assert rows.prompt_lens[row] == item.sequence.num_prompt_tokens
+            assert rows.whole.host[row, : len(table)].tolist() == table
+            assert rows.whole.of(torch.tensor([row]))[0, : len(table)].tolist() == table
+        assert all(sequence.row is None for sequence in departed)
+        assert {sequence.id for sequence in changes.departed} == {sequence.id for sequence in departed}
+
+
+def test_table_whose_upload_was_never_sent_is_written_again_after_its_row_was_released() -> None:
+    rows, writer, sequence = BatchRows(2, 4, CPU), PlanWriter(), Sequence("s", [1], 1, Sampling(), 9)
+    sequence.block_table = [5, 7]
+    item = ScheduledSequence(sequence, 0, 1, True)
+    rows.follow(writer.write_any([item]), Upload(CPU))
+    rows.whole.host[:] = 0
+    plan, upload = writer.write_any([item], [sequence]), Upload(CPU)
+    rows.follow(plan, upload)
+    upload.send()
+    assert [new.id for new in plan.new] == ["s"]
+    assert rows.whole.of(torch.tensor(plan.rows)).tolist() == [[5, 7, 0, 0]]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.mark.parametrize("is_copied", [True, None])
+def test_arrays_of_all_kinds_arrive_aligned(device: torch.device, is_copied: bool | None) -> None:
+    arrays = [
+        np.arange(3, dtype=np.int32),
+        np.array([], dtype=np.int64),
+        np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        np.array([2**62, -1], dtype=np.int64),
+    ]
+    upload = Upload(device, is_copied=is_copied)
+    staged = [upload.add(array) for array in arrays]
+    seen: list[list[int]] = []
+    upload.on_arrival(lambda: seen.append(staged[0].tensor.tolist()))
+    upload.send()
+    assert seen == [[0, 1, 2]]
+    for array, each in zip(arrays, staged, strict=True):
+        assert each.tensor.device.type == device.type
+        assert each.tensor.dtype == torch.from_numpy(array.copy()).dtype
+        assert each.tensor.tolist() == array.tolist()
+        assert each.tensor.data_ptr() % 16 == 0
+        assert each.tensor.is_contiguous()
+
+
+def test_upload_into_bound_memory_shows_in_its_tensors(device: torch.device) -> None:
+    buffer = torch.zeros(1024, dtype=torch.uint8, device=device)
+    first = Upload(device, is_copied=True)
+    bound = [first.add(np.zeros(5, dtype=np.int32)), first.add(np.zeros(2, dtype=np.int64))]
+    first.bind(buffer)
+    second = Upload(device, is_copied=True)
+    second.add(np.arange(5, dtype=np.int32))
+    second.add(np.array([7, 8], dtype=np.int64))
+    second.send_into(buffer)
+    assert [each.tensor.tolist() for each in bound] == [[0, 1, 2, 3, 4], [7, 8]]
+
+
+def test_empty_upload_only_acts(device: torch.device) -> None:
+    upload, acted = Upload(device), []
+    upload.on_arrival(lambda: acted.append(True))
+    upload.send()
+    assert acted == [True]
+
+
+def test_downloads_return_what_was_computed_before_they_started(device: torch.device) -> None:
+    downloads = Downloads(device)
+    values = torch.zeros(1000, device=device)
+    pending = []
+    for _ in range(20):
+        values = values + 1
+        pending.append(downloads.start([values, values[:2] * 2]))
+    for number, download in enumerate(pending, start=1):
+        whole, twice = download.wait()
+        assert whole.device.type == "cpu"
+        assert whole.tolist() == [number] * 1000
+        assert twice.tolist() == [2 * number] * 2

@@ -14,7 +14,7 @@ import torch
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
-from gpu_worker.execution.drafts import computed_steps
+from gpu_worker.execution.drafts import drafting
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
@@ -137,7 +137,7 @@ def test_proposer_is_shown_what_transformers_makes_of_the_tokens(
     model: CausalLM, tiny: tuple[Path, Any], plain: Outcome, traffic: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Steps without drafts are shown before the next one, too.
-    monkeypatch.setattr(computed_steps, "MAX_KEPT_TOKENS", 0)
+    monkeypatch.setattr(drafting, "MAX_KEPT_TOKENS", 0)
     watching = WatchingProposer(plain.tokens, 0.8)
     run(make_verifier(model, watching, **FORMS[form]), sequences(), policy=FixedDepth(DEPTH), **TRAFFIC[traffic])
     for sequence in sequences():

@@ -15,10 +15,16 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import SampledTokens
 from gpu_worker.execution.batch.placed_tokens import Frame
 from gpu_worker.execution.batch.step_table import lay_out
-from gpu_worker.execution.drafts.computed_steps import MAX_KEPT_TOKENS, ComputedStep, KeptSteps, _apart
-from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
+from gpu_worker.execution.drafts.drafting import (
+    MAX_KEPT_TOKENS,
+    ComputedStep,
+    Drafting,
+    KeptSteps,
+    _apart,
+    forced_drafts,
+)
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
-from gpu_worker.speculative.hidden_vectors.entry_rows import PendingEntries
+from gpu_worker.speculative.hidden_vectors.proposer import PendingEntries
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.core import sequences as made

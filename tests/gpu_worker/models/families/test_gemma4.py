@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.layers.cache_layout import KeepsTokens, ReadsLayer
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.loader import load_model, weights_bytes
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import CacheShape

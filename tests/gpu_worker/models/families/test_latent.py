@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.registry import read_model_config
 from kernels.layer_cache import CacheShape
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tests.gpu_worker.quantization.gguf.converted import Converted, is_less_one, random_model
-from tests.gpu_worker.quantization.gguf.converted_dense import DENSE
-from tests.gpu_worker.quantization.gguf.converted_hybrids import HYBRIDS
+from tests.gpu_worker.quantization.gguf.converted_dense import DENSE, HYBRIDS
 from tests.gpu_worker.quantization.gguf.converted_mixtures import MIXTURES
 from tests.gpu_worker.quantization.gguf.file_fields import add_fields
 from tests.gpu_worker.quantization.gguf.raw_blocks import dequantized, random_rows

@@ -23,7 +23,7 @@ from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
 from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, write_model
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary
 from tests.gpu_worker.quantization.gguf.written_file import VOCAB_SIZE
-from tests.gpu_worker.quantization.test_generation import assert_answers_equal, oracle_tokens
+from tests.gpu_worker.quantization.test_mixtures import assert_answers_equal, oracle_tokens
 from tests.integration.system import running_system
 
 CPU = torch.device("cpu")

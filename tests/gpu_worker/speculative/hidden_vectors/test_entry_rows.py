@@ -6,7 +6,7 @@ import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens
-from gpu_worker.speculative.hidden_vectors.entry_rows import PendingEntries
+from gpu_worker.speculative.hidden_vectors.proposer import PendingEntries
 from shared.sampling import Sampling
 
 TOKENS = list(range(10, 22))
