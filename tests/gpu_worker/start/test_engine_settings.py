@@ -39,6 +39,7 @@ SETTINGS: dict[str, Any] = {
     "cuda_graphs": "decode",
     "tensor_parallel_size": 2,
     "decode_context_parallel_size": 2,
+    "enable_dp_attention": True,
     "enable_expert_parallel": True,
     "enable_eplb": True,
     "num_redundant_experts": 5,
