@@ -119,6 +119,7 @@ class SequenceBlocks:
     def admit(self, sequence: Sequence) -> None:
         """Give the sequence its prefix hits and new blocks for the rest of its tokens."""
         if len(self.parts) > 1:
+            assert sequence.budget is None, "evictions have one part"
             parts = self._by_preference(sequence)
             sequence.part = next((part for part in parts if self._fits(sequence, part)), parts[0]).number
         self._place(sequence)

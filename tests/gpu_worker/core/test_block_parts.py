@@ -42,12 +42,12 @@ def test_sequence_goes_to_its_prefix_as_long_as_there_is_room() -> None:
     harness.add(first, other)
     harness.run()
     assert parts_of(first, other) == [0, 1]
-    # Four blocks of five are known in part 0, which has room for three such sequences beside one another, not four.
-    same = [make_sequence([*prompt[:16], 7, number], max_tokens=20) for number in range(6)]
+    # Four blocks are known in part 0, which has four more, one for each.
+    same = [make_sequence([*prompt[:16], 7, number], max_tokens=20) for number in range(5)]
     harness.add(*same)
     harness.step()
-    assert parts_of(*same) == [0, 0, 0, 0, 1, 1]
-    assert [sequence.num_cached_tokens for sequence in same] == [16, 16, 16, 16, 0, 0]
+    assert parts_of(*same) == [0, 0, 0, 0, 1]
+    assert [sequence.num_cached_tokens for sequence in same] == [16, 16, 16, 16, 0]
     harness.run_to_reference(*same)
 
 
