@@ -2,8 +2,8 @@
 
 Admission takes the blocks of all known tokens at once, so that an admitted prompt is never stuck half-way, and promises
 a bounded headroom for output, which later admissions leave alone. Blocks of layers that keep the last tokens are
-counted alike, and taken as steps need them. Of several parts a sequence gets the one that has its longest prefix among
-those with room, else that with most; it keeps it until it stops.
+counted alike, and taken as steps need them. Of several parts that have room a sequence gets the one with most spare
+blocks, those of its known prefix counted twice; it keeps it until it stops.
 """
 
 from __future__ import annotations
@@ -346,9 +346,8 @@ class SequenceBlocks:
 
     def num_promised(self, group: int) -> int:
         """Return how many blocks of a group running sequences were promised, and do not hold yet."""
-        if group != FULL:
-            return self.windows.num_promised(group - 1)
-        return sum(part.num_promised for part in self.parts)
+        whole = sum(part.num_promised for part in self.parts)
+        return whole if group == FULL else self.windows.num_promised(group - 1)
 
     def _count_evicted(self, block: int, digest: bytes) -> None:
         self.num_evicted += 1
@@ -356,11 +355,14 @@ class SequenceBlocks:
             self._tiers.evicted(block, digest)
 
     def _by_preference(self, sequence: Sequence) -> Values[BlockPart]:
-        """Return the parts, that of a waiting sequence's longest known prefix first; of equals that with most room."""
-        parts = list(self.parts)
-        if len(parts) > 1:
-            parts.sort(key=lambda part: (-len(self._match(sequence, part)[0]), -part.num_spare))
-        return parts
+        """Return the parts in the order in which a waiting sequence is admitted to them.
+
+        A known prefix is worth its blocks: where others have more room by more than that, one of them computes it too,
+        so that a prefix which many sequences share does not draw all of them to one part.
+        """
+        if len(self.parts) == 1:
+            return list(self.parts)
+        return sorted(self.parts, key=lambda part: -len(self._match(sequence, part)[0]) - part.num_spare)
 
     def _fits(self, sequence: Sequence, part: BlockPart) -> bool:
         return max(self._shortages(sequence, part)) <= 0

@@ -35,19 +35,19 @@ def test_sequences_go_where_most_room_is() -> None:
     harness.run_to_reference(*sequences)
 
 
-def test_sequence_goes_to_its_prefix_as_long_as_there_is_room() -> None:
+def test_sequence_goes_to_its_prefix_unless_another_part_has_that_much_more_room() -> None:
     harness = parted(16, max_num_seqs=8)
     prompt = list(range(100, 117))
     first, other = make_sequence(prompt, max_tokens=1), make_sequence(13, max_tokens=1)
     harness.add(first, other)
     harness.run()
     assert parts_of(first, other) == [0, 1]
-    # Four blocks are known in part 0, which has four more, one for each.
+    # Four blocks are known in part 0. Behind the first, part 1 has five more spare blocks; then it has its own copy.
     same = [make_sequence([*prompt[:16], 7, number], max_tokens=20) for number in range(5)]
     harness.add(*same)
     harness.step()
-    assert parts_of(*same) == [0, 0, 0, 0, 1]
-    assert [sequence.num_cached_tokens for sequence in same] == [16, 16, 16, 16, 0]
+    assert parts_of(*same) == [0, 1, 0, 0, 0]
+    assert [sequence.num_cached_tokens for sequence in same] == [16, 0, 16, 16, 16]
     harness.run_to_reference(*same)
 
 
