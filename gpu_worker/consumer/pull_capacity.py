@@ -103,7 +103,7 @@ class PullCapacity:
             return -num_held - self._look_ahead
         config = self._config
         num_blocks += self._num_reserved_blocks
-        # What is free is divided among the parts, about equally.
+        # Parts have about as many free blocks each.
         free = (config.num_blocks - num_blocks) / config.num_parts
         room = min(config.max_num_seqs - num_held, config.num_parts * math.floor(free / self._mean_blocks))
         for group in config.windows:

@@ -319,7 +319,7 @@ class SequenceBlocks:
         besides = [*(others[FULL] if others else ()), *self.evictions.check_integrity(holders, self.block_size)]
         for part, own in self.parts.divided(holders):
             assert part.num_promised == sum(map(self._promised, own))
-            # What is held besides goes with one part.
+            # Evictions and tiers hold blocks besides; they go with one part.
             part.pool.check_holders([sequence.block_table for sequence in own], () if part.number else besides)
         self.windows.check_integrity(holders, others[1:])
         if self.states is not None:

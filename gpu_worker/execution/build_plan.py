@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import re
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -100,6 +101,22 @@ def _with_redundant(weights: int, model: ModelConfig, num_redundant: int) -> int
     return weights + weights * num_redundant // max(num_experts) if num_experts else weights
 
 
+def _weights_bytes(model: ModelConfig, config: RunnerConfig, dtype: torch.dtype, *, compiles: bool) -> int:
+    """Return the bytes of a rank's weights: about so, as if all were divided but for those that each rank has."""
+    measure = partial(
+        weights_bytes,
+        config.model,
+        dtype,
+        torch.device(config.device),
+        is_tied=model.tie_word_embeddings,
+        names=model.block.names,
+        compiles=compiles,
+    )
+    whole = measure()
+    divided = measure(without=_mixer_tensors(model)) if config.num_parts > 1 else whole
+    return whole - divided + _with_redundant(divided, model, config.num_redundant_experts) // config.num_ranks
+
+
 def _mixer_tensors(model: ModelConfig) -> str:
     """Return a pattern of the names of tensors that belong to layers of what mixes tokens."""
     shapes = [
@@ -149,21 +166,7 @@ def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) ->
         config.decode_context_parallel_size,
     )
     demand = shares.demand
-    weights, whole = (
-        weights_bytes(
-            config.model,
-            dtype,
-            device,
-            is_tied=model_config.tie_word_embeddings,
-            names=model_config.block.names,
-            compiles=compiles,
-            without=without,
-        )
-        for without in ("", _mixer_tensors(model_config) if config.num_parts > 1 else "")
-    )
-    at_each = weights - whole
-    whole = _with_redundant(whole, model_config, config.num_redundant_experts)
-    weights = whole // config.num_ranks + at_each
+    weights = _weights_bytes(model_config, config, dtype, compiles=compiles)
     fixed = fixed_num_blocks(config, demand)
     vision = read_vision(config.model) if config.takes_images else None
     seeing = 0 if vision is None else tower_bytes(config.model, vision, dtype)

@@ -270,5 +270,6 @@ def _sequence(length: int, num_drafts: int, sampling: Sampling, limits: StepLimi
     windows = tuple(
         WindowTable([block % count for block in blocks], 0, len(blocks), 0) for count in limits.num_window_blocks
     )
-    tables = {"part": limits.part, "block_table": blocks, "window_tables": windows}
-    return Sequence("warm-up", [0] * length, length, sampling, 1, **tables)
+    sequence = Sequence("warm-up", [0] * length, length, sampling, 1, block_table=blocks, window_tables=windows)
+    sequence.part = limits.part
+    return sequence

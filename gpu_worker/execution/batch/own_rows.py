@@ -31,7 +31,10 @@ class OwnRows:
         context_lens, starts = step.context_lens[is_own], np.zeros(int(is_own.sum()) + 1, dtype=np.int32)
         starts[1:] = lengths[is_own].cumsum()
         self.layout = StepArrays(
-            *(array[tokens] for array in (step.token_ids, step.token_rows, step.positions, step.slots)),
+            step.token_ids[tokens],
+            step.token_rows[tokens],
+            step.positions[tokens],
+            step.slots[tokens],
             step.rows[is_own],
             starts,
             context_lens,
