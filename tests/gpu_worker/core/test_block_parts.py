@@ -53,18 +53,14 @@ def test_sequence_goes_to_its_prefix_unless_another_part_has_that_much_more_room
 
 def test_only_sequences_of_the_part_without_room_are_preempted() -> None:
     harness = parted(8)
-    first, second = make_sequence(10, max_tokens=6), make_sequence(7, max_tokens=1)
-    harness.add(first, second)
+    lengths, outputs = (7, 7, 5, 3), (8, 2, 8, 4)
+    first, other, behind, latest = [make_sequence(n, max_tokens=m) for n, m in zip(lengths, outputs, strict=True)]
+    harness.add(first, other, behind, latest)
     harness.step()
-    latest = make_sequence(3, max_tokens=6)
-    harness.add(latest)
-    harness.step()
-    late = make_sequence(3, max_tokens=6)
-    harness.add(late)
-    harness.step()
-    assert parts_of(first, latest, late) == [0, 1, 1]
-    harness.run_to_reference(first, second, latest, late)
-    assert first.num_preemptions == 0
+    assert parts_of(first, other, behind, latest) == [0, 1, 0, 1]
+    # The first two of part 0 have filled it when the first one needs a third block.
+    harness.run_to_reference(first, other, behind, latest)
+    assert [each.num_preemptions > 0 for each in (first, other, behind, latest)] == [False, False, True, False]
 
 
 def test_batch_sequences_give_way_in_one_part_alone() -> None:
