@@ -103,7 +103,9 @@ class PullCapacity:
             return -num_held - self._look_ahead
         config = self._config
         num_blocks += self._num_reserved_blocks
-        room = min(config.max_num_seqs - num_held, math.floor((config.num_blocks - num_blocks) / self._mean_blocks))
+        # Parts have about as many free blocks each.
+        free = (config.num_blocks - num_blocks) / config.num_parts
+        room = min(config.max_num_seqs - num_held, config.num_parts * math.floor(free / self._mean_blocks))
         for group in config.windows:
             each = min(self._mean_blocks, group.most_blocks(config.block_size))
             room = min(room, math.floor(group.num_blocks / each) - num_held)

@@ -157,13 +157,13 @@ class Admission:
         self._live.preempt(sequence)
         self.num_preemptions += 1
 
-    def worst(self) -> Sequence:
-        """Return the running sequence to preempt first when blocks run out.
+    def worst(self, part: int | None = None) -> Sequence:
+        """Return the running sequence to preempt first when blocks run out: of all, or of those of a part.
 
         One of the batch lane, then of the lowest priority, then of the tenant that uses most, then the latest.
         """
-        running = self._live.running
-        worst = running.worst()
+        running = [each for each in self._live.running if part is None or each.part == part]
+        worst = max(running, key=attrgetter("order"))
         if worst.lane == "batch" or not self._has_several_tenants:
             return worst
         used = self._use_by_tenant()
@@ -216,15 +216,15 @@ class Admission:
                 del by_tenant[tenant]
 
         def is_enough(count: int) -> bool:
-            return self._blocks.would_fit_without(sequence, [*victims[:count], *batch])
+            return bool(self._blocks.helpful(sequence, [*victims[:count], *batch]))
 
         if not victims or not is_enough(len(victims)):
             return []
         count = bisect_left(range(len(victims)), True, lo=1, key=is_enough)
-        return [*reversed(victims[:count]), *batch]
+        return self._blocks.helpful(sequence, [*reversed(victims[:count]), *batch])
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
         """Return the running batch sequences behind it, best first, if preempting them makes room; else none."""
         behind = [other for other in self._live.running.batch() if other.order > sequence.order]
         victims = sorted(behind, key=attrgetter("order"))
-        return victims if self._blocks.would_fit_without(sequence, victims) else []
+        return self._blocks.helpful(sequence, victims)

@@ -78,7 +78,7 @@ def control_share(sequence: Sequence, block_size: int) -> ScheduledSequence:
     place = (sequence.num_computed_tokens - sequence.num_evicted_tokens) // block_size
     # One that is to evict first has no room for it: it overwrites its last block.
     block = sequence.block_table[min(place, len(sequence.block_table) - 1)]
-    control = Sequence("control", [0], 1, Sampling(temperature=0.0), 1, block_table=[block])
+    control = Sequence("control", [0], 1, Sampling(temperature=0.0), 1, part=sequence.part, block_table=[block])
     control.window_tables = tuple(WindowTable([table.blocks[place]], 0, 1, 1) for table in sequence.window_tables)
     control.state_slot = sequence.state_slot
     work = None if control.state_slot is None else StateWork(is_first=True)

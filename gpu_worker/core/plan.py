@@ -58,6 +58,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
         num_windows: Groups of layers that keep the last tokens.
         num_evicted: Tokens that are not in its blocks any more.
         scored_from: From which place in the cache on the result tells how its tokens attend; None for none of them.
+        part: Of the blocks, to which its table's belong.
     """
 
     row: int
@@ -75,6 +76,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
     adapter: int | None = None
     num_evicted: int = 0
     scored_from: int | None = None
+    part: int = 0
 
 
 class Eviction(Struct, frozen=True, gc=False, array_like=True):

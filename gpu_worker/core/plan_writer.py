@@ -164,6 +164,7 @@ class PlanWriter:
                 sequence.adapter,
                 sequence.num_evicted_tokens,
                 None if sequence.budget is None else sequence.budget.scored_from,
+                sequence.part,
             )
         )
         return row

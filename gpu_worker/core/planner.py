@@ -175,7 +175,7 @@ class Planner:
             if self._live.in_flight:
                 running.put_back(lane, due)
                 return False
-            victim = self.admission.worst()
+            victim = self.admission.worst(blocks.crowded_part(growing))
             self.admission.preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
         return True

@@ -129,10 +129,6 @@ class RunningSet:
         """Return the sequences of the batch lane."""
         return [sequence for sequence in self if sequence.lane == "batch"] if self.num_batch else []
 
-    def worst(self) -> Sequence:
-        """Return the sequence to preempt first: batch lane, then lowest priority, then latest arrival."""
-        return max(self, key=_order)
-
     def check_integrity(self) -> None:
         """Assert that every sequence is in the phase that its counters say."""
         for sequence in self:

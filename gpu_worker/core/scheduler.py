@@ -128,7 +128,7 @@ class Scheduler:
             num_prefix_hits=self._blocks.num_prefix_hits,
             num_device_hits=self._blocks.num_device_hits,
             num_evicted_blocks=self._blocks.num_evicted,
-            num_retained_blocks=len(self._blocks.pool.order.retention),
+            num_retained_blocks=self._blocks.parts.num_retained,
             full_step_rate=self.full_step_rate,
         )
 
@@ -147,11 +147,11 @@ class Scheduler:
     @property
     def num_blank_blocks(self) -> int:
         """Blocks that keep all tokens and hold nothing."""
-        return self._blocks.pool.num_blank
+        return self._blocks.parts.num_blank
 
     def is_cached(self, digest: bytes) -> bool:
         """Return whether the prefix cache has a block of this digest."""
-        return self._blocks.pool.find(digest) is not None
+        return self._blocks.parts.have(digest)
 
     def is_saturated_by(self, step: ScheduledStep) -> bool:
         """Return whether no more sequences could have run in a step; batch work that was throttled does not count."""

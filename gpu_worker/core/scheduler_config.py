@@ -83,6 +83,7 @@ class SchedulerConfig:
         num_groups: Groups into which plans divide the running sequences. Of one group, a plan may compute the token
             that a step in flight samples; of several, sequences wait for that step to land, while the other groups are
             computed.
+        num_parts: Of the blocks that keep all tokens, each of as many; a sequence holds blocks of one part alone.
     """
 
     block_size: int
@@ -98,6 +99,7 @@ class SchedulerConfig:
     state: StateConfig | None = None
     num_groups: int = 1
     media: MediaConfig | None = None
+    num_parts: int = 1
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -105,6 +107,8 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or running sequences could not all go on in one step"
             )
+        if self.num_blocks % self.num_parts or (self.num_parts > 1 and (self.windows or self.state)):
+            raise ValueError("blocks are divided into equal parts, where all layers keep all tokens and nothing else")
         whole = 0 if self.media is None else self.media.bidirectional_tokens
         if whole and self.max_num_batched_tokens < self.max_num_seqs + whole:
             raise ValueError(
@@ -133,8 +137,8 @@ class SchedulerConfig:
 
     @property
     def max_num_tokens(self) -> int:
-        """Longest sequence: what the model allows and the whole pool can hold."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        """Longest sequence: what the model allows and one part of the blocks can hold."""
+        return min(self.max_model_len, self.num_blocks // self.num_parts * self.block_size)
 
 
 class SchedulerStats(Struct, frozen=True, kw_only=True):

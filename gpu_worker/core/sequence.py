@@ -105,6 +105,7 @@ class Sequence:
         next_publish: Known tokens from which the scheduler looks at a landed decode again: blocks are published or
             given back, or the next token is the last.
         last_chunk_step: Number of the last step that was planned with more than a decode of it.
+        part: Which part of the blocks that keep all tokens it belongs to while it runs.
         block_table: Ids of the blocks that hold the KV, in order, of the layers that keep all tokens.
         row: Its place in the batch from the plan that tells it to the runner until it departs, else None.
         num_told_tokens: Tokens that plans have told since then.
@@ -153,6 +154,7 @@ class Sequence:
     next_publish: int = 0
     last_chunk_step: int = 0
     num_cached_tokens: int = 0
+    part: int = 0
     block_table: list[int] = field(default_factory=list)
     window_tables: tuple[WindowTable, ...] = ()
     state_slot: StateSlot | None = None

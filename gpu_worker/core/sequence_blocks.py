@@ -2,7 +2,8 @@
 
 Admission takes the blocks of all known tokens at once, so that an admitted prompt is never stuck half-way, and promises
 a bounded headroom for output, which later admissions leave alone. Blocks of layers that keep the last tokens are
-counted alike, and taken as steps need them.
+counted alike, and taken as steps need them. Of several parts that have room a sequence gets the one with most spare
+blocks, those of its known prefix counted twice; it keeps it until it stops.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence as Values
 from msgspec import structs
 
 from gpu_worker.core.block_hints import BlockHints
+from gpu_worker.core.block_parts import BlockPart, BlockParts, lacking
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.evictions import Evictions
 from gpu_worker.core.prefix_cache import HitRule, PrefixCache
@@ -28,13 +30,15 @@ class SequenceBlocks:
     """Writes the tables, `expected_blocks` and the prefix counters of sequences.
 
     Attributes:
-        pool: Blocks that keep all tokens.
+        parts: Of the blocks that keep all tokens; `pool` is the first one's.
         rules: What the further groups say of a prefix, by number of the group from 1 on.
         num_budgeted: Running sequences that have a budget, of which `evictions` evicts blocks.
     """
 
     def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
-        self.pool = BlockPool(config.num_blocks, self._count_evicted, config.retained_share)
+        size, share = config.num_blocks // config.num_parts, config.retained_share
+        pools = [BlockPool(size, self._count_evicted, share) for _ in range(config.num_parts)]
+        self.pool = pools[0]
         self.num_evicted = self.num_budgeted = 0
         self._tiers, self.evictions = tiers, Evictions(self.pool)
         self.windows = WindowGroups(config, tiers)
@@ -46,38 +50,41 @@ class SequenceBlocks:
         self._config, self.block_size = config, config.block_size
         self.rules: list[HitRule] = [*self.windows] if self.states is None else [*self.windows, self.states]
         self._cache: PrefixCache | None = None
+        caches: Values[PrefixCache | None] = [None] * len(pools)
         self._hints: BlockHints | None = None
         if config.enable_prefix_caching:
-            pools = [self.pool, *(group.pool for group in self.windows)]
-            self._hints = BlockHints(pools, self.states, tiers)
-            self._cache = PrefixCache(self.pool, config.block_size, self.rules, tiers, self._hints.sessions)
+            self._hints = BlockHints([*pools, *(group.pool for group in self.windows)], self.states, tiers)
+            sessions = self._hints.sessions
+            caches = [PrefixCache(pool, config.block_size, self.rules, tiers, sessions) for pool in pools]
+            self._cache = caches[0]
+        self.parts = BlockParts(map(BlockPart, range(len(pools)), pools, caches))
         self._has_windows = len(self.windows) > 0
         self._to_publish = self._distances()
-        self._num_promised = 0
         self.num_prefix_queries = self.num_prefix_hits = self.num_device_hits = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that keep all tokens and can be handed out, or their share where a group of windows has fewer."""
-        return min(self.pool.num_available, self.windows.free_share(self.pool.num_blocks))
+        return min(self.parts.num_available, self.windows.free_share(self._config.num_blocks))
 
     @property
     def usage(self) -> tuple[tuple[str, int, int], ...]:
         """Name each kind of memory, with its blocks or slots in use, and how many there are."""
-        full = ("full", self.pool.num_blocks - self.pool.num_available, self.pool.num_blocks)
+        num_blocks = self._config.num_blocks
+        full = ("full", num_blocks - self.parts.num_available, num_blocks)
         states = [] if self.states is None else [("state", self.states.num_used, self.states.num_slots)]
         return (full, *self.windows.usage, *states)
 
-    def shortages(self, sequence: Sequence) -> list[int]:
-        """Return for each group how many more blocks would have to be free to admit a waiting sequence.
+    def _shortages(self, sequence: Sequence, part: BlockPart) -> list[int]:
+        """Return for each group how many more blocks would have to be free to admit a waiting sequence to a part.
 
         None are missing where it is not positive. With nothing running, a sequence that fits the pools needs no asking:
         there is no promise to keep to anybody.
         """
-        hits, _ = self._match(sequence)
+        hits, _ = self._match(sequence, part)
         expected = self.expected_blocks(sequence)
-        num_shared = sum(map(self.pool.is_in_use, hits))
-        shortages = [expected - num_shared - (self.pool.num_available - self._num_promised)]
+        num_shared = sum(map(part.pool.is_in_use, hits))
+        shortages = [expected - num_shared - part.num_spare]
         shortages += self.windows.shortages(expected)
         if self.states is not None:
             shortages.append(1 - self.states.num_available)
@@ -85,15 +92,24 @@ class SequenceBlocks:
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether a waiting sequence can be admitted beside those that run."""
-        return max(self.shortages(sequence)) <= 0
+        return any(self._fits(sequence, part) for part in self.parts)
 
-    def would_fit_without(self, sequence: Sequence, victims: Values[Sequence]) -> bool:
-        """Return whether a waiting sequence fits when these running ones have given back what only they hold."""
-        shortages = self.shortages(sequence)
-        num_free = self.pool.num_freed_by([victim.block_table for victim in victims], self._match(sequence)[0])
-        num_free += sum(map(self._promised, victims))
-        freed = [num_free, *self.windows.num_freed_by(victims), len(victims)]  # The last for states, if there are any.
-        return all(shortage <= count for shortage, count in zip(shortages, freed, strict=False))
+    def helpful(self, sequence: Sequence, victims: Values[Sequence]) -> list[Sequence]:
+        """Return running sequences without which a waiting one fits: those of the victims that belong to one part.
+
+        All of them where blocks are free already, none where it would not fit.
+        """
+        for part in self._by_preference(sequence):
+            shortages = self._shortages(sequence, part)
+            if max(shortages) <= 0:
+                return list(victims)
+            own = [victim for victim in victims if victim.part == part.number]
+            num_free = part.pool.num_freed_by([victim.block_table for victim in own], self._match(sequence, part)[0])
+            num_free += sum(map(self._promised, own))
+            freed = [num_free, *self.windows.num_freed_by(own), len(own)]  # The last for states, if there are any.
+            if all(shortage <= count for shortage, count in zip(shortages, freed, strict=False)):
+                return own
+        return []
 
     @staticmethod
     def num_counted(sequence: Sequence) -> int:
@@ -102,6 +118,10 @@ class SequenceBlocks:
 
     def admit(self, sequence: Sequence) -> None:
         """Give the sequence its prefix hits and new blocks for the rest of its tokens."""
+        if len(self.parts) > 1:
+            assert sequence.budget is None, "evictions have one part"
+            parts = self._by_preference(sequence)
+            sequence.part = next((part for part in parts if self._fits(sequence, part)), parts[0]).number
         self._place(sequence)
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
@@ -111,19 +131,20 @@ class SequenceBlocks:
             self.num_device_hits += max(0, sequence.num_cached_tokens - num_restored)
 
     def _place(self, sequence: Sequence) -> None:
-        hits, num_known = self._match(sequence)
-        self.pool.share(hits)
+        part = self.parts.of(sequence)
+        hits, num_known = self._match(sequence, part)
+        part.pool.share(hits)
         if self._hints is not None:
             self._hints.start(sequence, len(hits))
         missing = self._num_needed(sequence, sequence.num_tokens) - len(hits)
-        sequence.block_table = hits + self.pool.allocate(missing)
+        sequence.block_table = hits + part.pool.allocate(missing)
         self.num_budgeted += sequence.budget is not None
         sequence.num_findable_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self.block_size
         # What steps contributed before a preemption is computed again.
         sequence.pooled.clear()
         sequence.expected_blocks = self.expected_blocks(sequence)
-        self._num_promised += self._promised(sequence)
+        part.num_promised += self._promised(sequence)
         self.windows.open(sequence, len(hits), num_known)
         if self.states is not None:
             sequence.state_slot = self.states.open(sequence.block_digests, len(hits), num_known)
@@ -136,33 +157,28 @@ class SequenceBlocks:
         for sequence in filter(self.evictions.is_due, sequences):
             if not (is_landed or sequence.scores is None) or not self.evictions.can_evict(sequence):
                 return False
-            promised = self._promised(sequence)
-            self.evictions.evict(sequence, self.pool.num_available - self._num_promised)
-            self._num_promised += self._promised(sequence) - promised
+            promised, part = self._promised(sequence), self.parts.of(sequence)
+            self.evictions.evict(sequence, part.num_spare)
+            part.num_promised += self._promised(sequence) - promised
         return True
 
     def try_grow(self, sequences: Values[Sequence]) -> bool:
         """Give running sequences the blocks that they lack for their tokens; False, with nothing given, if too few."""
-        size = self.block_size
-        short: list[Sequence] = []
-        for sequence in sequences:
-            # The last of these tokens is the next to be computed, unless more are known.
-            last, last_known = sequence.num_computed_tokens, len(sequence.token_ids) - 1
-            place = (last if last > last_known else last_known) - sequence.num_evicted_tokens
-            count = place // size + 1 - len(sequence.block_table)
-            if sequence.budget is not None:
-                count = min(count, sequence.budget.num_blocks - len(sequence.block_table))
-            if count > 0:
-                short += [sequence] * count
-        if len(short) > self.pool.num_available:
+        short = lacking(sequences, self.block_size)
+        if self.parts.crowded(short) is not None:
             return False
         if self._has_windows and not self.windows.can_grow(sequences):
             return False
-        self._extend(short)
+        self.parts.extend(short)
         if self._has_windows:
             for sequence in sequences:
                 self.windows.grow(sequence, sequence.num_computed_tokens + 1)
         return True
+
+    def crowded_part(self, sequences: Values[Sequence]) -> int | None:
+        """Return the number of a part with too few blocks for these running sequences; None where there is one part."""
+        part = self.parts.crowded(lacking(sequences, self.block_size)) if len(self.parts) > 1 else None
+        return None if part is None else part.number
 
     def reach(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens a step can compute: as many as there are blocks for.
@@ -181,9 +197,9 @@ class SequenceBlocks:
         For one step: `trim` takes back what the sequence did not grow into.
         """
         missing = self._num_needed(sequence, num_tokens) - len(sequence.block_table)
-        count = min(missing, self.pool.num_available)
+        count = min(missing, self.parts.of(sequence).pool.num_available)
         if count > 0:
-            self._extend([sequence] * count)
+            self.parts.extend([sequence] * count)
         num_tokens = min(num_tokens, len(sequence.block_table) * self.block_size + sequence.num_evicted_tokens)
         num_tokens = self.windows.reach(sequence, num_tokens, takes_promised=True)
         self.windows.grow(sequence, num_tokens)
@@ -193,11 +209,11 @@ class SequenceBlocks:
         """Take back the blocks behind those that the sequence's tokens need."""
         needed = self._num_needed(sequence, sequence.num_tokens + sequence.num_evicted_tokens)
         if needed < len(sequence.block_table):
-            promised = self._promised(sequence)
-            self.pool.release(sequence.block_table[needed:])
+            promised, part = self._promised(sequence), self.parts.of(sequence)
+            part.pool.release(sequence.block_table[needed:])
             del sequence.block_table[needed:]
             sequence.num_told_blocks = min(sequence.num_told_blocks, needed)
-            self._num_promised += self._promised(sequence) - promised
+            part.num_promised += self._promised(sequence) - promised
         self.windows.trim(sequence)
 
     def publish(self, written: Values[tuple[Sequence, int]]) -> None:
@@ -205,8 +221,8 @@ class SequenceBlocks:
 
         `written` are sequences, each with how many of its first tokens are in its blocks for good.
         """
-        if self._cache:
-            self._cache.publish(written)
+        if self._cache is not None:
+            self.parts.publish(written)
         if self._has_windows:
             for sequence, num_written in written:
                 self.windows.publish(sequence, num_written, is_findable=self._cache is not None)
@@ -249,17 +265,19 @@ class SequenceBlocks:
         False where the blocks that it gives back are not enough, because it shared them: it must be preempted.
         """
         self.release(sequence)
-        hits, _ = self._match(sequence)
-        num_cached = sum(not self.pool.is_in_use(block) for block in hits)
+        part = self.parts.of(sequence)
+        hits, _ = self._match(sequence, part)
+        num_cached = sum(not part.pool.is_in_use(block) for block in hits)
         missing = self._config.num_blocks_for(sequence.num_tokens) - len(hits) + num_cached
-        if missing > self.pool.num_available or any(shortage > 0 for shortage in self.shortages(sequence)[1:]):
+        others = self._shortages(sequence, part)[1:]
+        if missing > part.pool.num_available or any(shortage > 0 for shortage in others):
             return False
         self._place(sequence)
         return True
 
     def hide(self, sequence: Sequence) -> None:
         """Take the sequence's blocks out of the prefix cache: their content may be wrong. Other holders keep them."""
-        self.pool.unlabel(sequence.block_table)
+        self.parts.of(sequence).pool.unlabel(sequence.block_table)
         self.windows.hide(sequence)
         if self.states is not None:
             self.states.hide(sequence)
@@ -280,14 +298,15 @@ class SequenceBlocks:
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. What they hold stays findable until they are reused."""
-        self._num_promised -= self._promised(sequence)
+        part = self.parts.of(sequence)
+        part.num_promised -= self._promised(sequence)
         if sequence.budget is not None and sequence.block_table:
             self.num_budgeted -= 1
             self.evictions.drop(sequence)
             sequence.num_evicted_tokens = 0
             if sequence.scores is not None:
                 sequence.scores.reset()
-        self.pool.release(sequence.block_table)
+        part.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.expected_blocks = sequence.num_findable_blocks = sequence.num_computed_tokens = 0
         self.windows.close(sequence)
@@ -296,10 +315,12 @@ class SequenceBlocks:
 
     def check_integrity(self, holders: list[Sequence], others: Values[Values[int]] = ()) -> None:
         """Assert that exactly these sequences hold blocks, each block as often as it is counted."""
-        assert self._num_promised == sum(map(self._promised, holders))
         assert self.num_budgeted == sum(sequence.budget is not None for sequence in holders)
         besides = [*(others[FULL] if others else ()), *self.evictions.check_integrity(holders, self.block_size)]
-        self.pool.check_holders([sequence.block_table for sequence in holders], besides)
+        for part, own in self.parts.divided(holders):
+            assert part.num_promised == sum(map(self._promised, own))
+            # Evictions and tiers hold blocks besides; they go with one part.
+            part.pool.check_holders([sequence.block_table for sequence in own], () if part.number else besides)
         self.windows.check_integrity(holders, others[1:])
         if self.states is not None:
             self.states.check_integrity([s.state_slot for s in holders if s.state_slot is not None])
@@ -316,7 +337,7 @@ class SequenceBlocks:
 
     def num_hits(self, sequence: Sequence) -> int:
         """Return how many blocks the sequence would start behind."""
-        return len(self._match(sequence)[0])
+        return len(self._match(sequence, self.parts.of(sequence))[0])
 
     def digest_of(self, sequence: Sequence, place: int) -> bytes:
         """Return the digest of a full block of a sequence that `can_match`."""
@@ -325,31 +346,35 @@ class SequenceBlocks:
 
     def num_promised(self, group: int) -> int:
         """Return how many blocks of a group running sequences were promised, and do not hold yet."""
-        return self._num_promised if group == FULL else self.windows.num_promised(group - 1)
+        whole = sum(part.num_promised for part in self.parts)
+        return whole if group == FULL else self.windows.num_promised(group - 1)
 
     def _count_evicted(self, block: int, digest: bytes) -> None:
         self.num_evicted += 1
         if self._tiers is not None:
             self._tiers.evicted(block, digest)
 
-    def _match(self, sequence: Sequence) -> tuple[list[int], int]:
+    def _by_preference(self, sequence: Sequence) -> Values[BlockPart]:
+        """Return the parts in the order in which a waiting sequence is admitted to them.
+
+        A known prefix is worth its blocks: where others have more room by more than that, one of them computes it too,
+        so that a prefix which many sequences share does not draw all of them to one part.
+        """
+        if len(self.parts) == 1:
+            return list(self.parts)
+        return sorted(self.parts, key=lambda part: -len(self._match(sequence, part)[0]) - part.num_spare)
+
+    def _fits(self, sequence: Sequence, part: BlockPart) -> bool:
+        return max(self._shortages(sequence, part)) <= 0
+
+    def _match(self, sequence: Sequence, part: BlockPart) -> tuple[list[int], int]:
         """Return the blocks behind which all groups can go on, and how many hold the longest known prefix."""
-        if self._cache is None:
+        if part.cache is None:
             return [], 0
-        known = self._cache.match(sequence)[: self.most_hits(sequence)]
+        known = part.cache.match(sequence)[: self.most_hits(sequence)]
         if not known or (not self.windows and self.states is None):
             return known, len(known)
-        return known[: self._cache.num_resumable(sequence, len(known))], len(known)
-
-    def _extend(self, sequences: list[Sequence]) -> None:
-        """Give each sequence of the list a block; one that needs several is in the list as often.
-
-        A block counts against what the sequence was promised, as long as that lasts.
-        """
-        for sequence, block in zip(sequences, self.pool.allocate(len(sequences)), strict=True):
-            if sequence.expected_blocks > len(sequence.block_table):
-                self._num_promised -= 1
-            sequence.block_table.append(block)
+        return known[: part.cache.num_resumable(sequence, len(known))], len(known)
 
     def _distances(self) -> list[int]:
         """For each offset in a block, return how many more tokens are written until `publish` has something to do."""

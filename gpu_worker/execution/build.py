@@ -101,7 +101,7 @@ def check_fits(config: RunnerConfig) -> int | None:
     if plan.device.type == "cuda":
         return None
     _check_host(plan)
-    return _host_num_blocks(plan, _free_bytes(plan) - plan.weights_bytes) * config.block_size
+    return _host_num_blocks(plan, _free_bytes(plan) - plan.weights_bytes) * config.block_size * config.num_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,8 @@ class _Build:
             config.max_num_batched_tokens,
             config.max_draft_tokens,
             is_asynchronous=is_asynchronous,
-            captured=CapturedSteps(config.cuda_graphs),
+            # How many rows are a rank's own differs from step to step.
+            captured=CapturedSteps.OFF if config.num_parts > 1 else CapturedSteps(config.cuda_graphs),
             num_state_slots=plan.num_state_slots(num_blocks),
             constraints=self.constraints,
             ranks=self.ranks,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -99,10 +101,38 @@ def _with_redundant(weights: int, model: ModelConfig, num_redundant: int) -> int
     return weights + weights * num_redundant // max(num_experts) if num_experts else weights
 
 
+def _weights_bytes(model: ModelConfig, config: RunnerConfig, dtype: torch.dtype, *, compiles: bool) -> int:
+    """Return the bytes of a rank's weights: about so, as if all were divided but for those that each rank has."""
+    measure = partial(
+        weights_bytes,
+        config.model,
+        dtype,
+        torch.device(config.device),
+        is_tied=model.tie_word_embeddings,
+        names=model.block.names,
+        compiles=compiles,
+    )
+    whole = measure()
+    divided = measure(without=_mixer_tensors(model)) if config.num_parts > 1 else whole
+    return whole - divided + _with_redundant(divided, model, config.num_redundant_experts) // config.num_ranks
+
+
+def _mixer_tensors(model: ModelConfig) -> str:
+    """Return a pattern of the names of tensors that belong to layers of what mixes tokens."""
+    shapes = [
+        shape
+        for layer in model.layers
+        if layer.mixer is not None
+        for shape in layer.mixer.linears(model.block.names, model.hidden_size).values()
+    ]
+    modules = {re.escape(module) for shape in shapes for module in shape.modules}
+    return rf"model\.layers\.\d+\.({'|'.join(sorted(modules))})\..*"
+
+
 def _may_be_fused(config: RunnerConfig) -> bool:
     """Return whether each rank has all layers, and a part of the features of each."""
-    is_divided_by_features = not config.enable_expert_parallel and config.decode_context_parallel_size == 1
-    return config.pipeline_parallel_size == 1 and is_divided_by_features
+    is_divided_otherwise = config.enable_expert_parallel or config.enable_dp_attention
+    return config.pipeline_parallel_size * config.decode_context_parallel_size == 1 and not is_divided_otherwise
 
 
 def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) -> BuildPlan:
@@ -122,9 +152,8 @@ def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) ->
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
     layout = own.cache_layout.within(max_model_len)
     num_ranks = config.tensor_parallel_size
-    if config.keeps_all_tokens or (
-        _may_be_fused(config) and is_fused(model_config, dtype, device, num_ranks, compiles=compiles)
-    ):
+    is_flat = config.keeps_all_tokens or config.num_parts > 1
+    if is_flat or (_may_be_fused(config) and is_fused(model_config, dtype, device, num_ranks, compiles=compiles)):
         layout = layout.flat()
     shares = GroupShares(
         layout,
@@ -137,15 +166,7 @@ def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) ->
         config.decode_context_parallel_size,
     )
     demand = shares.demand
-    weights = weights_bytes(
-        config.model,
-        dtype,
-        device,
-        is_tied=model_config.tie_word_embeddings,
-        names=model_config.block.names,
-        compiles=compiles,
-    )
-    weights = _with_redundant(weights, model_config, config.num_redundant_experts) // config.num_ranks
+    weights = _weights_bytes(model_config, config, dtype, compiles=compiles)
     fixed = fixed_num_blocks(config, demand)
     vision = read_vision(config.model) if config.takes_images else None
     seeing = 0 if vision is None else tower_bytes(config.model, vision, dtype)
@@ -163,6 +184,8 @@ def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
     problem = "models that attend in both directions are not divided" if model.is_bidirectional else None
     if config.enable_eplb and not any(layer.mixture for layer in layers):
         problem = "HEADRACE_ENABLE_EPLB is set, but the model has no experts"
+    if config.enable_dp_attention and model.has_states:
+        problem = "HEADRACE_ENABLE_DP_ATTENTION is set, but states of recurrent layers are not divided by sequences"
     if config.tapped_layers:
         problem = "proposers of drafts that read the model's hidden vectors do not go with several ranks"
     try:
@@ -211,7 +234,9 @@ def _divided(model: ModelConfig, config: RunnerConfig, size: int) -> tuple[Layer
     count = config.decode_context_parallel_size
     if size % count:
         raise IndivisibleError(f"{size} ranks are no multiple of {count}")
-    division = Division(0, size, config.enable_expert_parallel, config.moved_experts, count)
+    division = Division(
+        0, size, config.enable_expert_parallel, config.moved_experts, count, has_whole_mixers=config.num_parts > 1
+    )
     return tuple(divided_layer(layer, division) for layer in model.layers)
 
 

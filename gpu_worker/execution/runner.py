@@ -29,6 +29,7 @@ from gpu_worker.execution.batch.assembled_step import AssembledStep, StagedScore
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.key_turns import KeyTurns
+from gpu_worker.execution.batch.own_rows import OwnRows
 from gpu_worker.execution.batch.placed_tokens import Frame
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.step_table import DeviceStep, HostStep, StagedStep, copy_states, lay_out, step_context
@@ -41,7 +42,7 @@ from gpu_worker.execution.memory.kv_cache import KVCache, allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepHead, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
-from gpu_worker.layers.attention_context import ScoredTokens, StepSizes
+from gpu_worker.layers.attention_context import OwnTokens, ScoredTokens, StepSizes
 from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.ranks import ALONE, Ranks, is_last
 from gpu_worker.models.config import ModelConfig
@@ -50,8 +51,8 @@ from kernels.low_rank import AdapterRows
 
 logger = logging.getLogger(__name__)
 
-StepInputs = tuple[MediaInputs | None, AdapterRows | None, ScoredTokens | None, int]
-_NO_INPUTS: StepInputs = (None, None, None, 0)
+StepInputs = tuple[MediaInputs | None, AdapterRows | None, ScoredTokens | None, int, OwnTokens | None]
+_NO_INPUTS: StepInputs = (None, None, None, 0, None)
 ShareDrafts = Callable[[StepPlan, list[Draft] | None], list[Draft] | None]
 
 
@@ -136,7 +137,12 @@ class TorchModelRunner:
     @property
     def num_blocks(self) -> int:
         """KV blocks to schedule with."""
-        return self.cache.num_blocks
+        return self.cache.num_blocks * self.num_parts
+
+    @property
+    def num_parts(self) -> int:
+        """Equal parts of these, of which this runner has one, with the number of its rank."""
+        return self._ranks.size if self._ranks.divides_sequences else 1
 
     @property
     def windows(self) -> tuple[WindowConfig, ...]:
@@ -166,6 +172,7 @@ class TorchModelRunner:
             tuple(group.num_blocks for group in self.cache.groups[1:]),
             None if self._states is None else self.num_state_slots,
             None if self.model.expanding is None else self.model.expanding.expands,
+            self._ranks.rank if self.num_parts > 1 else 0,
         )
 
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
@@ -260,7 +267,9 @@ class TorchModelRunner:
         step = self._assemble(plan, upload)
         graphs = self._graphs
         media = None if self._encoder is None else self._encoder.inputs(plan, step.sequences, step.layout)
-        shape, (num_expanded_blocks, outweighs_launches) = None, self._expansion(step.layout)
+        own = OwnRows.of(step.layout, self._rows, self._ranks, upload)
+        attending = step.layout if own is None else own.layout
+        shape, (num_expanded_blocks, outweighs_launches) = None, self._expansion(attending)
         is_plain = media is None and step.adapters is None and step.scores is None
         if graphs is not None and is_plain:
             shape = graphs.shape_for(step.layout, is_decode=step.is_decode, num_expanded_blocks=num_expanded_blocks)
@@ -272,7 +281,8 @@ class TorchModelRunner:
         if not self._is_last:
             self._head.tell_last(head, self._ranks)
         scored = None if step.scores is None else step.scores.tokens()
-        inputs = (media, step.adapters, scored, num_expanded_blocks)
+        owned = None if own is None else own.tokens(self._rows, self.cache, num_expanded_blocks)
+        inputs = (media, step.adapters, scored, num_expanded_blocks, owned)
         computed = self._replay(step, shape) if staged is None else self._launch(step, staged, inputs)
         if self.interrupt is not None:
             self.interrupt.check()
@@ -289,13 +299,13 @@ class TorchModelRunner:
             land = partial(self._land, drafting, step, computed.hidden)
         return SubmittedStep(step, outputs, self._downloads, land)
 
-    def _expansion(self, layout: HostStep) -> tuple[int, bool]:
+    def _expansion(self, layout: HostStep | None) -> tuple[int, bool]:
         """Return of how many blocks a step makes keys and values, and whether that repays to launch it without a graph.
 
         A graph with room for a long context would make the keys and values of the longest one.
         """
         latent = self.model.expanding
-        if layout.max_query_len == 1 or latent is None:
+        if layout is None or layout.max_query_len == 1 or latent is None:
             return 0, False
         query_lens = np.diff(layout.query_starts)
         sizes = StepSizes.of(query_lens, layout.context_lens, self.cache.block_size, self.max_model_len)
@@ -370,7 +380,7 @@ class TorchModelRunner:
             drafting.observe(ComputedStep(step.shares, step.layout, hidden, sampled, step.departed))
 
     def _compute(self, step: DeviceStep, shape: GraphShape) -> ComputedRows:
-        inputs = (None, None, None, shape.num_expanded_blocks)
+        inputs = (None, None, None, shape.num_expanded_blocks, None)
         hidden = self._forward(step, self.max_model_len, inputs, knows_tokens=False)
         return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and self._is_last else None)
 

@@ -37,7 +37,9 @@ class RunnerConfig:
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
         tensor_parallel_size: Ranks that each layer is divided among.
         decode_context_parallel_size: Number of consecutive ranks that have the same KV heads, each of some tokens.
-        takes_images: A model is served with its vision tower; not by several stages, or ranks that share tokens.
+        enable_dp_attention: Each of them has all attention weights, and the keys and values of some sequences.
+        takes_images: A model is served with its vision tower; not by several stages, nor ranks that share tokens or
+            divide sequences.
         nnodes: Hosts that all ranks are on, as many on each.
         max_loras: Adapters that may be beside the model at once.
         enable_expert_parallel: Each of them has some experts, not some features of each.
@@ -68,6 +70,7 @@ class RunnerConfig:
     keeps_all_tokens: bool = False
     tensor_parallel_size: int = 1
     decode_context_parallel_size: int = 1
+    enable_dp_attention: bool = False
     enable_expert_parallel: bool = False
     enable_eplb: bool = False
     num_redundant_experts: int = 0
@@ -81,6 +84,11 @@ class RunnerConfig:
     def moved_experts(self) -> int | None:
         """As `num_redundant_experts` of `Ranks`."""
         return self.num_redundant_experts if self.enable_eplb else None
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of the KV blocks, of which each rank has one; 1 where all ranks keep something of each sequence."""
+        return self.tensor_parallel_size if self.enable_dp_attention else 1
 
     @property
     def num_ranks(self) -> int:

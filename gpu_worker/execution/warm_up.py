@@ -55,7 +55,8 @@ _SAMPLINGS = (
 class StepLimits:
     """What bounds a step; `max_model_len` tokens have blocks. In the spare slot for states there is no sequence's.
 
-    `expands` tells which steps make keys and values of latent vectors; None where none does.
+    `expands` tells which steps make keys and values of latent vectors; None where none does. `part` is the part of the
+    blocks that the sequences belong to: each rank computes with its own.
     """
 
     max_num_seqs: int
@@ -66,6 +67,7 @@ class StepLimits:
     num_window_blocks: tuple[int, ...] = ()
     spare_state_slot: int | None = None
     expands: Callable[[StepSizes], bool] | None = None
+    part: int = 0
 
 
 class WarmUpProposer:
@@ -268,4 +270,6 @@ def _sequence(length: int, num_drafts: int, sampling: Sampling, limits: StepLimi
     windows = tuple(
         WindowTable([block % count for block in blocks], 0, len(blocks), 0) for count in limits.num_window_blocks
     )
-    return Sequence("warm-up", [0] * length, length, sampling, 1, block_table=blocks, window_tables=windows)
+    sequence = Sequence("warm-up", [0] * length, length, sampling, 1, block_table=blocks, window_tables=windows)
+    sequence.part = limits.part
+    return sequence

@@ -97,6 +97,18 @@ class WindowContext(Struct, frozen=True):
     block_tables: torch.Tensor
 
 
+class OwnTokens(Struct, frozen=True):
+    """The tokens of a step that this rank attends for, where ranks divide sequences among them.
+
+    Attributes:
+        places: `[num_own]` int64, among all tokens of the step.
+        context: Describes them as if they were all; None where there are none.
+    """
+
+    places: torch.Tensor
+    context: AttentionContext | None
+
+
 class AttentionContext(Struct, frozen=True):
     """Describes the batch of one step. Made by the model runner, passed explicitly to every layer.
 
@@ -122,6 +134,7 @@ class AttentionContext(Struct, frozen=True):
         scored: Tokens that are asked how they attend; None where none is.
         expanded: Blocks of all sequences, of which attention by latent vectors makes keys and values for the step; None
             where it makes none.
+        own: Which of the tokens this rank attends for; None where it does for all.
         observer: Given the modules and the input of each linear layer of blocks before it multiplies: calibration.
     """
 
@@ -141,6 +154,7 @@ class AttentionContext(Struct, frozen=True):
     adapters: AdapterRows | None = None
     scored: ScoredTokens | None = None
     expanded: ExpandedBlocks | None = None
+    own: OwnTokens | None = None
 
     @property
     def may_round(self) -> bool:

@@ -41,6 +41,7 @@ class Division:
     Attributes:
         has_whole_experts: A rank has some experts, not some features of each.
         context_size: Ranks in a row that have the same key and value heads, each of some tokens.
+        has_whole_mixers: A rank has all of what mixes tokens, for some sequences.
     """
 
     rank: int
@@ -48,12 +49,14 @@ class Division:
     has_whole_experts: bool = False
     num_redundant_experts: int | None = None
     context_size: int = 1
+    has_whole_mixers: bool = False
 
     @classmethod
     def of(cls, ranks: Ranks) -> Division:
         """Return the part of one of these ranks."""
         redundant = ranks.num_redundant_experts
-        return cls(ranks.rank, ranks.size, ranks.has_whole_experts, redundant, ranks.tokens.step)
+        kept = ranks.tokens.step, ranks.divides_sequences
+        return cls(ranks.rank, ranks.size, ranks.has_whole_experts, redundant, *kept)
 
     @property
     def of_keys(self) -> Division:
@@ -159,12 +162,15 @@ def divided_layer(layer: LayerTraits, division: Division) -> LayerTraits:
     if layer.feed_forward is not None:
         divided_shape(layer.feed_forward, division)
     # The inner features of feed-forward blocks stand in no shape that is asked for after the weights were taken.
-    return layer if layer.mixer is None else replace(layer, mixer=divided_shape(layer.mixer, division))
+    if layer.mixer is None or division.has_whole_mixers:
+        return layer
+    return replace(layer, mixer=divided_shape(layer.mixer, division))
 
 
 def divided_weights(weights: LayerWeights, division: Division) -> LayerWeights:
     """Return a rank's part of the weights of a layer."""
-    parts: dict[str, Any] = {name: getattr(weights, name) for name in ("mixer", "feed_forward")}
+    names = ("feed_forward",) if division.has_whole_mixers else ("mixer", "feed_forward")
+    parts: dict[str, Any] = {name: getattr(weights, name) for name in names}
     return replace(weights, **{name: _divided(part, division) for name, part in parts.items() if part is not None})
 
 

@@ -11,7 +11,7 @@ from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import LayerState
-from gpu_worker.layers.layer import DecoderLayer, LayerWeights
+from gpu_worker.layers.layer import DecoderLayer, LayerWeights, make_mixer
 from gpu_worker.layers.layer_inputs import LayerInputs
 from gpu_worker.layers.linear import LayerParts
 from gpu_worker.layers.norms import NormWeights, make_norm
@@ -49,7 +49,7 @@ class PostNormLayer:
         assert norms.after_mixer is not None
         assert norms.after_feed_forward is not None
         assert (weights.layer_input, weights.residual_scale, weights.stream_scale) == (None, 1, 1)
-        self._mixer = weights.mixer.block(parts, index)
+        self._mixer = make_mixer(weights.mixer, parts, index)
         self._feed_forward = weights.feed_forward.block(parts)
         self._after_mixer = make_norm(norms.after_mixer)
         self._after_feed_forward = make_norm(norms.after_feed_forward)

@@ -41,6 +41,10 @@ class Ranks(Protocol):
     def tokens(self) -> CachedTokens:
         """Which tokens of each sequence it keeps: `step` ranks in a row, from a multiple of that on, keep all."""
 
+    @property
+    def divides_sequences(self) -> bool:
+        """Whether each has all attention weights, and attends for the sequences alone whose tokens it keeps."""
+
     def swap(self, x: torch.Tensor) -> torch.Tensor:
         """Give each of the ranks that together keep all tokens its part, `x[i]` to the `i`th, and return theirs."""
 
@@ -94,7 +98,7 @@ class OneStage:
 class Alone(OneStage):
     """A process with the whole model."""
 
-    rank, size, has_whole_experts, exchange, tokens = 0, 1, False, None, EVERY_TOKEN
+    rank, size, has_whole_experts, divides_sequences, exchange, tokens = 0, 1, False, False, None, EVERY_TOKEN
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return it as it is."""

@@ -213,7 +213,7 @@ def _decoder(
     shape, library = stack_shape(config, ranks.size), _fusing_library(config, dtype, embedding.device, ranks.size)
     if ranks.num_stages > 1:
         library = None
-    is_divided_by_features = not ranks.has_whole_experts and ranks.tokens == EVERY_TOKEN
+    is_divided_by_features = not (ranks.has_whole_experts or ranks.divides_sequences) and ranks.tokens == EVERY_TOKEN
     if ranks.size > 1 and (ranks.exchange is None or not is_divided_by_features or _gathers_inputs(config, source)):
         library = None
     if library is not None:

@@ -62,11 +62,15 @@ def weights_bytes(
     is_tied: bool,
     names: TensorNames | None = None,
     compiles: bool = True,
+    without: str = _NOTHING,
 ) -> int:
-    """Return the bytes of a model's weights in memory: exact for floating point, approximate for quantized ones."""
+    """Return the bytes of a model's weights in memory: exact for floating point, approximate for quantized ones.
+
+    Tensors whose whole name matches `without` are left out.
+    """
     keeps = partial(keeps_half, inputs=dtype, device=device, compiles=compiles)
     with open_weights(path, dtype, torch.device("cpu"), keeps_half=keeps, names=names) as checkpoint:
-        return checkpoint.num_bytes_loaded(_TIED_HEAD if is_tied else _NOTHING)
+        return checkpoint.num_bytes_loaded(f"{_TIED_HEAD if is_tied else _NOTHING}|{without}")
 
 
 _log = logging.getLogger(__name__)

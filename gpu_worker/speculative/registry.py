@@ -280,6 +280,7 @@ class DraftModelRecipe(Recipe):
             # Of several ranks the first one makes the drafts, with all of the smaller model.
             tensor_parallel_size=1,
             decode_context_parallel_size=1,
+            enable_dp_attention=False,
             enable_expert_parallel=False,
             enable_eplb=False,
             num_redundant_experts=0,

@@ -180,7 +180,7 @@ class Worker:
         accept, sizes = self.consumer.accept, self._setup.scheduler
         if (golden := self._model.golden) is not None:
             # A prompt may fill half of the KV cache at most.
-            longest = min(sizes.max_model_len, sizes.num_blocks * sizes.block_size // 2)
+            longest = min(sizes.max_model_len, sizes.num_blocks // sizes.num_parts * sizes.block_size // 2)
             fitting = ProbeSizes(longest, sizes.block_size)
             self._golden = GoldenWatch(golden, self._nats, self._engine, self.consumer, source, fitting)
             accept = self._golden.accept

@@ -81,6 +81,12 @@ class WorkerConfig(NatsFiles):
         minimum=1,
         maximum=62,
     )
+    enable_dp_attention: bool = setting(
+        False,
+        "With several ranks: each keeps the keys and values of some sequences alone, and attends for those with all "
+        "heads (data-parallel attention); experts and the rest stay divided. --num-blocks and --kv-cache-bytes are of "
+        "each rank then, so the KV cache holds as many times more sequences. Not run on GPUs yet.",
+    )
     enable_expert_parallel: bool = setting(
         False, "With several ranks: each has some of a model's experts, not some features of each expert."
     )

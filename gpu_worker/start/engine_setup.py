@@ -175,6 +175,8 @@ def _eviction_problem(config: WorkerConfig, model: ModelConfig, sizes: Scheduler
         return f"its drafts are made of what the KV cache holds (HEADRACE_SPECULATIVE is {config.speculative})"
     if config.decode_context_parallel_size > 1:
         return "its ranks share the tokens of sequences (HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE)"
+    if config.enable_dp_attention:
+        return "its ranks divide sequences among them (HEADRACE_ENABLE_DP_ATTENTION)"
     return eviction_problem(model, sizes.max_model_len)
 
 
@@ -206,7 +208,9 @@ def _load_model(
         if runner.is_asynchronous:
             warm_up_proposer(runner)
     state = None if sizes.state is None else state_config(runner.num_state_slots, config.block_size)
-    sizes = dataclasses.replace(sizes, num_blocks=runner.num_blocks, windows=runner.windows, state=state)
+    sizes = dataclasses.replace(
+        sizes, num_blocks=runner.num_blocks, num_parts=runner.num_parts, windows=runner.windows, state=state
+    )
     return runner, divided, sizes
 
 
@@ -292,6 +296,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         cuda_graphs=config.cuda_graphs,
         tensor_parallel_size=config.tensor_parallel_size,
         decode_context_parallel_size=config.decode_context_parallel_size,
+        enable_dp_attention=config.enable_dp_attention,
         enable_expert_parallel=config.enable_expert_parallel,
         enable_eplb=config.enable_eplb,
         num_redundant_experts=config.num_redundant_experts,
@@ -308,11 +313,12 @@ def _vision(config: WorkerConfig, directory: ModelDirectory) -> VisionConfig | N
     from gpu_worker.models.vision.registry import read_vision
 
     vision = read_vision(directory.path)
-    if vision is None or config.pipeline_parallel_size * config.decode_context_parallel_size == 1:
+    is_divided = config.pipeline_parallel_size * config.decode_context_parallel_size > 1 or config.enable_dp_attention
+    if vision is None or not is_divided:
         return vision
     _log.warning(
         "the model is served for text alone: there are no images with HEADRACE_PIPELINE_PARALLEL_SIZE or "
-        "HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE above 1"
+        "HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE above 1, nor with HEADRACE_ENABLE_DP_ATTENTION"
     )
     return None
 

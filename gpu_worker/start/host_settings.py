@@ -47,6 +47,7 @@ def check_ranks(config: WorkerConfig) -> None:
     check_hosts(config)
     _check_balancing(config)
     _check_context(config)
+    _check_dp_attention(config)
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         size, problem = getattr(config, name), None
         if size == 1:
@@ -68,6 +69,26 @@ def _check_context(config: WorkerConfig) -> None:
         if (number := getattr(config, name)) % count:
             problem = f"is {count}, which does not divide HEADRACE_{name.upper()} ({number})"
             raise ConfigError("HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE", problem)
+
+
+def _check_dp_attention(config: WorkerConfig) -> None:
+    """Refuse settings with which ranks cannot divide sequences among them."""
+    if not config.enable_dp_attention:
+        return
+    problems = {
+        "there is one rank; set --tensor-parallel-size": config.tensor_parallel_size == 1,
+        "each stage would divide the sequences; leave out --pipeline-parallel-size": config.pipeline_parallel_size > 1,
+        "ranks divide either sequences or their tokens; leave out --decode-context-parallel-size": (
+            config.decode_context_parallel_size > 1
+        ),
+        "a draft model keeps all sequences on rank 0; set --speculative to ngram or off": config.speculative == "draft",
+        "adapters are not beside attention of some sequences; leave out --max-loras and --lora-modules": bool(
+            config.max_loras or config.lora_modules
+        ),
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise ConfigError("HEADRACE_ENABLE_DP_ATTENTION", f"is set, but {problem}")
 
 
 def _check_balancing(config: WorkerConfig) -> None:

@@ -14,7 +14,7 @@ import click
 
 _RANKS = "a model is divided among ranks: --tensor-parallel-size"
 _WORKERS = "start more workers: --workers of `headrace up`, or more of `headrace worker`"
-_NO_DP_ATTENTION = "each rank attends for all sequences with some heads: leave it out, or start more workers"
+_DATA_PARALLEL = f"{_WORKERS}; or --enable-dp-attention with --tensor-parallel-size, which shares experts"
 _REQUEST = "a request says this itself: leave it out, and see ops/docs/parameters.md"
 _MARKUP = "the chat template says how the model writes this: leave it out, or see --chat-format"
 _FILES = "the model's files say it themselves: leave it out"
@@ -29,7 +29,7 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", "--tensor-parallel-size", "-tp"),
     ("vLLM", "--pipeline-parallel-size", "-pp"),
     ("vLLM", "--decode-context-parallel-size", "-dcp"),
-    ("vLLM", _WORKERS, "--data-parallel-size -dp"),
+    ("vLLM", _DATA_PARALLEL, "--data-parallel-size -dp"),
     ("vLLM", "--num-redundant-experts and --eplb-step-interval", "--eplb-config"),
     ("vLLM", "--gateways of `headrace up`, --processes of `headrace gateway`", "--api-server-count"),
     ("vLLM", _FILES, "-q --quantization --load-format --tokenizer"),
@@ -66,8 +66,7 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("SGLang", "--decode-context-parallel-size", "--dcp --dcp-size"),
     ("SGLang", "--role, of each worker: see ops/docs/disaggregation.md", "--disaggregation-mode"),
     ("SGLang", "--max-num-batched-tokens", "--chunked-prefill-size"),
-    ("SGLang", _WORKERS, "--dp"),
-    ("SGLang", _NO_DP_ATTENTION, "--enable-dp-attention"),
+    ("SGLang", _DATA_PARALLEL, "--dp"),
     ("SGLang", "--num-redundant-experts", "--ep-num-redundant-experts"),
     ("SGLang", "--no-enable-prefix-caching", "--disable-radix-cache"),
     ("llama.cpp", "--model", "-m"),

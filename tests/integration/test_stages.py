@@ -1,4 +1,6 @@
-"""A worker of two stages, or of ranks that share tokens, answers as one process does, also behind a rank's death."""
+"""A worker of two ranks answers as one process does, also behind the death of one: stages, or ranks that share tokens
+or divide sequences.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,10 @@ def texts(system: System) -> list[str]:
 
 
 SHARING = ("--tensor-parallel-size", "2", "--decode-context-parallel-size", "2")
+DIVIDING = ("--tensor-parallel-size", "2", "--enable-dp-attention")
 
 
-@pytest.mark.parametrize("options", [("--pipeline-parallel-size", "2"), SHARING])
+@pytest.mark.parametrize("options", [("--pipeline-parallel-size", "2"), SHARING, DIVIDING])
 def test_two_ranks_answer_as_one_process(options: tuple[str, ...], tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

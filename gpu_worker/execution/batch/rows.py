@@ -73,6 +73,7 @@ class BatchRows:
         windows: Those of the groups of layers that keep the last tokens.
         prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence, less those that were evicted: the place
             in the cache, which may be before its beginning, from which output counts.
+        parts: `[max_num_seqs + 1]`, the part of the blocks that each row's sequence belongs to.
         evicted: `[max_num_seqs + 1]`, tokens of each row's sequence that are not in the cache any more.
         scored_from: `[max_num_seqs + 1]`, place in the cache from which tokens are asked how they attend, or `NEVER`.
         adapters: `[max_num_seqs + 1]`, the slot of each row's adapter; below zero without.
@@ -86,6 +87,7 @@ class BatchRows:
         self.whole = BlockTables(max_num_seqs + 1, width, device)
         self.windows = [BlockTables(max_num_seqs + 1, width, device) for _ in range(num_windows)]
         self.prompt_lens: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
+        self.parts: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
         self.evicted: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
         self.has_evicted = self.has_scored = False
         self.scored_from: Int64s = np.full(max_num_seqs + 1, NEVER, dtype=np.int64)
@@ -111,6 +113,7 @@ class BatchRows:
         for item in plan.new:
             self.scored_from[item.row] = NEVER if item.scored_from is None else item.scored_from
             self.prompt_lens[item.row] = item.num_prompt_tokens - item.num_evicted
+            self.parts[item.row] = item.part
             self.evicted[item.row] = item.num_evicted
             self.adapters[item.row] = -1 if item.adapter is None else item.adapter
         if plan.new or (plan.departed and self.has_adapters):

@@ -24,7 +24,7 @@ from gpu_worker.execution.batch.placed_tokens import Frame, Placed
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from gpu_worker.execution.memory.kv_cache import KVCache, StatePool
-from gpu_worker.layers.attention_context import AttentionContext, ScoredTokens, WindowContext
+from gpu_worker.layers.attention_context import AttentionContext, OwnTokens, ScoredTokens, WindowContext
 from gpu_worker.layers.media_inputs import MediaInputs
 from kernels.low_rank import AdapterRows
 from kernels.paged_attention import ExpandedBlocks
@@ -234,13 +234,14 @@ def step_context(
     adapters: AdapterRows | None = None,
     scored: ScoredTokens | None = None,
     num_expanded_blocks: int = 0,
+    own: OwnTokens | None = None,
 ) -> AttentionContext:
     """Describe a step to the layers; `max_context_len` tokens of a sequence are in the cache at most.
 
     Keys and values are made of `num_expanded_blocks` blocks, which hold all contexts.
     """
     block_tables, state_rows, expanded = rows.whole.of(step.rows), None, None
-    if num_expanded_blocks:
+    if num_expanded_blocks and own is None:
         expanded = ExpandedBlocks.of(block_tables, step.context_lens, cache.block_size, num_expanded_blocks)
     if states is not None:
         assert step.state_slots is not None, "the step was laid out without states"
@@ -268,6 +269,7 @@ def step_context(
         adapters=adapters,
         scored=scored,
         expanded=expanded,
+        own=own,
     )
 
 

@@ -56,6 +56,7 @@ class _ConfiguredRank:
         self.size, self.num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
         self.stage, self.rank = divmod(number, self.size)
         self.has_whole_experts = config.enable_expert_parallel
+        self.divides_sequences = config.enable_dp_attention
         self.num_redundant_experts = config.moved_experts
         context_size = config.decode_context_parallel_size
         self.tokens = CachedTokens(number % context_size, context_size)

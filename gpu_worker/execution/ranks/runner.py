@@ -164,7 +164,7 @@ class GroupRunner:
         # Who sends pieces of an adapter stops, because the group is lost.
         with self._sending:
             self._packed.clear()
-            self.group.reform(self.own.num_blocks, self._restart)
+            self.group.reform(self.own.cache.num_blocks, self._restart)
         try:
             for slot, (pieces, max_rank) in self._adapters.items():
                 self._place_at_others(slot, pieces, max_rank)

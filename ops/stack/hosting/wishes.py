@@ -33,6 +33,7 @@ ORDER_OPTIONS = frozenset(
     {
         *("device", "dtype", "num_threads", "cuda_graphs", "tensor_parallel_size", "pipeline_parallel_size"),
         *("enable_eplb", "num_redundant_experts", "eplb_step_interval", "decode_context_parallel_size"),
+        "enable_dp_attention",
         *("enable_expert_parallel", "gpu_memory_utilization", "kv_cache_bytes", "kv_cache_dtype", "kv_host_bytes"),
         *("num_blocks", "block_size", "enable_prefix_caching", "prefix_wait_s", "state_checkpoint_ratio"),
         *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "batch_slowdown", "max_loras"),

@@ -51,6 +51,7 @@ class Harness:
         windows: tuple[WindowConfig, ...] = (),
         state: StateConfig | None = None,
         tiers: KvTiers | None = None,
+        num_parts: int = 1,
     ) -> None:
         self.cost = cost
         self.tiers = tiers
@@ -66,6 +67,7 @@ class Harness:
                 batch_slowdown=batch_slowdown,
                 windows=windows,
                 state=state,
+                num_parts=num_parts,
             ),
             None if policy is None else Speculation(policy),
             tiers=tiers,

@@ -130,6 +130,7 @@ class OracleStep:
 
 
 Drafter = Callable[[list[int]], list[int]]
+PART_STRIDE = 1_000_000
 
 
 class OracleRunner:
@@ -160,6 +161,7 @@ class OracleRunner:
         self.names: dict[int, list[str]] = {}
         self.num_computed_tokens = 0
         self._evicted: dict[int, int] = {}
+        self._parts: dict[int, int] = {}
         # The KV of a position, and the place to which its key is turned.
         self._memory: defaultdict[int, list[tuple[int, int] | None]] = defaultdict(lambda: [None] * block_size)
         self._rows: dict[BatchSequence, _Row] = {}
@@ -186,6 +188,7 @@ class OracleRunner:
         self.names[plan.step] = [share.sequence.id for share in shares]
         assert plan.num_tokens == sum(share.num_tokens for share in shares)
         self._evicted |= {new.row: new.num_evicted for new in plan.new}
+        self._parts |= {new.row: new.part for new in plan.new}
         self._evicted |= {each.row: each.num_evicted for each in plan.evictions if each.row is not None}
         work = list(map(self._take, shares, scheduled or [None] * len(shares)))
         return OracleStep(self, plan.step, work, plan.evictions)
@@ -293,7 +296,11 @@ class OracleRunner:
             WindowTable(list(blocks), num_released, 0, 0)
             for blocks, num_released in zip(sequence.window_tables, released, strict=True)
         ]
-        tables = (list(sequence.token_ids), list(sequence.block_table), [], windows)
+        part = self._parts[sequence.row]
+        assert planned is None or part == planned.sequence.part, "the plan tells another part"
+        # Blocks of other parts are other memory.
+        blocks = [part * PART_STRIDE + block for block in sequence.block_table]
+        tables = (list(sequence.token_ids), blocks, [], windows)
         num_evicted, budget, scores = self._evicted[sequence.row], None, None
         if planned is not None and (live_budget := planned.sequence.budget) is not None:
             num_sinks, each = live_budget.num_sinks, live_budget.num_evicted

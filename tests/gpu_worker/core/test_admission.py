@@ -239,7 +239,7 @@ def test_blocks_that_others_share_make_no_room(num_tokens: int, num_preempted: i
 def test_first_of_a_key_is_not_taken_for_another_that_was_preempted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts(num_blocks=10, max_num_seqs=8)
     greedy = [parts.run(7, tenant="greedy", max_tokens=1) for _ in range(5)]
-    monkeypatch.setattr(parts.blocks, "would_fit_without", lambda *_: True)
+    monkeypatch.setattr(parts.blocks, "helpful", lambda _, victims: victims)
     parts.wait(15, tenant="polite", max_tokens=1, arrival=1e6)
     small = parts.wait(2, tenant="greedy", max_tokens=1, arrival=2e6)
     for _ in range(3):

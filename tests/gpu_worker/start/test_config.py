@@ -125,6 +125,12 @@ def test_what_ranks_cannot_share_is_refused_before_anything_is_read(settings: di
     assert str(raised.value) == f"HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE: {problem}"
 
 
+def test_draft_model_is_refused_where_ranks_divide_sequences() -> None:
+    problem = "HEADRACE_ENABLE_DP_ATTENTION: is set, but a draft model keeps all sequences on rank 0; set --speculative"
+    with pytest.raises(ConfigError, match=problem):
+        check_ranks(WorkerConfig(tensor_parallel_size=2, enable_dp_attention=True, speculative="draft"))
+
+
 VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
 
 

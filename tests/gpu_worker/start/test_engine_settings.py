@@ -50,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "cuda_graphs": "decode",
     "tensor_parallel_size": 2,
     "decode_context_parallel_size": 2,
+    "enable_dp_attention": True,
     "enable_expert_parallel": True,
     "enable_eplb": True,
     "num_redundant_experts": 5,
@@ -71,7 +72,11 @@ def test_every_setting_of_the_runner_is_the_workers() -> None:
 
 @pytest.mark.parametrize(
     "ranks",
-    [{"pipeline_parallel_size": 2}, {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "block_size": 16}],
+    [
+        {"pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "block_size": 16},
+        {"tensor_parallel_size": 2, "enable_dp_attention": True},
+    ],
 )
 def test_a_model_that_sees_is_served_for_text_by_stages_and_by_ranks_that_share_tokens(
     ranks: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -121,12 +126,14 @@ def test_states_get_no_memory_for_checkpoints_without_a_prefix_cache() -> None:
 def test_sizes_of_a_simulated_engine_are_the_workers(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
     counts = ("tensor_parallel_size", "decode_context_parallel_size", "pipeline_parallel_size", "nnodes")
     lone = {"simulate": 0.01, "enable_eplb": False, "num_redundant_experts": 0, **dict.fromkeys(counts, 1)}
+    lone["enable_dp_attention"] = False
     config = WorkerConfig(model=DEMO_MODEL, **{**settings, **lone})
     directory = read_model_directory(DEMO_MODEL)
     scheduler = build_engine(config, directory, ModelTokenizer(directory)).scheduler
     assert {name: getattr(scheduler, name) for name in sizes} == sizes
 
 
+DIVIDING = {"tensor_parallel_size": 2, "enable_dp_attention": True, "device": "cpu"}
 BALANCED = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True, "device": "cpu"}
 
 
@@ -137,11 +144,24 @@ BALANCED = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_e
         ({**BALANCED, "enable_expert_parallel": False}, "experts are divided, not placed; set --enable-expert-par"),
         ({**BALANCED, "pipeline_parallel_size": 2}, "only rank 0 counts, and it has the layers of one stage; leave"),
         ({**BALANCED, "max_loras": 1}, "adapters stay with the experts that they are beside; leave out --max-loras"),
+        (
+            {"enable_dp_attention": True},
+            "HEADRACE_ENABLE_DP_ATTENTION: is set, but there is one rank; set --tensor-par",
+        ),
+        (
+            {**DIVIDING, "pipeline_parallel_size": 2},
+            "each stage would divide the sequences; leave out --pipeline-paral",
+        ),
+        (
+            {**DIVIDING, "decode_context_parallel_size": 2},
+            "ranks divide either sequences or their tokens; leave out --dec",
+        ),
+        ({**DIVIDING, "max_loras": 1}, "adapters are not beside attention of some sequences; leave out --max-loras"),
         ({"num_redundant_experts": 2}, "_EXPERTS: is 2, but only --enable-eplb decides which experts are redundant"),
         (BALANCED, "HEADRACE_TENSOR_PARALLEL_SIZE: is 2: HEADRACE_ENABLE_EPLB is set, but the model has no experts"),
     ],
 )
-def test_experts_that_cannot_move_are_told_in_a_sentence(settings: dict[str, Any], problem: str) -> None:
+def test_settings_of_ranks_that_do_not_go_together_are_told(settings: dict[str, Any], problem: str) -> None:
     directory = read_model_directory(DEMO_MODEL)
     with pytest.raises(ConfigError, match=problem):
         check_engine(WorkerConfig(model=DEMO_MODEL, **settings), directory, ModelTokenizer(directory))

@@ -130,7 +130,6 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("run", "Qwen/Qwen3-0.6B"), "`headrace up --model Qwen/Qwen3-0.6B`, then talk to it with `headrace chat`"),
     (("--model", "x"), "No such option '--model'. Options stand behind a command: headrace up ..."),
     (("worker", "--data-parallel-size", "2"), "size' (vLLM's): start more workers"),
-    (("up", "--enable-dp-attention"), "attention' (SGLang's): each rank attends for all sequences with some heads: "),
     (("worker", "--eplb-config", "x"), "config' (vLLM's): use --num-redundant-experts and --eplb-step-interval."),
     (("up", "--trust_remote_code"), "code' (vLLM's): code of a checkpoint is never run: leave it out."),
     (("up", "Qwen/Qwen3-0.6B"), "a model is named as --model."),

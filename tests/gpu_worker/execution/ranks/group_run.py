@@ -44,7 +44,8 @@ class Run:
         own.verify_drafts_of(proposer)
         has_states = own.model_config.has_states
         state = state_config(own.num_state_slots, own.block_size) if has_states else None
-        changes = {"num_blocks": num_blocks or own.num_blocks, "state": state, "num_groups": self.num_stages}
+        changes = {"num_blocks": num_blocks or own.num_blocks, "num_parts": own.num_parts, "state": state}
+        changes["num_groups"] = self.num_stages
         config = scheduler_config(own, own.step_limits.max_num_seqs, 32, headroom_tokens=0, **changes)
         speculation = None if proposer is None else Speculation(FixedDepth(4))
         return Engine(Scheduler(config, speculation, self._constraints), self.runner)

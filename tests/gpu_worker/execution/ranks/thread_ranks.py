@@ -3,21 +3,65 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar
 
 import torch
 
+from gpu_worker.core.constraint import ConstraintSource
+from gpu_worker.core.draft import Draft
+from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import CompletedStep
+from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.ranks.board import make_board
 from gpu_worker.execution.ranks.meeting import SharedMemoryRanks
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import OneStage, Ranks
 from kernels.cpu_library import cpu_library
 from kernels.layer_cache import CachedTokens
 
+S = TypeVar("S")
 T = TypeVar("T")
+
+
+class ThreadGroup:
+    """Does what `ModelRunner` promises, with a runner in a thread for each rank; those behind rank 0 get its drafts."""
+
+    max_steps_in_flight = 1
+
+    def __init__(self, config: RunnerConfig, constraints: ConstraintSource) -> None:
+        size, meeting = config.tensor_parallel_size, _Meeting(config.tensor_parallel_size)
+        self._pool = ThreadPoolExecutor(size)
+        kinds = {"has_whole_experts": config.enable_expert_parallel, "divides_sequences": config.enable_dp_attention}
+        ranks = [ThreadRanks(number, size, meeting, **kinds) for number in range(size)]
+        self.parts: set[int] = set()
+        self.runners: list[TorchModelRunner] = self._each(
+            range(size), lambda n: build_runner(config, constraints=None if n else constraints, ranks=ranks[n])
+        )
+        self._drafts: list[SimpleQueue[list[Draft] | None]] = [SimpleQueue() for _ in range(size)]
+        self.runners[0].share_drafts = self._tell
+        for runner, queue in zip(self.runners[1:], self._drafts[1:], strict=True):
+            runner.share_drafts = lambda _, __, queue=queue: queue.get(timeout=60)
+
+    def submit(self, plan: StepPlan) -> CompletedStep:
+        """Compute a step at all ranks; rank 0 answers."""
+        self.parts |= {item.part for item in plan.new}
+        return CompletedStep(self._each(self.runners, lambda runner: runner.submit(plan).result())[0])
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _tell(self, _: StepPlan, drafts: list[Draft] | None) -> list[Draft] | None:
+        for queue in self._drafts[1:]:
+            queue.put(drafts)
+        return drafts
+
+    def _each(self, items: Iterable[S], work: Callable[[S], T]) -> list[T]:
+        return [future.result(60) for future in [self._pool.submit(work, item) for item in items]]
 
 
 class _Meeting:
@@ -31,7 +75,16 @@ class ThreadRanks(OneStage):
 
     exchange = None
 
-    def __init__(self, rank: int, size: int, meeting: _Meeting, has_whole_experts: bool, context_size: int = 1) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        meeting: _Meeting,
+        has_whole_experts: bool,
+        context_size: int = 1,
+        divides_sequences: bool = False,
+    ) -> None:
+        self.divides_sequences = divides_sequences
         self.tokens = CachedTokens(rank % context_size, context_size)
         self.rank = rank
         self.size = size
