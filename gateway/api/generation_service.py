@@ -186,11 +186,7 @@ class GenerationService:
     async def _answer(self, visit: _Visit, generation: Generation) -> int:
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
-        generation = with_adapter(generation, self._dispatcher.fleet, visit.principal.tenant)
-        load = self._dispatcher.fleet.reported_load(generation.served_model)
-        generation = await visit.endpoint.fitted(generation, load, visit.principal, self._services)
-        # It may have waited for its model.
-        load = self._dispatcher.fleet.reported_load(generation.served_model)
+        generation, load = await self._fitted(visit, generation)
         tokens_used: int | None = 0
         tokens, output = reserved_tokens(generation)
         lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)
@@ -226,6 +222,14 @@ class GenerationService:
         finally:
             if not is_lent:
                 lease.release(tokens_used)
+
+    async def _fitted(self, visit: _Visit, generation: Generation) -> tuple[Generation, FleetLoad | None]:
+        """Return a generation as it fits its model, and the model's load after that: it may have waited for one."""
+        fleet, principal = self._dispatcher.fleet, visit.principal
+        generation = with_adapter(generation, fleet, principal.tenant)
+        load = fleet.reported_load(generation.served_model)
+        generation = await visit.endpoint.fitted(generation, load, principal, self._services)
+        return generation, fleet.reported_load(generation.served_model)
 
     async def _read(self, generation: Generation, load: FleetLoad, principal: Principal) -> Generation:
         generation = with_watermark(generation, principal.watermark)

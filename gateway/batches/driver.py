@@ -36,7 +36,6 @@ MAX_JOBS = 1024
 MAX_JOB_BYTES = 32 << 20
 _PUBLISHED_AT_ONCE = 32
 _BYTES_AT_ONCE = 4 << 20
-# Results of a line that are read between the steps of streams: larger ones are read in a thread.
 _TICK_S = 0.25
 _FULL_S = 1.0
 # The record names a number of lines before jobs of them are published, so that a successor knows of them.

@@ -27,11 +27,9 @@ _GROWTH = 1.3
 CALL_INTERVAL_S = 0.25
 # After this many calls, an owner that does not know its stream will never record its end.
 _MAX_DENIALS = 8
+_MAX_GAPS = 20
 
 _log = logging.getLogger(__name__)
-
-
-_MAX_GAPS = 20
 
 
 class PiecesGoneError(Exception):

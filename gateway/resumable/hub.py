@@ -233,23 +233,20 @@ class StreamHub:
         stream = LiveStream(head, generation, stamped.head.started)
         stream.requests = kept
         self._owner.begin(stream)
-        is_sent = False
         try:
-            sinks = self._owner.sinks(stream)
             with answering():
                 async with asyncio.timeout(left_s):
                     self._log.write_at_end_of_turn()
+                    sinks = self._owner.sinks(stream)
                     prediction, stream.window = await self._starter.dispatch(generation, caller, sinks, requests)
-                    is_sent = True
                     # Ids that no client has chosen are random.
                     is_unused = all(name != REQUEST_ID for name, _ in stamped.exchange.head.headers)
                     seq = await self._log.create(head, kept, is_unused=is_unused)
             if (refusal := stream.refusal) is not None:
                 raise refusal
         except BaseException:
-            if is_sent:
-                self._tasks.spawn(self._withdraw(head), f"withdrawal of stream {head.id}")
             if stream.window is not None:
+                self._tasks.spawn(self._withdraw(head), f"withdrawal of stream {head.id}")
                 stream.window.cancel()
             self._owner.give_up(stream)
             if claim is not None:

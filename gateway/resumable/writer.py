@@ -28,7 +28,7 @@ from shared.log_limit import LogLimit
 # Rounds begin this far apart, and those of many streams further: a round then takes several tokens of each, which costs
 # little more than one. The first entries of a stream do not wait for that.
 MIN_ROUND_S = 0.005
-MAX_ROUND_S = 0.03
+MAX_ROUND_S = 0.04
 _ROUND_OF_EACH_S = 0.001
 # A round with more pieces than that is followed by a pause as long as it took, up to a bound.
 _MANY_PIECES = 64

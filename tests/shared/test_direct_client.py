@@ -142,6 +142,21 @@ async def test_first_publication_of_a_turn_is_written_at_once_and_the_others_tog
     assert received == [b"%d" % n for n in range(50)]
 
 
+async def test_turn_whose_publications_are_to_be_written_together_ends_with_one_write(client: DirectClient) -> None:
+    received = await received_by(client)
+    await asyncio.sleep(0.01)
+    client.write_at_end_of_turn()
+    for n in range(3):
+        client.send("s", b"%d" % n)
+    assert len(client._pending) == 3
+    await asyncio.sleep(0)
+    assert not client._pending
+    client.send("s", b"3")
+    assert not client._pending
+    await until(lambda: len(received) == 4)
+    assert received == [b"0", b"1", b"2", b"3"]
+
+
 async def test_flush_waits_for_everything_that_was_published_before(client: DirectClient) -> None:
     received = await received_by(client)
     await asyncio.sleep(0.01)

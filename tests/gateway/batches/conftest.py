@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import nats.errors
 import openai
 import pytest
 from nats.aio.client import Client
@@ -18,7 +17,7 @@ from shared.batch_streams import batch_stream
 from shared.consumers import consumer_config, consumer_name
 from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Request, decode_request
-from shared.nats_connection import connect
+from shared.nats_connection import SEND_ERRORS, connect
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import StreamLimits, ensure_streams
@@ -56,7 +55,7 @@ class EchoWorker:
                 messages = await queue.fetch(16, timeout=0.5)
             for message in messages:
                 # A server that dies meanwhile costs the answer, never the worker: the job is delivered again.
-                with contextlib.suppress(nats.errors.Error):
+                with contextlib.suppress(*SEND_ERRORS):
                     await self._answer(message, kept)
 
     async def _answer(self, message: Msg, kept: KeptResults) -> None:
@@ -96,6 +95,9 @@ async def echo_worker(nats_url: str, model: str = "m", tenant: str = "default") 
             while not task.done():  # NATS's client drops a cancellation that reaches it while it flushes
                 task.cancel()
                 await asyncio.wait([task], timeout=0.05)
+            # A worker that has failed explains why its jobs were not answered.
+            with contextlib.suppress(asyncio.CancelledError):
+                task.result()
     finally:
         await nats.close()
 

@@ -324,7 +324,7 @@ class Host:
 
 @pytest.fixture
 async def host(words: Words) -> AsyncIterator[Host]:
-    host = Host(words.worker.nats, "sleeper")
+    host = Host(words.worker.nats, f"sleeper-{words.worker.model}")
     telling = asyncio.create_task(host.tell_forever())
     yield host
     telling.cancel()

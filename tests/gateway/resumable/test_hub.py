@@ -41,6 +41,9 @@ class Log(test_writer.Log):
         self.deleted: list[str] = []
         self.revoked: list[str] = []
 
+    def write_at_end_of_turn(self) -> None:
+        pass
+
     async def requests(self, head: StreamHead) -> list[bytes]:
         return encode_requests([Request(id="s-0", model="m", text="x")], 1)
 

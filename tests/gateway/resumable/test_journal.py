@@ -206,7 +206,7 @@ async def test_a_silent_stream_is_not_overwritten_in_the_journal() -> None:
 
 async def test_a_round_writes_the_pieces_of_a_part_of_the_streams_in_turn() -> None:
     journal, (head, generation) = JournalWriter(), head_and_generation()
-    streams = [LiveStream(msgspec.structs.replace(head, id=str(number)), generation, 0.0) for number in range(96)]
+    streams = [LiveStream(msgspec.structs.replace(head, id=str(number)), generation, 0.0) for number in range(192)]
     for stream in streams:
         journal._behind[stream] = 0
     assert journal.due(is_all=True) == streams
