@@ -13,6 +13,7 @@ from shared.consumers import ensure_consumer
 from shared.errors import DependencyError
 from shared.nats_connection import connect
 from shared.streams import (
+    BATCHES_STREAM,
     DEAD_STREAM,
     INTERACTIVE_STREAM,
     PROGRESS_STREAM,
@@ -36,6 +37,8 @@ LIMITS = StreamLimits(
     dead_max_msgs_per_subject=18,
     progress_max_bytes=19_000,
     progress_max_age_s=200.0,
+    batches_max_bytes=20_500,
+    batches_max_age_s=205.0,
     tenant_max_msgs=21,
     tenant_max_bytes=22_000,
     tenant_duplicate_window_s=23.0,
@@ -55,6 +58,8 @@ async def test_streams_have_the_bounds_they_were_given(nats: Client) -> None:
     await ensure_streams(js, LIMITS, ["t"])
     queue = (await js.stream_info(INTERACTIVE_STREAM)).config
     assert (queue.max_msgs, queue.max_bytes, queue.max_age) == (11, 12_000, 130)
+    batches = (await js.stream_info(BATCHES_STREAM)).config
+    assert (batches.max_bytes, batches.max_age) == (20_500, 205)
     assert (queue.storage, queue.retention, queue.discard) == ("memory", "workqueue", "new")
     batch = (await js.stream_info(batch_stream("t"))).config
     results = (await js.stream_info(RESULTS_STREAM)).config

@@ -35,6 +35,10 @@ def test_room_is_behind_what_was_promised_for_now_and_for_the_others_gateways() 
     calendar.book(NOW, 1.0, "a")
     assert calendar.first_room(NOW, 9.0, 0.5, "b", 0.0) == 13
     assert calendar.first_room(NOW, 9.0, 0.5, "a", 0.0) == 15
+    # What was promised and taken back leaves no trace.
+    calendar.book(NOW, 2.0, "b")
+    calendar.free(NOW, 2.0, "b")
+    assert calendar.first_room(NOW, 9.0, 0.5, "a", 0.0) == 15
     others = DrainCalendar()
     others.num_gateways = 4
     assert others.first_room(NOW, 9.0, 0.5, "a", 0.0) == 12

@@ -138,4 +138,5 @@ def test_call_needs_a_command_and_that_of_an_editor_a_path(kind: str) -> None:
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid({"command": "view", "path": "a"})
     assert not validator.is_valid({"path": "a"})
+    assert validator.is_valid({"command": "undo_edit", "path": "a"}) is ("undo_edit" in CLIENT_TOOLS[kind].description)
     assert validator.is_valid({"command": "view"}) is kind.startswith("memory")

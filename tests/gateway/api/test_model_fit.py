@@ -23,7 +23,7 @@ from gateway.admission.watermark_secrets import (
     rotate_watermark,
 )
 from gateway.api.chat_answers import AnswerIdentity, usage_answer
-from gateway.api.model_fit import check_budget, check_task, check_watermark, with_defaults, with_watermark
+from gateway.api.model_fit import ModelReading, check_budget, check_task, check_watermark, with_defaults, with_watermark
 from gateway.api.sequences import wire_requests
 from gateway.api.usage import UsageTotals
 from gateway.batches.line import read_openai_line
@@ -128,15 +128,19 @@ def test_marked_answers_are_not_shared_with_unmarked_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("temperature", 0.0), ("temperature", 1e-6), ("top_k", 1), ("top_p", 0.0), ("min_p", 1.0)]
 )
-def test_what_leaves_nothing_to_chance_is_refused_with_the_parameter(name: str, value: float) -> None:
-    error = refused(check_watermark, with_watermark(generation(**{name: value}), SECRET))
+async def test_what_leaves_nothing_to_chance_is_refused_with_the_parameter(name: str, value: float) -> None:
+    marked = with_watermark(generation(**{name: value}), SECRET)
+    error = refused(check_watermark, marked)
     assert (error.param, error.code) == (name, "watermark_needs_chance")
+    with pytest.raises(ApiError, match="watermark"):
+        await ModelReading().read(marked, msgspec.structs.replace(load(FEATURES), sampling_defaults=None))
     assert re.search(f"'{name}' is .*watermark", error.message)
     check_watermark(generation(**{name: value}))
     body = {"model": "m", "prompt": "x", name: value}
     fields = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
-    with pytest.raises(BadRequestError, match="watermark"):
+    with pytest.raises(BadRequestError, match="watermark") as caught:
         read_openai_line(fields, "t", "p", watermark=SECRET)
+    assert caught.value.code == "watermark_needs_chance"
 
 
 def test_lines_of_batches_are_marked() -> None:

@@ -292,11 +292,19 @@ async def test_range_of_a_file_comes_with_its_length(
         assert "content-range" not in head.headers
 
 
-@pytest.mark.parametrize("path", ["/v1/files?after=nope", "/v1/batches?after=nope", "/v1/batches?after=batch_1"])
-async def test_page_behind_no_id_is_refused(gateway: GatewayProcess, headers: dict[str, str], path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        *((f"/v1/{path}", "after") for path in ("files?after=nope", "batches?after=nope", "batches?after=batch_1")),
+        ("/v1/files?order=up", "order"),
+    ],
+)
+async def test_page_that_cannot_be_is_refused(
+    gateway: GatewayProcess, headers: dict[str, str], path: str, param: str
+) -> None:
     async with httpx2.AsyncClient(headers=headers) as raw:
         answer = await raw.get(f"{gateway.url}{path}")
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,14 @@ async def test_line_that_finds_no_room_now_is_published_later_and_may_have_jobs_
     assert jobs.publish.await_count == (not is_full)
 
 
+def test_batch_that_was_cancelled_before_it_expired_is_cancelled() -> None:
+    driver: Any = Mock(_lease=Mock(record=record(), is_cancelled=True))
+    driver._services.clock.now.return_value = 1.0
+    assert BatchDriver._must_end(driver) == "cancelled"
+    driver._lease.is_cancelled = False
+    assert BatchDriver._must_end(driver) == driver._lease.record.ends_as == "expired"
+
+
 async def test_line_too_large_for_a_message_is_refused_and_the_batch_goes_on() -> None:
     driver: Any = Mock(_jobs=Mock(publish=AsyncMock(side_effect=MaxPayloadError)), _sent_before=0, _most_jobs=1)
     driver.configure_mock(_is_full=False, _maker=Mock(line_to_publish=AsyncMock(return_value=Mock(requests=[Mock()]))))

@@ -115,6 +115,14 @@ def recorded(text: str, stream_seq: int = 1) -> Msg:
     return Msg(cast("Any", None), "hr.progress.t.r", "", record)
 
 
+async def test_end_that_is_heard_is_asked_for_whatever_was_heard_before() -> None:
+    watch = JobWatch()
+    watch._receive_record(recorded("x"))
+    watch._receive_end(recorded("x"))
+    assert watch.changed.done()
+    assert watch.take(1) is None
+
+
 async def test_what_is_heard_is_told_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_POLL_S", "LAST_POLL_S"):
         monkeypatch.setattr(follower_module, name, 60.0)

@@ -239,6 +239,7 @@ def test_unsupported_field_is_named(made: Made, fields: dict[str, Any], message:
         ({"type": "float"}, "input_activations.type' is 'float'; supported: 'int'"),
         ({"dynamic": False}, "input_activations.strategy' is 'token'; supported: 'tensor'"),
         ({"dynamic": "local"}, "input_activations.dynamic' is 'local'"),
+        ({"dynamic": "", "strategy": "tensor"}, "input_activations.dynamic' is ''"),
         ({"strategy": "group", "group_size": 128}, "input_activations.strategy' is 'group'"),
     ],
 )

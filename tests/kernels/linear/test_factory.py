@@ -177,3 +177,13 @@ def test_every_form_on_a_gpu_equals_exact_product(num_rows: int, dtype: torch.dt
         exact = given @ form.dequantize().double().T + bias.double()
         actual = FACTORY.make(form.to(device), bias.to(device))(x.to(device)).cpu().double()
         assert (actual - exact).norm() < 2 * EPSILON[dtype] * exact.norm()
+
+
+def test_copy_that_does_not_fit_takes_no_memory_from_those_that_do() -> None:
+    memory = factory.CopyMemory(lambda: 1000)
+    assert memory.take(1)
+    left = memory.spare_bytes
+    assert left is not None
+    assert not memory.take(left + 1)
+    assert memory.take(left)
+    assert not memory.take(1)

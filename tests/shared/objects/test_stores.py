@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -193,3 +194,11 @@ async def test_no_key_leads_out_of_the_store(tmp_path: Path, key: str) -> None:
         await store.writer(key)
     with pytest.raises(AssertionError):
         await store.read(key)
+
+
+async def test_put_that_fails_gives_up_what_it_began() -> None:
+    writer = AsyncMock()
+    writer.write.side_effect = StoreFullError
+    with pytest.raises(StoreFullError):
+        await put(AsyncMock(writer=AsyncMock(return_value=writer)), KEY, b"x")
+    writer.abort.assert_awaited_once_with()
