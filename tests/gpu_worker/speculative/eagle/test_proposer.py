@@ -289,7 +289,7 @@ def third(num_layers: int, **fields: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (third(3, norm_before_fc=True), r"field 'norm_before_fc' is true, which is not supported"),
+        (third(3, norm_before_fc=True), r"field 'norm_before_fc' is true; supported: false"),
         (third(4), r"'eagle_aux_hidden_state_layer_ids' is \[0, 1, 2, 3\]; it must name .* 0 to 2; take weights"),
         (eagle3_config(LAYER_SIZE, LAYER_VOCAB, 40), r"'eagle_aux_hidden_state_layer_ids' is missing, .* a model of 3"),
         (third(3, draft_vocab_size=LAYER_VOCAB + 1), r"field 'draft_vocab_size' is 98; .* from 1 to 97"),
