@@ -27,11 +27,11 @@ _LEAST_ROWS = 16
 _SURE_ROWS, _MOST_GROWTH = 64, 2
 """Most embeddings that pass a stage at once, or factor on the most so far: larger parts may be slower."""
 _Kind = tuple[StageCost, int]
-"""What is as fast as one another: equal stages; attention by the magnitude of tiles, too."""
+"""Of equal speed: equal stages; attention also by the magnitude of tiles."""
 
 
 class StageCharge(NamedTuple):
-    """What a part of an image is charged for a stage, in tokens, and how much of it may pass at once.
+    """The charge of a part of an image for a stage, in tokens, and how much of it may pass at once.
 
     Attributes:
         row: For each embedding.
@@ -48,7 +48,7 @@ class StageCharge(NamedTuple):
 
 
 class StagePass(NamedTuple):
-    """Embeddings that have passed a stage, of an image of so many patches."""
+    """Embeddings of an image with `num_patches` that have passed a stage."""
 
     stage: int
     num_patches: int
