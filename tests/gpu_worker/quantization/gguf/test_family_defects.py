@@ -60,6 +60,9 @@ DEFECTS: dict[str, tuple[str, Change, str]] = {
         "deepseek2", field("deepseek2.attention.temperature_scale", 0.1),
         r"'deepseek2.attention.temperature_scale' is set; latent attention",
     ),
+    "amplitude of another model's yarn": (
+        "qwen2-yarn", field("qwen2.rope.scaling.yarn_log_multiplier", 0.5), "yarn_log_multiplier' is set, which is not",
+    ),
     "growth without a length": (
         "ministral3", without("mistral3.rope.scaling.original_context_length"),
         "'mistral3.rope.scaling.original_context_length' is missing",
