@@ -74,6 +74,25 @@ def test_ranks_that_divide_sequences_give_the_tokens_of_one(name: str, tmp_path:
         assert run.runner.parts == {0, 1}
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_cache_dtype": "int8"},
+        {"enable_expert_parallel": True, "enable_eplb": True, "eplb_step_interval": 10, "num_redundant_experts": 2},
+    ],
+    ids=["8-bit-cache", "experts-that-move"],
+)
+def test_divided_sequences_with_an_8_bit_cache_or_moving_experts_give_the_tokens_of_one(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    is_cache = "kv_cache_dtype" in settings
+    save_case(MODELS["three-heads" if is_cache else "latent-experts"], tmp_path)
+    with started(tmp_path, 1, **{**OWN, **(settings if is_cache else {}), "enable_dp_attention": False}) as (alone, _):
+        expected = alone.answer(sequences(14))
+    with of_threads(tmp_path, 2, **settings) as run:
+        assert_same(run.answer(sequences(14)), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["gpt-oss-mxfp4", "gguf", "gptq", "gptq-act-order", "awq", "int8"])
