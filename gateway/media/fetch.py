@@ -166,7 +166,7 @@ class ImageFetcher:
             place = self._checked(url)
             answer = await self._get(tenant, place)
             if answer.status in _REDIRECTS and answer.location is not None:
-                url = urljoin(url, answer.location)
+                url = _joined(url, answer.location)
                 continue
             if answer.status != 200:
                 raise FetchError(f"could not be fetched: its host answered {answer.status}.")
@@ -180,8 +180,8 @@ class ImageFetcher:
             host.encode("ascii")
         except ValueError:
             raise FetchError("has no valid URL.") from None
-        if place.scheme != "https" or not host or place.username is not None or any(c in url for c in "\r\n\t "):
-            raise FetchError("must be fetched with https, from a URL without user or spaces.")
+        if place.scheme != "https" or not host or place.username is not None or not url.isprintable() or " " in url:
+            raise FetchError("must be fetched with https, from a URL without user, spaces or control characters.")
         if not self._hosts.allow(host, port):
             if not self._hosts.hosts:
                 problem = "is a URL, and this server does not fetch URLs (--image-hosts)."
@@ -219,7 +219,8 @@ class ImageFetcher:
                     answer.num_received += len(data)
                     parser.feed_data(data)
                     answer.status = parser.get_status_code()
-                    if not answer.has_head and answer.num_received > _MAX_HEAD_BYTES:
+                    # Trailers, and extensions of chunks, too; a chunk's own size is shorter than the chunk.
+                    if answer.num_received > _MAX_HEAD_BYTES + 2 * len(answer.body):
                         raise FetchError("could not be fetched: its host's answer has too long a head.")
                 if not answer.is_complete and answer.is_bounded:
                     raise FetchError("could not be fetched: its host's answer was cut off.")
@@ -228,11 +229,18 @@ class ImageFetcher:
                 writer.close()
                 with contextlib.suppress(OSError, ssl.SSLError):
                     writer.transport.abort()
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise (error.__context__ if isinstance(error.__context__, FetchError) else _unreadable()) from None
         except (OSError, ssl.SSLError, UnicodeError) as error:
             reason = "its certificate is not valid" if isinstance(error, ssl.SSLError) else "its host does not answer"
             raise FetchError(f"could not be fetched: {reason}.") from None
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise FetchError("could not be fetched: its host redirects to no valid URL.") from None
 
 
 def _unreadable() -> FetchError:

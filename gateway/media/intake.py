@@ -63,7 +63,7 @@ class ImageIntake:
 
     def __init__(self, store: MediaStore, limits: ImageLimits, fetcher: ImageFetcher) -> None:
         self._store = store
-        self._limits = limits
+        self.limits = limits
         self._fetcher = fetcher
         self.read_file: ReadFile | None = None
         self._places = Turns(_AT_ONCE, _AT_ONCE - 1)
@@ -116,7 +116,7 @@ class ImageIntake:
 
         Raises as `stored`.
         """
-        limits = self._limits
+        limits = self.limits
         if images and not limits.max_images:
             where = images[0].where
             message = f"'{where}' is an image, and this server reads none (--max-images 0)."
@@ -158,7 +158,7 @@ class ImageIntake:
             self._places.give_back(tenant)
 
     async def _reference(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> MediaRef:
-        limits = self._limits
+        limits = self.limits
         if len(data) > limits.max_bytes:
             problem = f"has {len(data)} bytes; at most {limits.max_bytes} are read."
             raise _refused(image, problem, "image_too_large")
@@ -192,8 +192,8 @@ class ImageIntake:
             raise _refused(image, problem, "files_not_served")
 
         def admit(num_bytes: int) -> None:
-            if num_bytes > self._limits.max_bytes:
-                problem = f"is a file of {num_bytes} bytes; at most {self._limits.max_bytes} are read."
+            if num_bytes > self.limits.max_bytes:
+                problem = f"is a file of {num_bytes} bytes; at most {self.limits.max_bytes} are read."
                 raise _refused(image, problem, "image_too_large")
             hold(num_bytes)
 

@@ -27,7 +27,7 @@ from gateway.api.tokenizer_client import TokenizerClient
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Prompt
-from gateway.media.intake import ImageIntake
+from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.responses.draft import ResponseGeneration
 from shared.bounds import MAX_IMAGES
 from shared.conversation import ChatMessage
@@ -105,8 +105,7 @@ class Truncation:
             return await self._count(counter, cut, with_images=False) is not None
 
         last = len(self._cuts) - 1
-        # No worker reads more images.
-        least = self._first_where(lambda prompt: len(prompt.images) <= MAX_IMAGES, 0, last)
+        least = self._first_where(partial(_are_read, counter.images.limits), 0, last)
         # Images of a conversation that is short by all estimates will be read in any case.
         is_likely_whole = self._prompt.images and self._prompt.estimated_tokens <= self._limit // 2
         if least == last or (is_likely_whole and await self._count(counter, least) is not None):
@@ -232,6 +231,13 @@ async def _first(low: int, high: int, fits: Callable[[int], Awaitable[bool]]) ->
         else:
             low = middle + 1
     return high
+
+
+def _are_read(limits: ImageLimits, prompt: Prompt) -> bool:
+    """Whether images are not too many, nor too large together as far as their sizes are known; see `references`."""
+    num_pixels = sum(image.num_pixels or 0 for image in prompt.images)
+    most = min(MAX_IMAGES, limits.max_images or MAX_IMAGES)
+    return len(prompt.images) <= most and num_pixels <= limits.max_total_pixels
 
 
 def _is_estimated_at_most(num_tokens: int, prompt: Prompt) -> bool:

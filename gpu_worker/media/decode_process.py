@@ -108,7 +108,9 @@ def _decode(asked: DecodeWork) -> None:
         Image.MAX_IMAGE_PIXELS = None
         try:
             with Image.open(source, formats=[_FORMATS[header.mime]]) as image:
-                if image.size != (header.stored_width, header.stored_height) or getattr(image, "n_frames", 1) != 1:
+                # Phones write further pictures behind a JPEG (gain maps, depth): the first one is the photo.
+                num_frames = 1 if header.mime == JPEG else getattr(image, "n_frames", 1)
+                if image.size != (header.stored_width, header.stored_height) or num_frames != 1:
                     raise ImageProblemError("is broken: its frames have another size or number than its header says.")
                 _write(np.asarray(_upright(image, header)), asked.target)
         except (ImageProblemError, MemoryError):

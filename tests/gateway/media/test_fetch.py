@@ -28,6 +28,11 @@ def answer(body: bytes, *headers: str, status: str = "200 OK", has_length: bool 
     return "\r\n".join([f"HTTP/1.1 {status}", *length, *headers, "", ""]).encode() + body
 
 
+def answer_in_chunks(last: bytes) -> bytes:
+    """Return an answer in two chunks, whose second size line goes on with `last`."""
+    return answer(b"1\r\nx\r\n0" + last, "Transfer-Encoding: chunked", has_length=False)
+
+
 @dataclass
 class Host:
     """A host with answers by path."""
@@ -121,6 +126,14 @@ async def test_letters_of_all_languages_are_escaped_as_browsers_do(host: Host) -
         ("/http", answer(b"", f"Location: http://{HOST}/x", status="302 Found"), "must be fetched with https"),
         ("/out", answer(b"", "Location: https://other.test/x", status="302 Found"), "is at 'other.test', from which"),
         ("/port", answer(b"", f"Location: https://{HOST}:22/x", status="302 Found"), f"is at '{HOST}:22', from which"),
+        ("/nowhere", answer(b"", "Location: https://[::1", status="302 Found"), "redirects to no valid URL"),
+        (
+            "/upgrade",
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n",
+            "cannot be read",
+        ),
+        ("/trailers", answer_in_chunks(b"\r\nX: " + b"a" * 60_000), "too long a head"),
+        ("/extensions", answer_in_chunks(b";" + b"a" * 60_000 + b"\r\n\r\n"), "too long a head"),
         ("/meta", answer(b"", "Location: https://169.254.169.254/x", status="302 Found"), "is at '169.254.169.254'"),
     ],
 )
@@ -226,7 +239,15 @@ def test_setting_that_names_no_host_is_refused(setting: str, problem: str) -> No
 
 @pytest.mark.parametrize(
     "url",
-    ["https://", "https://a b/", "https://u@images.test/", "https://[::1", "https://images.test:99999/", "https://é/x"],
+    [
+        "https://",
+        "https://a.test\0.images.test/",
+        "https://a b/",
+        "https://u@images.test/",
+        "https://[::1",
+        "https://images.test:99999/",
+        "https://é/x",
+    ],
 )
 async def test_urls_that_are_none_are_refused(url: str) -> None:
     fetcher = fetch.ImageFetcher(AllowedHosts(("*",)), 10)

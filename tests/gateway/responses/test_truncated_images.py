@@ -27,6 +27,7 @@ CONTEXT = 8192
 LOAD = msgspec.structs.replace(fleet_load(), num_workers=1, max_model_len=CONTEXT, features=frozenset({IMAGES}))
 TOKENS_PER_IMAGE = 500
 PNG = encoded(picture())
+PIXELS = 40 * 30
 
 
 @dataclass
@@ -140,13 +141,17 @@ async def test_bad_image_that_would_be_read_is_refused_and_not_dropped() -> None
     assert refusal.value.param == "input.[2].content.[1].image_url"
 
 
-async def test_limit_of_images_counts_those_that_are_read() -> None:
+async def test_conversation_is_shortened_to_the_images_and_pixels_that_are_read() -> None:
     items = [item for number in range(40) for item in shows(f"u{number}")]
-    generation, _ = await truncated([*items, said("last", 1)], Hosts(), max_images=16)
-    assert len(generation.prompts[0].media) == 16
+    for most in (16, 15):
+        generation, _ = await truncated([*items, said("last", 1)], Hosts(), max_images=most)
+        assert len(generation.prompts[0].media) == most
+    inline = [item for number in range(40) for item in shows_inline(f"u{number}")]
+    generation, _ = await truncated([*inline, said("last", 1)], Hosts(), max_total_pixels=10 * PIXELS + 5)
+    assert len(generation.prompts[0].media) == 10
     with pytest.raises(ApiError) as refusal:
-        await truncated([*items, said("last", 1)], Hosts(), max_images=15)
-    assert refusal.value.code == "too_many_images"
+        await truncated(inline[:2] * 2, Hosts(), max_images=0)
+    assert refusal.value.code == "unsupported_image"
 
 
 async def test_images_of_a_conversation_count_when_it_has_been_shortened() -> None:
@@ -154,10 +159,10 @@ async def test_images_of_a_conversation_count_when_it_has_been_shortened() -> No
     generation, _ = await truncated([*items, said("last", 1)], Hosts())
     assert names(generation) == [*(f"u{number}" for number in range(MAX_IMAGES + 20, MAX_IMAGES + 36)), "last"]
     assert len(generation.prompts[0].media) == 16
-    # Of tiny ones as many are left as a worker reads.
+    # Of tiny ones as many are left as the gateway reads.
     truncation = Truncation(response(items, truncation="auto"), msgspec.structs.replace(LOAD, max_model_len=1 << 20))
     counter = TokenCounter(cast("Any", Words()), ImageIntake(Hosts(), ImageLimits(), Hosts()), "acme", None)  # type: ignore[arg-type]
-    assert len((await truncation.truncated(counter)).prompts[0].images) == MAX_IMAGES
+    assert len((await truncation.truncated(counter)).prompts[0].images) == ImageLimits().max_images
     with pytest.raises(ApiError):
         response(items)
 

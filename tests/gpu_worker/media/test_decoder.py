@@ -36,6 +36,9 @@ FILES = {
     "PNG": encoded(picture()),
     "JPEG": encoded(picture(), "JPEG"),
     "JPEG CMYK": encoded(picture().convert("CMYK"), "JPEG"),
+    "JPEG with a second picture, as of phones": encoded(
+        picture(), "MPO", save_all=True, append_images=[picture(20, 15, 1)]
+    ),
     "JPEG grey": encoded(picture().convert("L"), "JPEG"),
     "WEBP": encoded(picture(), "WEBP"),
     "GIF": encoded(picture(), "GIF"),

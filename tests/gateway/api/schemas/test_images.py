@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from gateway.api.schemas.images import image_of
+from gateway.api.schemas.images import image_at, image_of
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from gateway.responses.request import own_items, parse_body, to_generation
@@ -125,6 +127,26 @@ def test_large_images_are_decoded_as_a_whole_would_be() -> None:
     assert two.endswith("=")
     with pytest.raises(ApiError, match="is not valid base64"):
         image_of(two + two, None, "x")
+
+
+def test_long_head_of_a_data_url_is_refused_at_once() -> None:
+    """It once kept a record of each parameter, and the interpreter's lock for seconds."""
+    began = time.process_time()
+    with pytest.raises(ApiError, match="must be a data URL in base64"):
+        image_at("data:image/png" + ";a" * 8_000_000, None, "x")
+    assert time.process_time() - began < 0.2
+
+
+def test_spaces_in_base64_take_little_memory() -> None:
+    data = PNG + bytes(2 << 20)
+    whole = base64.b64encode(data).decode()
+    text = " ".join([whole[at : at + 2] for at in range(0, len(whole), 2)])
+    tracemalloc.start()
+    try:
+        assert image_of(text, None, "x").data == data
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_image_of_an_earlier_response_is_named_as_such() -> None:
