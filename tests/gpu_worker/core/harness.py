@@ -103,7 +103,7 @@ class Harness:
         """Plan a step and submit it."""
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
-            step = self._submit(plan) if plan.scheduled else OracleStep(self.runner, plan.step, [])
+            step = self._submit(plan) if plan.scheduled else OracleStep(self.runner, plan.step, [], [], [])
             self.in_flight.append((plan, step))
         return plan
 

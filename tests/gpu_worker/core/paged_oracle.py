@@ -105,9 +105,10 @@ class OracleStep:
     """A submitted step, computed when its result is asked for."""
 
     def __init__(
-        self, runner: "OracleRunner", number: int, work: list[_Work], evictions: list[Eviction] | None = None
+        self, runner: "OracleRunner", number: int, work: list[_Work], evictions: list[Eviction], evicted: list[_Row]
     ) -> None:
-        self._runner, self._number, self._work, self._evictions = runner, number, work, evictions or []
+        self._runner, self._number, self._work, self._evictions = runner, number, work, evictions
+        self._evicted = evicted
 
     def result(self) -> StepResult:
         self._runner.evict(self._evictions)
@@ -123,9 +124,11 @@ class OracleStep:
     def lose(self) -> None:
         """Fail: the device wrote something into the slots, and what it sampled is of no use. It may have evicted."""
         self._runner.evict(self._evictions[: self._number % 2])
+        # Steps behind this one may still be computed, also for sequences that it only evicts for.
+        for row in (*self._evicted, *(work.row for work in self._work)):
+            row.lost_from = min(row.lost_from, self._number)
         for work in self._work:
             work.drafts = []
-            work.row.lost_from = min(work.row.lost_from, self._number)
             self._runner.spoil(work)
 
 
@@ -191,7 +194,9 @@ class OracleRunner:
         self._parts |= {new.row: new.part for new in plan.new}
         self._evicted |= {each.row: each.num_evicted for each in plan.evictions if each.row is not None}
         work = list(map(self._take, shares, scheduled or [None] * len(shares)))
-        return OracleStep(self, plan.step, work, plan.evictions)
+        evicting = {eviction.row for eviction in plan.evictions}
+        evicted = [row for sequence, row in self._rows.items() if sequence.row in evicting]
+        return OracleStep(self, plan.step, work, plan.evictions, evicted)
 
     def evict(self, evictions: list[Eviction]) -> None:
         """Move blocks, and turn their keys back."""

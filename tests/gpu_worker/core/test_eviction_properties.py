@@ -79,6 +79,23 @@ class EvictingMachine(SchedulerMachine):
         super().teardown()
 
 
+def test_step_may_fail_that_evicts_for_a_sequence_of_the_next_one_alone() -> None:
+    """The steps behind it are computed, and their results are dropped."""
+    life = EvictingMachine()
+    sizes = {"max_num_seqs": 5, "slack": 1, "headroom_tokens": 0, "max_steps_in_flight": 2, "max_model_len": 40}
+    life.start(sizes=sizes | {"enable_prefix_caching": False, "policy": None, "cost": None})
+    request = {"lane": "interactive", "tenant": "a", "ignore_eos": False, "prompt_logprobs": None}
+    life.add_budgeted(prompt=[3], budget=BlockBudget(4, 1, 1, BLOCK), num_emitted=0, max_tokens=1, request=request)
+    life.failing_step_that_nobody_computes_again()
+    life.add_resumed(lane="interactive", max_tokens=1, num_emitted=1, prompt=[3])
+    budget = BlockBudget(5, 1, 1, BLOCK, "heavy_hitters", 2)
+    life.add_budgeted(prompt=[3] * 17, budget=budget, num_emitted=9, max_tokens=10, request=request)
+    life.step(repeat=4)
+    life.add_resumed(lane="interactive", max_tokens=2, num_emitted=1, prompt=[3] * 5)
+    life.failing_step_that_nobody_computes_again()
+    life.teardown()
+
+
 class TestEvictingMachine(EvictingMachine.TestCase):
     settings = settings(max_examples=40, stateful_step_count=40)
 
