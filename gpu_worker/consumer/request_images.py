@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from typing import Protocol
+
+from msgspec import structs
 
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence as EngineSequence
@@ -55,12 +59,18 @@ class RequestImages:
 
 
 def give(sequence: EngineSequence, spans: Sequence[MediaSpan], images: Sequence[PreparedImage]) -> None:
-    """Let a sequence have its images; `BadRequestError` if one is not what its reference says."""
+    """Let a sequence have its images; `BadRequestError` if one is not what its reference says.
+
+    Embeddings are found by digest, and a hit is quick: with the sequence's salt in the digest, a tenant cannot measure
+    whether another one has shown an image, as with prefixes.
+    """
     for number, (span, image) in enumerate(zip(spans, images, strict=True), 1):
         if (span.digest, span.num_rows) != (image.digest, image.num_rows):
             message = f"Image {number} of {len(spans)} is not what its reference in 'media' says."
             raise BadRequestError(message, "media", "invalid_image")
-    sequence.media, sequence.images = tuple(spans), tuple(images)
+    names = [sha256(sequence.salt + span.digest).digest() for span in spans]
+    sequence.media = tuple(structs.replace(span, digest=name) for span, name in zip(spans, names, strict=True))
+    sequence.images = tuple(replace(image, digest=name) for image, name in zip(images, names, strict=True))
 
 
 def shown(messages: Messages, media: Sequence[MediaRef]) -> list[MediaRef]:

@@ -24,7 +24,7 @@ class MediaSpan(Struct, frozen=True, gc=False, array_like=True, omit_defaults=Tr
     Attributes:
         start: Place of its first token in the sequence.
         length: Its tokens, separators between rows or tiles included.
-        digest: Of the image's bytes, the processor and the detail, 32 bytes.
+        digest: Of the image's bytes, the processor and the detail, and of what shares it, 32 bytes.
         num_rows: Embeddings that the tower makes of it.
         token_grid: Rows and columns of its tokens, where positions have several axes; else empty.
         num_patches: Of a tile, each of which attends to all of them; the embeddings are made of them in equal parts.

@@ -183,6 +183,18 @@ def test_sequence_gets_no_image_that_fills_other_places_than_it_has() -> None:
     assert sequence.images == ()
 
 
+def test_embeddings_of_an_image_are_shared_within_a_tenant_alone() -> None:
+    """A hit is quick, so a tenant could measure whether another one has shown the image."""
+    pixels, found = object(), []
+    for tenant in ("a", "a", "b"):
+        sequence = EngineSequence("s", [1] * 8, 8, Sampling(), max_tokens=1, salt=tenant.encode())
+        give(sequence, [MediaSpan(0, 4, bytes(32), 4)], [PreparedImage(bytes(32), pixels, (1, 1), 4)])
+        assert sequence.media[0].digest == sequence.images[0].digest
+        assert sequence.images[0].values is pixels
+        found.append(sequence.media[0].digest)
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
