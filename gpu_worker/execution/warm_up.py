@@ -32,7 +32,7 @@ from shared.sampling import Sampling
 _MAX_DISTINCT_ROWS = 64
 # Above this all chunks run in the same kernels: no model has tiles of more query tokens.
 _MAX_DISTINCT_QUERY_LEN = 128
-_FIRST_CHUNK = 256
+_FIRST_CHUNK = 64
 _GREEDY = Sampling(temperature=0.0)
 _SAMPLINGS = (
     Sampling(temperature=1.0),
