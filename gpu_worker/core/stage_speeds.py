@@ -1,7 +1,7 @@
 """How long the stages of a vision tower take beside tokens of a prompt, learned from the steps that encode images.
 
-How many tokens have as much to compute as a stage is known. It is charged for the seconds that it took in earlier
-steps, over those of a token. Too long a step delays every stream and too short a one costs little, so longer ones are
+It is known how many tokens have as much to compute as a stage. A stage is charged for the seconds that it took in
+earlier steps, over those of a token. Too long a step delays every stream and too short a one costs little, so longer ones are
 believed at once, and a stage that has not been measured begins with a single embedding.
 """
 
@@ -27,7 +27,7 @@ _LEAST_ROWS = 16
 _SURE_ROWS, _MOST_GROWTH = 64, 2
 """Most embeddings that pass a stage at once, or factor on the most so far: larger parts may be slower."""
 _Kind = tuple[StageCost, int]
-"""What is as fast as one another: equal stages; attention by the magnitude of tiles, too."""
+"""Equal stages are equally fast; attention depends on the magnitude of tiles, too."""
 
 
 class StageCharge(NamedTuple):
@@ -48,7 +48,7 @@ class StageCharge(NamedTuple):
 
 
 class StagePass(NamedTuple):
-    """Embeddings that have passed a stage, of an image of so many patches."""
+    """Embeddings that have passed a stage, and the patches of their image."""
 
     stage: int
     num_patches: int
