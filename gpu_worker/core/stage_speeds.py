@@ -1,8 +1,8 @@
 """How long the stages of a vision tower take beside tokens of a prompt, learned from the steps that encode images.
 
 It is known how many tokens have as much to compute as a stage. A stage is charged for the seconds that it took in
-earlier steps, over those of a token. Too long a step delays every stream and too short a one costs little, so longer ones are
-believed at once, and a stage that has not been measured begins with a single embedding.
+earlier steps, over those of a token. Too long a step delays every stream and too short a one costs little, so longer
+ones are believed at once, and a stage that has not been measured begins with few embeddings.
 """
 
 from __future__ import annotations
