@@ -107,7 +107,7 @@ class EncoderSchedule:
             sequence: It has images.
             num_tokens: To compute at most, but for an image that one step computes.
             budget: Tokens that are left of the step's.
-            is_alone: Nothing else is computed, so passes of few embeddings delay no stream.
+            is_alone: Nothing else is computed, so a pass of more embeddings delays no stream.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
             is_urgent: More images than fit may be kept for it, and another one that has passed a part of the tower
                 begins anew later.

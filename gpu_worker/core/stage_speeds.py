@@ -1,8 +1,8 @@
 """How long the stages of a vision tower take beside tokens of a prompt, learned from the steps that encode images.
 
-How many tokens have as much to compute as a stage is known. It is charged for the seconds that it took in earlier
-steps, over those of a token. Too long a step delays every stream and too short a one costs little, so longer ones are
-believed at once, and a stage that has not been measured begins with a single embedding.
+It is known how many tokens have as much to compute as a stage. A stage is charged for the seconds that it took in
+earlier steps, over those of a token. Too long a step delays every stream and too short a one costs little, so longer
+ones are believed at once, and a stage that has not been measured begins with few embeddings.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LEAST_ROWS = 16
 _SURE_ROWS, _MOST_GROWTH = 64, 2
 """Most embeddings that pass a stage at once, or factor on the most so far: larger parts may be slower."""
 _Kind = tuple[StageCost, int]
-"""Of equal speed: equal stages; attention also by the magnitude of tiles."""
+"""Equal stages are equally fast; attention depends on the magnitude of tiles, too."""
 
 
 class StageCharge(NamedTuple):
-    """The charge of a part of an image for a stage, in tokens, and how much of it may pass at once.
+    """What a part of an image is charged for a stage, in tokens, and how much of it may pass at once.
 
     Attributes:
         row: For each embedding.
@@ -48,7 +48,7 @@ class StageCharge(NamedTuple):
 
 
 class StagePass(NamedTuple):
-    """Embeddings of an image with `num_patches` that have passed a stage."""
+    """Embeddings that have passed a stage, and the patches of their image."""
 
     stage: int
     num_patches: int
