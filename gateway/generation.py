@@ -35,7 +35,7 @@ class ImageSource(Struct):
         url: Where to fetch it from.
         file_id: Which of the tenant's files it is.
         num_pixels: Of the decoded image, once that is known.
-        ref: Its reference, once it was fetched or read from a file, so that this happens once.
+        ref: Its reference, once it was fetched, read from a file or measured, so that this happens once.
     """
 
     where: str

@@ -128,7 +128,10 @@ class ImageIntake:
         found: list[MediaRef] = []
         total = 0
         for image in images:
-            ref = image.ref or await self._read(image, tenant, ttl_s)
+            # Bytes of the body that were measured are not stored yet.
+            is_known = image.ref is not None and (image.data is None or ttl_s is None)
+            ref = image.ref if is_known else await self._read(image, tenant, ttl_s)
+            assert ref is not None
             total += ref.width * ref.height
             if total > limits.max_total_pixels:
                 message = f"The images up to '{image.where}' have {total} pixels together; at most "
@@ -140,12 +143,10 @@ class ImageIntake:
     async def measured(self, image: ImageSource, tenant: str, ttl_s: float | None) -> MediaRef:
         """Return the reference of an image that may be left out of its request, whose limits are not looked at.
 
-        One that is fetched, or a file, is read once and stored for so long, if at all. Raises as `stored`.
+        It is read once; one that is fetched, or a file, is stored for so long, if at all. Raises as `stored`.
         """
-        if image.data is not None:
-            return await self._read(image, tenant, None)
         if image.ref is None:
-            image.ref = await self._read(image, tenant, ttl_s)
+            image.ref = await self._read(image, tenant, None if image.data is not None else ttl_s)
         return image.ref
 
     async def _read(self, image: ImageSource, tenant: str, ttl_s: float | None) -> MediaRef:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, ImageSource, Prompt
 from gateway.media import intake as intake_module
 from gateway.media.intake import ImageIntake, ImageLimits
+from shared.image_header import read_header
 from shared.media import MediaRef
 from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStoreError
 from shared.sampling import Sampling
@@ -97,6 +99,20 @@ async def test_images_of_jobs_are_kept_for_longer(parts: Parts) -> None:
 async def test_what_is_only_counted_is_not_stored(parts: Parts) -> None:
     (ref,) = await intake(parts).references([source()], "t")
     assert (ref.digest, parts.stored) == (hashlib.sha256(PNG).digest(), [])
+
+
+async def test_image_of_the_body_is_measured_once_and_stored_when_it_stays(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search for the part of a conversation that fits counts it many times."""
+    headers = Mock(wraps=read_header)
+    monkeypatch.setattr("gateway.media.intake.read_header", headers)
+    images, image = intake(parts), source()
+    measured = [await images.measured(image, "t", 60.0) for _ in range(3)]
+    assert (headers.call_count, parts.stored) == (1, [])
+    kept = (await images.stored(generation(image), "t")).prompts[0].media
+    assert [*measured, *kept] == [measured[0]] * 4
+    assert [data for _, data, _ in parts.stored] == [PNG]
 
 
 @pytest.mark.parametrize(
