@@ -146,7 +146,7 @@ class GatewayConfig(NatsFiles):
         100_000_000, "Requests whose images have more pixels together get a 400.", minimum=1, maximum=1 << 30
     )
     media_tenant_bytes: int = setting(
-        256 << 20, "Bytes of a tenant's images that are stored at once, in pieces of 512 KB.", minimum=1 << 20
+        256 << 20, "Bytes of a tenant's images that are stored at once, each rounded up to 64 KB.", minimum=1 << 20
     )
     interactive_ttft_slo_s: float = setting(
         10.0, "Requests whose predicted time to first token is longer get a 503.", minimum=0.01

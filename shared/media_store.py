@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -25,13 +25,20 @@ from shared.streams import MEDIA_STREAM
 from shared.subjects import media_filter, media_subject
 
 PIECE_BYTES = 512 << 10
+UNIT_BYTES = 64 << 10
+"""Of a tenant's share: an image counts as its bytes, rounded up. All names of a share are listed for each image."""
 INTERACTIVE_TTL_S = 3600.0
 """Longer than a request of a person may wait and run."""
 BATCH_TTL_S = 86_400.0 + INTERACTIVE_TTL_S
 """Longer than the window of a batch."""
+LINE_TTL_S = BATCH_TTL_S / 4
+"""Of lines of a batch, whose gateway publishes a line again when a worker does not find its image."""
 _CONCURRENT_PIECES = 8
 _MAX_KNOWN = 65_536
+_PIECE_UNITS = PIECE_BYTES // UNIT_BYTES
 _LONG = "long"
+# Names the empty message that tells an image's units; what ends so is not counted as a piece by earlier gateways.
+_UNITS = "-long"
 _STREAM_FULL = frozenset({10077})
 
 _log = logging.getLogger(__name__)
@@ -59,12 +66,12 @@ class MediaStore:
     def __init__(
         self, js: JetStreamContext, tenant_bytes: int = 0, num_reconnects: Callable[[], int] = lambda: 0
     ) -> None:
-        """Let each tenant store up to `tenant_bytes`, each image rounded up to pieces; 0 sets no bound.
+        """Let each tenant store up to `tenant_bytes`, each image rounded up to `UNIT_BYTES`; 0 sets no bound.
 
         Whenever `num_reconnects` returns another number, NATS may have lost stored images.
         """
         self._js = js
-        self._tenant_pieces = tenant_bytes // PIECE_BYTES
+        self._tenant_units = tenant_bytes // UNIT_BYTES
         self._num_reconnects = num_reconnects
         self._seen_reconnects = num_reconnects()
         # The stream's creation and its last sequence, when it was asked last.
@@ -130,7 +137,10 @@ class MediaStore:
         pieces = {
             media_subject(tenant, digest, n): data[n * PIECE_BYTES : (n + 1) * PIECE_BYTES] for n in range(num_pieces)
         }
-        # The subject of an empty message that is there while an image stays for `INTERACTIVE_TTL_S` or more.
+        units = -(-len(data) // UNIT_BYTES)
+        if units < num_pieces * _PIECE_UNITS:
+            pieces[media_subject(tenant, digest, f"{units}{_UNITS}")] = b""
+        # The subject of an empty message that is there while an image of a job stays for `INTERACTIVE_TTL_S` or more.
         mark = media_subject(tenant, digest, _LONG)
         storing = (tenant, frozenset(pieces))
         async with self._asking:
@@ -140,8 +150,8 @@ class MediaStore:
         try:
             if mark in stored and stored.issuperset(pieces) and (tenant, digest) not in self._known:
                 return
-            is_long = ttl_s > INTERACTIVE_TTL_S or mark in stored
-            if ttl_s > INTERACTIVE_TTL_S:
+            is_long = ttl_s > LINE_TTL_S or mark in stored
+            if ttl_s > LINE_TTL_S:
                 # Before the pieces, so that a process that stores them for a shorter time sees it now or afterwards.
                 await self._put(mark, b"", ttl_s - INTERACTIVE_TTL_S)
             await self._put_all(pieces, max(ttl_s, BATCH_TTL_S) if is_long else ttl_s)
@@ -178,24 +188,26 @@ class MediaStore:
 
         Dynamic thresholds, as `gateway.shares`: a tenant holds at most as much as is free for all.
         """
-        if not self._tenant_pieces:
+        if not self._tenant_units:
             return await self._stored(media_subject(tenant, digest, "*"))
         info = await self._info(media_filter(tenant))
         stored = frozenset(info.state.subjects or {})
-        storing = {subject for owner, subjects in self._storing if owner == tenant for subject in subjects}
-        held = {subject for subject in stored | storing if not subject.endswith(_LONG)}
-        if not (wanted := len(pieces - held)):
+        names = stored.union(*(subjects for owner, subjects in self._storing if owner == tenant))
+        held = _num_units(names)
+        if (wanted := _num_units(names | pieces) - held) <= 0:
             return stored
-        is_own_full = len(held) + wanted > self._tenant_pieces
+        is_own_full = held + wanted > self._tenant_units
         if (limit := info.config.max_bytes or 0) > 0:
-            begun = sum(len(subjects) for _, subjects in self._storing)
-            free = (limit - info.state.bytes) // PIECE_BYTES - begun - wanted
-            is_own_full |= bool(held) and len(held) + wanted > free
+            begun = sum(_num_units(subjects) for _, subjects in self._storing)
+            free = (limit - info.state.bytes) // UNIT_BYTES - begun - wanted
+            is_own_full |= bool(held) and held + wanted > free
         if is_own_full:
+            kb = UNIT_BYTES >> 10
             message = (
-                f"The images of this tenant fill its share of the store: {len(held)} pieces of {PIECE_BYTES >> 10} KB "
-                f"of at most {self._tenant_pieces}, and no more than are free for all. They expire within "
-                f"{INTERACTIVE_TTL_S / 3600:g} h, those of batches within {BATCH_TTL_S / 3600:g} h; or ask the "
+                f"The images of this tenant fill its share of the store: {held * kb} KB of at most "
+                f"{self._tenant_units * kb} (each rounded up to {kb}), and no more than are free for all. They expire "
+                f"within {INTERACTIVE_TTL_S / 3600:g} h, those of batches within {LINE_TTL_S / 3600:g} h, of jobs and "
+                f"background responses within {BATCH_TTL_S / 3600:g} h; or ask the "
                 "operator for more (--media-tenant-bytes)."
             )
             raise MediaFullError(message, is_own=True)
@@ -204,3 +216,15 @@ class MediaStore:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
+
+
+def _num_units(subjects: Iterable[str]) -> int:
+    """Return the units that stored images take; of an earlier gateway, which tells none, those of whole pieces."""
+    pieces, told = dict[str, int](), dict[str, int]()
+    for subject in subjects:
+        image, _, name = subject.rpartition(".")
+        if name.endswith(_UNITS):
+            told[image] = int(name.removesuffix(_UNITS))
+        elif name != _LONG:
+            pieces[image] = pieces.get(image, 0) + 1
+    return sum(told.get(image, count * _PIECE_UNITS) for image, count in pieces.items())

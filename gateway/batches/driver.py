@@ -28,6 +28,7 @@ from gateway.batches.set_aside import SetAside
 from gateway.batches.validation import InputCheck
 from gateway.files.objects import FileRecord
 from shared.errors import BadRequestError
+from shared.log_limit import LogLimit
 from shared.messages import FinishReason
 from shared.objects.store import MissingObjectError
 
@@ -56,6 +57,7 @@ class BatchDriver:
         self._output = BatchOutput(services.catalog, lease)
         self._file: FileRecord | None = None
         self._aside = SetAside()
+        self._log_limit = LogLimit(_log)
         self._maker = LineMaker(services, lease.record)
         self._jobs = LineJobs(services.nats, services.kept, lease.record.tenant, lease.record.id)
         self._read_to = lease.record.position
@@ -242,6 +244,8 @@ class BatchDriver:
             self._refuse(place, error)
             return True
         except NotReadyError as error:
+            if error.reason == "images":
+                self._log_limit.warning("", "lines of batch %s wait for images: %s", self._lease.record.id, error)
             self._aside.wait(place, attempt, error.reason)
             return True
         self._most_jobs = max(self._most_jobs // 2, len(line.requests))

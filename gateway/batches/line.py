@@ -32,6 +32,7 @@ from gateway.responses.request import own_items, parse_body, to_generation
 from gateway.responses.truncation import TokenCounter, Truncation
 from shared.errors import BadRequestError
 from shared.formats import detect_format
+from shared.media_store import LINE_TTL_S
 from shared.messages import BatchResult, Request, Usage
 
 MAX_ID_CHARACTERS = 256
@@ -271,7 +272,7 @@ async def with_images(line: BatchLine, images: ImageIntake, tenant: str) -> Batc
     generation = line.generation
     if not generation.has_images:
         return line
-    generation = await images.stored(msgspec.structs.replace(generation, lane="batch"), tenant)
+    generation = await images.stored(msgspec.structs.replace(generation, lane="batch"), tenant, LINE_TTL_S)
     media = [prompt.media for prompt in generation.prompts for _ in range(generation.n)]
     requests = [msgspec.structs.replace(each, media=own) for each, own in zip(line.requests, media, strict=True)]
     return BatchLine(line.custom_id, generation, requests, line.results, line.own_format)

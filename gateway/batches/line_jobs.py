@@ -40,7 +40,8 @@ _LOOKED_AT_ONCE = 64
 _CONCURRENT_CALLS = 32
 # A batch may have 100,000 jobs: as many tasks that begin at once stop the event loop for seconds.
 _TASKS_AT_ONCE = 128
-_MAX_ATTEMPTS = 4
+# Images of a line are stored for half of `LINE_TTL_S` at least, an eighth of a batch's window.
+_MAX_ATTEMPTS = 8
 _ERRORS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError, *SEND_ERRORS)
 
 

@@ -31,7 +31,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.responses.truncation import TokenCounter
 from shared.errors import BadRequestError
-from shared.media_store import BATCH_TTL_S
+from shared.media_store import LINE_TTL_S
 
 # Wait for the checks of other lines. Usual ones take 10 ms.
 _TURN_S = 2.0
@@ -107,7 +107,7 @@ class LineMaker:
     async def _as_its_model(self, generation: Generation) -> Generation:
         services, model = self._services, generation.served_model
         load = services.fleet.load(model)
-        counter = TokenCounter(services.tokenizer, services.images, self._tenant, BATCH_TTL_S)
+        counter = TokenCounter(services.tokenizer, services.images, self._tenant, LINE_TTL_S)
         try:
             generation = await shortened(generation, load, counter)
         except ApiError as error:

@@ -70,11 +70,14 @@ class ImageIntake:
         self._held = Shares(MAX_HELD_BYTES, 1)
         self._log_limit = LogLimit(_log)
 
-    async def stored(self, generation: Generation, tenant: str) -> Generation:
-        """Return a generation with its images stored; `ApiError` 400 if one is bad, 429 or 503 if it cannot be."""
+    async def stored(self, generation: Generation, tenant: str, ttl_s: float | None = None) -> Generation:
+        """Return a generation with its images stored, for `ttl_s` or as long as it may wait.
+
+        Raises `ApiError`: 400 if one is bad, 429 or 503 if it cannot be stored.
+        """
         with self._holding(tenant) as hold:
             hold(sum(len(image.data or b"") for prompt in generation.prompts for image in prompt.images))
-            return await self._stored(generation, tenant)
+            return await self._stored(generation, tenant, ttl_s or stored_for_s(generation))
 
     @contextmanager
     def _holding(self, tenant: str) -> Iterator[Callable[[int], None]]:
@@ -93,8 +96,7 @@ class ImageIntake:
         finally:
             self._held.give_back(tenant, held)
 
-    async def _stored(self, generation: Generation, tenant: str) -> Generation:
-        ttl_s = stored_for_s(generation)
+    async def _stored(self, generation: Generation, tenant: str, ttl_s: float) -> Generation:
         prompts = []
         for prompt in generation.prompts:
             media = await self.references(prompt.images, tenant, ttl_s)

@@ -13,7 +13,7 @@ from nats.js import JetStreamContext
 
 from shared import media_store
 from shared.media import MediaRef
-from shared.media_store import PIECE_BYTES, MediaFullError, MediaStore, MediaStoreError, MissingMediaError
+from shared.media_store import PIECE_BYTES, UNIT_BYTES, MediaFullError, MediaStore, MediaStoreError, MissingMediaError
 from shared.nats_connection import connect
 from shared.streams import MEDIA_STREAM, StreamLimits, ensure_record_streams
 from shared.subjects import media_subject
@@ -58,11 +58,11 @@ async def test_image_is_stored_once_while_it_is_there_for_long_enough(place: Pla
     store = MediaStore(place.js)
     for _ in range(3):
         await store.put("t", b"image")
-    assert (await place.js.stream_info(MEDIA_STREAM)).state.last_seq == 1
+    assert (await place.js.stream_info(MEDIA_STREAM)).state.last_seq == 2
     await store.put("t", b"image", media_store.BATCH_TTL_S)
     await store.put("other", b"image")
     state = (await place.js.stream_info(MEDIA_STREAM)).state
-    assert (state.last_seq, state.messages) == (4, 3)
+    assert (state.last_seq, state.messages) == (7, 5)
 
 
 async def test_what_is_something_else_is_refused(place: Place) -> None:
@@ -87,13 +87,27 @@ async def test_image_expires(place: Place) -> None:
 
 async def test_tenant_has_its_share_and_no_more(place: Place) -> None:
     store = MediaStore(place.js, tenant_bytes=2 * PIECE_BYTES)
-    await store.put("t", bytes(PIECE_BYTES + 1))
-    with pytest.raises(MediaFullError, match="fill its share of the store: 2 pieces of 512 KB of at most 2"):
+    await store.put("t", bytes(2 * PIECE_BYTES - 1))
+    with pytest.raises(MediaFullError, match="fill its share of the store: 1024 KB of at most 1024"):
         await store.put("t", b"one more")
     await store.put("other", b"one more")
     # Another process counts what this one has stored.
     with pytest.raises(MediaFullError, match="--media-tenant-bytes"):
         await MediaStore(place.js, tenant_bytes=2 * PIECE_BYTES).put("t", b"one more")
+
+
+async def test_small_images_count_as_their_bytes_and_those_of_earlier_gateways_as_pieces(place: Place) -> None:
+    earlier = b"of an earlier gateway"
+    await place.js.publish(media_subject("t", ref(earlier).digest, 0), earlier)
+    store = MediaStore(place.js, tenant_bytes=2 * PIECE_BYTES)
+    for number in range(PIECE_BYTES // UNIT_BYTES):
+        await store.put("t", bytes([number]) * 400)
+    with pytest.raises(MediaFullError, match="1024 KB of at most 1024"):
+        await store.put("t", b"one more")
+    # Storing it again tells its size.
+    await store.put("t", earlier)
+    await store.put("t", b"one more")
+    assert await store.get("t", ref(earlier)) == earlier
 
 
 async def test_full_store_refuses_and_keeps_what_it_has(place: Place) -> None:
@@ -141,6 +155,12 @@ async def test_shorter_life_never_replaces_a_longer_one(place: Place) -> None:
     await MediaStore(place.js).put("t", b"short")
     await MediaStore(place.js).put("t", b"short", media_store.BATCH_TTL_S)
     assert await life(place, b"short") == media_store.BATCH_TTL_S
+    # Lines of a batch are published again: they keep nothing from a job that is not.
+    for own, kept in ((media_store.LINE_TTL_S,) * 2, (media_store.BATCH_TTL_S,) * 2):
+        await MediaStore(place.js).put("t", b"line", own)
+        assert await life(place, b"line") == kept
+    await MediaStore(place.js).put("t", b"line", media_store.LINE_TTL_S)
+    assert await life(place, b"line") == media_store.BATCH_TTL_S
 
 
 async def test_longer_life_that_comes_amid_a_shorter_one_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +203,7 @@ async def test_nothing_is_believed_of_another_stream_nor_after_a_reconnect(place
 
 
 async def test_share_is_taken_before_anything_is_stored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, may_go_on, put_all = MediaStore(place.js, tenant_bytes=3 * PIECE_BYTES), asyncio.Event(), MediaStore._put_all
+    store, may_go_on, put_all = MediaStore(place.js, tenant_bytes=3 * UNIT_BYTES), asyncio.Event(), MediaStore._put_all
 
     async def later(self: MediaStore, pieces: dict[str, bytes], ttl_s: float) -> None:
         await may_go_on.wait()
@@ -195,7 +215,7 @@ async def test_share_is_taken_before_anything_is_stored(place: Place, monkeypatc
     may_go_on.set()
     ends = await asyncio.gather(*puts, return_exceptions=True)
     assert sum(isinstance(end, MediaFullError) for end in ends) == 17
-    assert (await place.js.stream_info(MEDIA_STREAM)).state.messages == 3
+    assert (await place.js.stream_info(MEDIA_STREAM)).state.messages == 6
 
 
 async def test_some_tenants_never_fill_the_store_for_all(place: Place) -> None:

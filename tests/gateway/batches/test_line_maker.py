@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
@@ -16,13 +17,16 @@ from gateway.batches.line import BatchLine
 from gateway.batches.line_maker import LineMaker, NotReadyError
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
+from gateway.media.intake import ImageIntake, ImageLimits
 from shared.adapter_files import AdapterContent
 from shared.adapter_names import NamedAdapter
 from shared.errors import BadRequestError
+from shared.media_store import LINE_TTL_S, MediaFullError
 from shared.sampling import Sampling
 from tests.gateway.batches.test_line import chat_line
 from tests.gateway.dispatch.test_inflight import fleet_load
 from tests.gateway.fleet.test_fleet import Watched
+from tests.gateway.media.test_intake import PNG, Parts
 from tests.gateway.responses.test_truncated_images import CONTEXT, Words
 
 
@@ -107,6 +111,35 @@ async def test_lines_that_take_long_are_made_beside_the_event_loop(
     assert in_thread.await_count == num_beside
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_images_of_a_line_are_kept_until_it_may_be_published_again(is_full: bool) -> None:
+    """As long as an answer may take, they would fill the tenant's share before a large batch has ended."""
+    parts = Parts()
+    parts.error = MediaFullError("full", is_own=True) if is_full else None
+    services: Any = Mock(
+        bodies=LargeBodies(),
+        images=ImageIntake(parts, ImageLimits(), parts),  # type: ignore[arg-type]
+        settled=lambda generation, tenant: generation,
+        watermark_of=lambda tenant, key: None,
+        max_line_bytes=1 << 20,
+    )
+    services.fleet.find_adapter.return_value = services.fleet.load.return_value = None
+    services.fleet.named_adapters.was_removed.return_value = False
+    services.clock.now.return_value = 1.0
+    maker = LineMaker(services, cast("Any", Mock(tenant="acme", key="key", weight=1.0, expires_at=100.0)))
+    url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    content = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]
+    data = json.dumps(chat_line(messages=[{"role": "user", "content": content}])).encode()
+    making = maker.line_to_publish(InputLine(1, 0, len(data), data), "batch-1")
+    if is_full:
+        with pytest.raises(NotReadyError, match="full") as waiting:
+            await making
+        assert waiting.value.reason == "images"
+    else:
+        assert len((await making).requests[0].media) == 1
+        assert [(tenant, ttl_s) for tenant, _, ttl_s in parts.stored] == [("acme", LINE_TTL_S)]
+
+
 def long_response_line() -> bytes:
     messages = [{"role": "user", "content": " ".join([name, *["w"] * 3999])} for name in ("u1", "u2", "u3")]
     body = {"model": "m", "input": messages, "truncation": "auto", "max_output_tokens": 4}
@@ -120,6 +153,7 @@ def shortening_maker(words: Words, num_workers: int, wake: Mock | None = None) -
         watermark_of=lambda tenant, key: None,
         tokenizer=words,
         wake=wake or Mock(),
+        images=Mock(limits=ImageLimits()),
         max_line_bytes=1 << 20,
     )
     load = msgspec.structs.replace(fleet_load(), num_workers=num_workers, max_model_len=CONTEXT, chat_format="hermes")
