@@ -87,8 +87,7 @@ async def test_jobs_of_a_batch_that_is_to_end_are_cancelled_for_their_tenant_alo
 
 
 def test_results_of_one_line_are_taken_in_a_time_that_grows_with_their_number() -> None:
-    times = []
-    for number in (256, 2048):
+    def taken_s(number: int) -> float:
         jobs = LineJobs(cast("Any", Mock(stats={"reconnects": 0})), Mock(), "t", "batch_1")
         requests = [Request(id=f"batch_1-1-{index}", model="m", tenant="t") for index in range(number)]
         jobs.note(InputLine(1, 0, 9, b""), BatchLine("a", GENERATION, requests))
@@ -97,10 +96,14 @@ def test_results_of_one_line_are_taken_in_a_time_that_grows_with_their_number() 
             jobs._heard.append(msgspec.json.encode(result))
         began = time.thread_time()
         complete, repeated = jobs.take()
-        times.append(time.thread_time() - began)
+        seconds = time.thread_time() - began
         assert [len(each.line.results) for each in complete] == [number]
         assert not repeated
-    assert times[1] < 24 * times[0]
+        return seconds
+
+    # The shortest of some: a collection of garbage takes as long as all.
+    few, many = (min(taken_s(number) for _ in range(4)) for number in (256, 2048))
+    assert many < 24 * few
 
 
 async def test_results_that_are_there_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
