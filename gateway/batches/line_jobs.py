@@ -40,8 +40,8 @@ _LOOKED_AT_ONCE = 64
 _CONCURRENT_CALLS = 32
 # A batch may have 100,000 jobs: as many tasks that begin at once stop the event loop for seconds.
 _TASKS_AT_ONCE = 128
-# Images of a line are stored for half of `LINE_TTL_S` at least, an eighth of a batch's window.
-_MAX_ATTEMPTS = 8
+# By why a job has to be named anew. Images are stored for half of `LINE_TTL_S` at least, an eighth of a batch's window.
+_MAX_ATTEMPTS = {JOB_ENDED: 4, IMAGE_NOT_FOUND: 8}
 _ERRORS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError, *SEND_ERRORS)
 
 
@@ -184,7 +184,7 @@ class LineJobs:
             sent = self._sent.get(result.id.rpartition("-")[0])
             if sent is None or result.id not in sent.ids:
                 continue
-            if result.error_code in (JOB_ENDED, IMAGE_NOT_FOUND) and sent.attempt + 1 < _MAX_ATTEMPTS:
+            if sent.attempt + 1 < _MAX_ATTEMPTS.get(result.error_code or "", 0):
                 repeated.append(self.forget(sent))
                 continue
             sent.line.results[result.id] = result

@@ -26,6 +26,8 @@ from gateway.batches.record import BatchRecord
 from gateway.batches.set_aside import SetAside
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
+from shared.kept_results import JOB_ENDED
+from shared.media import IMAGE_NOT_FOUND
 from shared.messages import BatchResult, Cancel, Request, Usage
 from shared.objects.store import MissingObjectError, StoreError
 from shared.sampling import Sampling
@@ -170,15 +172,23 @@ async def test_line_whose_result_is_no_longer_kept_when_its_batch_ends_has_its_c
     assert driver._write_error.call_args.args[:2] == (sent.place, "mine")
 
 
-@pytest.mark.parametrize(("attempt", "is_repeated"), [(0, True), (2, True), (3, False)])
-async def test_line_whose_result_is_not_kept_is_published_again_at_most_three_times(
-    attempt: int, is_repeated: bool
+@pytest.mark.parametrize(
+    ("code", "attempt", "is_repeated"),
+    [
+        *((JOB_ENDED, attempt, attempt < 3) for attempt in (0, 2, 3)),
+        # Each time its images are stored for an eighth of the batch's window.
+        *((IMAGE_NOT_FOUND, attempt, attempt < 7) for attempt in (0, 6, 7)),
+    ],
+)
+async def test_line_whose_result_or_image_is_not_kept_is_published_again_some_times(
+    code: str, attempt: int, is_repeated: bool
 ) -> None:
     jobs = LineJobs(Mock(stats={"reconnects": 0}), Mock(), "t", "batch_1")
     request = Request(id=f"{jobs.prefix(1, attempt)}-0", model="m", tenant="t")
     line: Any = Mock(requests=[request], without_prompts=lambda: BatchLine("mine", Mock(), [request]))
     jobs.note(InputLine(1, 0, 9, b""), line, attempt)
-    jobs._heard.append(msgspec.json.encode(_gone(request)))
+    gone = msgspec.structs.replace(_gone(request), error_code=code)
+    jobs._heard.append(msgspec.json.encode(gone))
     assert list(map(len, jobs.take())) == [not is_repeated, is_repeated]
 
 
