@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kernels import build
-from kernels.build import SOURCE_ROOT, KernelBuildError, build_library, cache_dir
+from kernels.build import SOURCE_ROOT, KernelBuildError, build_library, cache_dir, can_build
 from kernels.cpu_library import AbiMismatchError, check_abi, cpu_library, load_library
 from kernels.cpu_structures import STRUCTURES
 
@@ -175,6 +175,7 @@ def test_start_that_builds_nothing_removes_folders_of_killed_builds(tiny_sources
 def test_missing_compiler_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("g++") is None
+    assert not can_build()
     with pytest.raises(KernelBuildError, match=r"g\+\+"):
         build_library(tmp_path)
 

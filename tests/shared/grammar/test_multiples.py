@@ -29,6 +29,7 @@ REFUSED = [
     {"properties": {"a": integer(9_001), "b": integer(9_007)}},
     {"properties": {str(n): integer(997, minimum=n) for n in range(20)}},
     {"allOf": [integer(101), {"multipleOf": 103}, {"multipleOf": 107}]},
+    {"$ref": "#/$defs/a", "multipleOf": 997, "$defs": {"a": {"multipleOf": 991}}},
     {"$ref": "#/$defs/a", "multipleOf": 9_973, "$defs": {"a": {"multipleOf": 9_967}}},
 ]
 

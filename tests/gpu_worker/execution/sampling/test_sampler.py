@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.sampling.logprobs import prompt_chunks
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.sampling.sampler_run import SamplerRun, adjusted_logits, distribution
 
@@ -325,3 +328,12 @@ def test_logit_bias_is_read_once_while_others_come_and_go() -> None:
     for num in (4, 3, 4, 2, 4):
         assert sample_ids(logits[:num], sequences[:num], sampler) == [3] * num
     assert [bias.num_reads for bias in biases[:2]] == [1, 1]
+
+
+def test_chunk_of_a_prompt_has_the_scores_of_its_own_tokens_and_the_next() -> None:
+    sequence = Mock(token_ids=list(range(10)), num_prompt_tokens=8, sampling=Sampling(prompt_logprobs=1))
+    starts = np.array([0, 2, 5, 8], dtype=np.int32)
+    shares: Any = [
+        Mock(sequence=sequence, start=first, num_tokens=last - first) for first, last in ((0, 2), (2, 5), (5, 8))
+    ]
+    assert [chunk.targets for chunk in prompt_chunks(shares, starts)] == [[1, 2], [3, 4, 5], [6, 7]]
