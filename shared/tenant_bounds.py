@@ -20,16 +20,28 @@ _log = logging.getLogger(__name__)
 
 
 class TenantBound:
-    """Drops a tenant's oldest messages of a stream beyond `keep`; it may exceed that by `every` for each process."""
+    """Drops a tenant's oldest messages of a stream beyond `keep`; it may exceed that by `every` for each process.
+
+    With `when_half_full`, nothing is dropped while half of the stream's bytes are free: `keep` counts messages as if
+    each had the largest size.
+    """
 
     def __init__(
-        self, js: JetStreamContext, stream: str, subject_of: Callable[[str], str], keep: int, every: int
+        self,
+        js: JetStreamContext,
+        stream: str,
+        subject_of: Callable[[str], str],
+        keep: int,
+        every: int,
+        *,
+        when_half_full: bool = False,
     ) -> None:
         self._js = js
         self._stream = stream
         self._subject_of = subject_of
         self._keep = keep
         self._every = every
+        self._when_half_full = when_half_full
         self._written: Counter[str] = Counter()
         self._tasks = BackgroundTasks()
         self._log_limit = LogLimit(_log)
@@ -47,6 +59,10 @@ class TenantBound:
 
     async def _purge(self, tenant: str) -> None:
         try:
+            if self._when_half_full:
+                info = await self._js.stream_info(self._stream)
+                if 2 * info.state.bytes < (info.config.max_bytes or 0):
+                    return
             await self._js.purge_stream(self._stream, subject=self._subject_of(tenant), keep=self._keep)
         except _ERRORS as error:
             self._log_limit.warning(tenant, "old messages of %s not dropped: %r", self._stream, error)

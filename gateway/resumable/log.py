@@ -1,9 +1,9 @@
 """The log of resumable streams in JetStream: heads, requests, pieces of entries, idempotency keys, and fences.
 
 It lies in memory, as the queue of interactive requests does, each tenant for itself. Messages have about 4 kB at most,
-so the number of a tenant's messages bounds their bytes: beyond `TENANT_MESSAGES` its oldest are dropped. A larger head
-is cut into chunks, each under the digest of its content, and its own message names them. A stream that has lost a
-message is gone. Age and total size are bounds of the JetStream stream.
+so the number of a tenant's messages bounds their bytes: once the stream is half full, its oldest beyond
+`TENANT_MESSAGES` are dropped. A larger head is cut into chunks, each under the digest of its content, and its own
+message names them. A stream that has lost a message is gone. Age and total size are bounds of the JetStream stream.
 """
 
 from __future__ import annotations
@@ -78,7 +78,14 @@ class StreamLog:
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self._store = MessageStore(nats)
         self.fences = Fences(self._store, self._js)
-        self._bound = TenantBound(self._js, STREAMS_STREAM, streams_filter, TENANT_MESSAGES, MESSAGES_BETWEEN_PURGES)
+        self._bound = TenantBound(
+            self._js,
+            STREAMS_STREAM,
+            streams_filter,
+            TENANT_MESSAGES,
+            MESSAGES_BETWEEN_PURGES,
+            when_half_full=True,
+        )
         self._log_limit = LogLimit(_log)
         self.count = self._bound.count
 
