@@ -246,7 +246,7 @@ async def test_tokens_of_another_revision_or_message_are_not_continued(gateway: 
     own, other = (ProgressRecords(gateway.nats, revision) for revision in ("own", "other"))
     assert await own.save(held)
     found = [await records.load("acme", held.request.id, message) for records in (own, other)]
-    # Who has lost it and how often is told whatever weights it ran on.
+    # The number of deliveries counts, whatever weights the job ran on.
     assert [(each.token_ids, each.text, each.num_delivered) for each in found] == [((5, 6), "ab", 3), ((), "", 3)]
     for changes in ({"data": b"another job"}, {"stream_seq": 8}):
         changed = dataclasses.replace(message, **changes)  # type: ignore[arg-type]

@@ -282,7 +282,7 @@ def check_bytes(grammar_tokenizer: GrammarTokenizer, raw: list[bytes]) -> None:
     wrong = {
         token_id: (tokenizer.decode_bytes([token_id]), expected)
         for token_id, expected in enumerate(raw)
-        # A byte that is not text by itself is told with a mark of llguidance's own.
+        # llguidance has a mark of its own for a byte that is not text by itself.
         if expected not in (b"", b"\xff") and tokenizer.decode_bytes([token_id]) != expected
     }
     assert wrong == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any, Literal
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
+from gateway.api.schemas import decoding
 from gateway.api.schemas.bodies import ChatBody, CompletionBody
 from gateway.api.schemas.decoding import allowed_values
 from gateway.api.schemas.names import BodyRules
@@ -160,3 +162,22 @@ def test_body_of_known_fields_is_a_generation_or_a_400(parse: Callable[[bytes], 
 @settings(max_examples=60)
 def test_any_bytes_are_understood_or_a_400(parse: Callable[[bytes], Any], body: bytes) -> None:
     outcome(parse, body)
+
+
+@given(
+    st.lists(st.sampled_from(["\\\\", r"\ud83d", r"\ude00", r"\uD83D", r"\n", "a", "b" * 12, "c" * 20])).map("".join)
+)
+def test_halves_of_surrogates_are_found_in_pieces_of_a_body_as_in_the_whole(text: str) -> None:
+    found = []
+    for size in (1 << 20, 16):
+        with patch.object(decoding, "_PIECE_BYTES", size):
+            found.append(decoding.without_lone_surrogates(text.encode()))
+    assert found[0] == found[1]
+
+
+def test_large_body_with_an_unknown_name_is_searched_in_pieces() -> None:
+    """A search through all of it held the interpreter's lock, and streams of others waited for 0.4 s."""
+    body = b'{"model": "m", "unknown": 1, "prompt": "%s"}' % (b"; " * (8 << 20))
+    assert decoding.without_lone_surrogates(body) is body
+    half = rb"\ud83d"
+    assert max(map(len, decoding._pieces(body[:-2] + half + body[-2:]))) <= decoding._PIECE_BYTES + 2 * len(half)
