@@ -37,6 +37,7 @@ from gpu_worker.start.host_settings import check_ranks, with_launcher
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
 from gpu_worker.start.progress_bar import ProgressBar
+from gpu_worker.start.read_ahead import read_ahead
 from gpu_worker.start.worker_adapters import AdapterAccess
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import read_model_directory
@@ -90,6 +91,9 @@ def main(config: WorkerConfig) -> int:
         check_ranks(config)
         config = _with_local_models(config)
         identity = _identity(config)
+        if config.model is not None and config.simulate is None and config.nnodes == 1:
+            # A host of several reads parts alone.
+            read_ahead(config.model)
         configure_logging(config.log_level, config.log_format, role="worker", worker=identity.worker)
         if config.node_rank > 0:
             return serve_host(config)
