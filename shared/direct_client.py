@@ -14,8 +14,8 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar, cast
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -41,6 +41,7 @@ _MAX_ANSWER_S = 20.0
 _MESSAGE = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
 
 Handler = Callable[[Msg], None]
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -157,6 +158,31 @@ class DirectClient(Client):
         subscription = await self.subscribe(subject, cb=handle)
         self._handlers[subscription._id] = handler
         return subscription
+
+    async def unless_lost(self, answer: Awaitable[T]) -> T:
+        """Wait for answers of the server, and no longer than the connection lives: with it they are lost.
+
+        The library waits for them until its timeout, over connections that came since.
+
+        Raises:
+            ConnectionReconnectingError: The connection was lost while they were waited for.
+        """
+        loop = asyncio.get_running_loop()
+
+        def give_up() -> None:
+            self.lost_callbacks.discard(give_up)
+            scope.reschedule(loop.time())
+
+        try:
+            async with asyncio.timeout(None) as scope:
+                self.lost_callbacks.add(give_up)
+                return await answer
+        except TimeoutError:
+            if scope.expired():
+                raise ConnectionReconnectingError from None
+            raise
+        finally:
+            self.lost_callbacks.discard(give_up)
 
     # Methods that the library calls.
 

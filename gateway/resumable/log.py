@@ -94,8 +94,8 @@ class StreamLog:
         await self._store.start()
 
     async def ensure(self) -> None:
-        """Make the JetStream stream if it is missing; raise `DependencyError` if that fails."""
-        await ensure_stream(self._js, STREAMS_STREAM, self._limits)
+        """Make the JetStream stream if it is missing; raise one of `ERRORS` if that fails."""
+        await self._nats.unless_lost(ensure_stream(self._js, STREAMS_STREAM, self._limits))
 
     async def create(self, head: StreamHead, requests: Sequence[bytes], *, is_unused: bool = False) -> int:
         """Store a new stream, its head last, and return that one's number; `ApiError` 409 for a known id, or 503.

@@ -178,7 +178,7 @@ class PullQueue:
     async def _restore(self) -> bool:
         """Make stream and consumer where they are missing; return False where that has to be tried again."""
         try:
-            self._consumer = await self._ensure_consumer()
+            self._consumer = await self._nats.unless_lost(self._ensure_consumer())
         except Exception as error:
             _log.warning("queue is not available", extra={"stream": self._stream, "error": repr(error)})
             await self._retry_later()

@@ -253,6 +253,28 @@ async def test_flush_says_at_once_that_the_server_is_away(server: NatsServer, gu
     await until(lambda: guest.is_connected)
 
 
+async def test_answers_are_waited_for_as_long_as_the_connection_lives(server: NatsServer, guest: DirectClient) -> None:
+    async def answer(message: Msg) -> None:
+        if message.data == b"answered":
+            await message.respond(b"answer")
+
+    async def ask(question: bytes) -> bytes:
+        return (await guest.unless_lost(guest.request("s", question, timeout=60))).data
+
+    await guest.subscribe("s", cb=answer)
+    assert await ask(b"answered") == b"answer"
+    asking = asyncio.create_task(ask(b"not answered"))
+    await until(lambda: bool(guest.lost_callbacks))
+    server.kill()
+    with pytest.raises(ConnectionReconnectingError):
+        async with asyncio.timeout(10):
+            await asking
+    server.restart()
+    # What is asked while the server is away is answered by the one after it.
+    assert await ask(b"answered") == b"answer"
+    assert not guest.lost_callbacks
+
+
 async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound(
     server: NatsServer, guest: DirectClient
 ) -> None:

@@ -14,6 +14,7 @@ from gpu_worker.consumer import pull_queue
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
 from shared.consumers import PullConsumer
+from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.messages import encode
 from shared.pause_detector import PauseDetector
@@ -27,9 +28,11 @@ class Wire:
     """A connection, its one subscription, and a lane with a capacity that the test sets."""
 
     is_connected = True
+    unless_lost = DirectClient.unless_lost
 
     def __init__(self) -> None:
         self.tasks = TaskSupervisor()
+        self.lost_callbacks: set[Callable[[], None]] = set()
         self.sent: list[tuple[str, bytes]] = []
         self.taken: list[QueuedMessage] = []
         self.failure: Exception | None = None
@@ -151,6 +154,26 @@ async def test_queue_that_cannot_be_made_is_told_and_tried_again(wire: Wire, cap
     await wait_until(lambda: wire.pulls == [8, 8])
     assert caplog.messages == ["pull refused", *["queue is not available"] * 2]
     assert "may not" in vars(caplog.records[1])["error"]
+
+
+async def test_queue_that_is_made_sure_of_as_the_connection_is_lost_is_back_with_it(wire: Wire) -> None:
+    """A server that shuts down ends pulls, answers no call after that, and only then closes the connection."""
+    ensure, has_asked = wire.ensure, asyncio.Event()
+
+    async def no_answer() -> PullConsumer:
+        has_asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    wire.queue._ensure_consumer = no_answer
+    wire.end_pull("409", 8)
+    await has_asked.wait()
+    wire.queue._ensure_consumer = ensure
+    for lost in list(wire.lost_callbacks):
+        lost()
+    wire.queue.forget()
+    await wait_until(lambda: wire.pulls == [8, 8])
+    assert not wire.lost_callbacks
 
 
 @pytest.mark.parametrize("is_empty", [False, True])
