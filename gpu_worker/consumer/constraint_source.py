@@ -15,6 +15,7 @@ import msgspec
 
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, GrammarCache, compile_grammar
+from gpu_worker.structured_output.grammar_budget import GrammarBudget
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, UnsupportedTokenizerError
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -61,6 +62,8 @@ class ConstraintSource:
         )
         self._lane = FairLane("grammars", 1, stack_bytes=COMPILE_STACK_BYTES)
         self._cache = GrammarCache()
+        # By tenant, the latest last.
+        self._budgets: OrderedDict[str, GrammarBudget] = OrderedDict()
         self._is_closed = False
         self._restarting: asyncio.Task[None] | None = None
         # By tenant and id, how often a request was given back, the latest last.
@@ -143,7 +146,7 @@ class ConstraintSource:
         tokenizer: GrammarTokenizer,
         is_wanted: Callable[[], bool],
     ) -> OutputConstraint:
-        has_begun = False
+        has_begun, budget = False, self._budget(request.tenant)
 
         def begins() -> bool:
             nonlocal has_begun
@@ -157,7 +160,7 @@ class ConstraintSource:
             if ready is None:
                 ready = compile_grammar(grammar, tokenizer)
                 self._cache.add(request.tenant, grammar, ready)
-            return ready.constraint(request.sampling, request.emitted)
+            return ready.constraint(request.sampling, request.emitted, budget)
 
         try:
             async with asyncio.timeout(MAX_WAIT_S) as limit:
@@ -167,6 +170,13 @@ class ConstraintSource:
                 raise CompilerBusyError from None
             message = f"It could not be compiled within {MAX_COMPILE_S:.0f} s."
             raise GrammarError(message, param=GRAMMAR_PARAM) from None
+
+    def _budget(self, tenant: str) -> GrammarBudget:
+        budget = self._budgets.setdefault(tenant, GrammarBudget())
+        self._budgets.move_to_end(tenant)
+        if len(self._budgets) > _MAX_REMEMBERED:
+            self._budgets.popitem(last=False)
+        return budget
 
     def _count_given_back(self, request: Request) -> None:
         key = (request.tenant, request.id)

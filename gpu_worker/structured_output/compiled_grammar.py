@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from gpu_worker.structured_output.grammar_budget import GrammarBudget
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer
 from shared.errors import BadRequestError
@@ -25,6 +26,7 @@ from shared.formats import with_marker_tokens
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, check_grammar, grammar_text, parser_limits
 from shared.grammar.multiples import grammar_states
 from shared.grammar.problems import named_problem
+from shared.process_usage import resident_bytes
 from shared.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 _NUM_WALKS = 3
 _MAX_WALK_TOKENS = 64
 MAX_CACHE_BYTES = 256 << 20
+MAX_GROWTH_BYTES = 512 << 20
+"""The process may grow by so much while grammars are kept: their matchers find more states as sequences follow them,
+and do not tell how many."""
+
 MAX_TENANT_GRAMMARS = 128
 _MAX_WARM_UP_S = 0.02
 _CLOSING = '"}],'
@@ -59,10 +65,16 @@ class CompiledGrammar:
     _tokenizer: GrammarTokenizer
     num_bytes: int
 
-    def constraint(self, sampling: Sampling, emitted: Values[int]) -> GrammarConstraint:
-        """Return the constraint of a sequence that has emitted some tokens; `BadRequestError` if they do not follow."""
+    def constraint(
+        self, sampling: Sampling, emitted: Values[int], budget: GrammarBudget | None = None
+    ) -> GrammarConstraint:
+        """Return the constraint of a sequence that has emitted some tokens; `BadRequestError` if they do not follow.
+
+        Without a tenant's `budget` it has one of its own.
+        """
         matcher, stop_ids = self._matcher.deep_copy(), frozenset(sampling.stop_token_ids)
-        constraint = GrammarConstraint(matcher, self._tokenizer, stop_ids, ignores_eos=sampling.ignore_eos)
+        budget = budget or GrammarBudget()
+        constraint = GrammarConstraint(matcher, self._tokenizer, stop_ids, budget, ignores_eos=sampling.ignore_eos)
         for token_id in emitted:
             if not constraint.advance(token_id):
                 raise BadRequestError(f"The tokens emitted so far do not fit: {constraint.error}.", "emitted")
@@ -148,6 +160,7 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._max_tenant_grammars = max_tenant_grammars
         self._lock = threading.Lock()
+        self._grown_from = resident_bytes()
         self._grammars: dict[str, OrderedDict[Grammar, CompiledGrammar]] = {}
         self._num_bytes: dict[str, int] = {}
 
@@ -172,6 +185,10 @@ class GrammarCache:
                 self._drop_oldest(tenant)
             while sum(self._num_bytes.values()) > self._max_bytes:
                 self._drop_oldest(max(self._num_bytes, key=self._num_bytes.__getitem__))
+            if resident_bytes() - self._grown_from > MAX_GROWTH_BYTES:
+                self._grammars.clear()
+                self._num_bytes.clear()
+                self._grown_from = resident_bytes()
 
     def _drop_oldest(self, tenant: str) -> None:
         _, dropped = self._grammars[tenant].popitem(last=False)

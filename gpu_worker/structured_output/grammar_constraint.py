@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import re
-import time
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from gpu_worker.structured_output.grammar_budget import GrammarBudget
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, forced_tokens, respelled_token
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-SECONDS_A_MASK = 0.002
-"""What a mask may take on the average. A few microseconds are usual, and all sequences of the step wait for it."""
-
-MAX_SECONDS = 0.25
-"""What the masks of a sequence may compute beyond that, before the sequence ends."""
-
-MAX_CHARGE_S = 0.1
-"""What a mask counts as at most, because a virtual machine counts its pauses as work."""
-
 _ALL_TOKENS = 0xFF
 # How llguidance says that a grammar has reached one of its limits; its stop reason is the same for all errors.
 _LIMIT = re.compile("too many|too large|too complex|fuel")
+_TOO_SLOW = "the grammar takes too long to follow; make it simpler, and its constants shorter"
+_OVERDRAWN = "the grammars of your requests have taken too long to follow; send simpler ones, and fewer at once"
 
 
 class GrammarConstraint:
@@ -41,14 +34,13 @@ class GrammarConstraint:
     """
 
     __slots__ = (
-        "_debt_s",
+        "_budget",
         "_drafts",
         "_end_ids",
         "_forced",
         "_ignores_eos",
         "_is_at_fault",
         "_is_direct",
-        "_is_watched",
         "_matcher",
         "_num_bytes",
         "_stop_ids",
@@ -57,7 +49,13 @@ class GrammarConstraint:
     )
 
     def __init__(
-        self, matcher: LLMatcher, tokenizer: GrammarTokenizer, stop_token_ids: Set[int], *, ignores_eos: bool
+        self,
+        matcher: LLMatcher,
+        tokenizer: GrammarTokenizer,
+        stop_token_ids: Set[int],
+        budget: GrammarBudget,
+        *,
+        ignores_eos: bool,
     ) -> None:
         """Follow the grammar of a fresh `matcher`; with `ignores_eos`, only `stop_token_ids` end the answer."""
         self._matcher = matcher
@@ -72,8 +70,7 @@ class GrammarConstraint:
         self._forced: list[int] | None = None
         self.error: str | None = None
         self._is_at_fault = True
-        self._is_watched = False
-        self._debt_s = 0.0
+        self._budget = budget
 
     @property
     def is_at_fault(self) -> bool:
@@ -98,8 +95,11 @@ class GrammarConstraint:
                 self._drafts = self._drafts[1:]
                 return True
             self._move_behind(())
-        if self._matcher.consume_token(token_id):
-            return True
+        since = self._budget.now()
+        is_taken = self._matcher.consume_token(token_id)
+        self._charge(since)
+        if is_taken:
+            return self.error is None
         # Otherwise a mask should have kept the token away, which is not a fault of the grammar.
         reason = _reason(self._matcher)
         self._is_at_fault = _LIMIT.search(reason) is not None
@@ -119,10 +119,9 @@ class GrammarConstraint:
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         """See `OutputConstraint`."""
-        # Time passes too while other programs have the processor, which is not a fault of the grammar. The thread's own
-        # time costs about as much as a usual mask, so it is read once a mask has taken long.
-        clock = time.thread_time if self._is_watched else time.perf_counter
-        started = clock()
+        if self.error is None and self._budget.is_overdrawn:
+            self.error = _OVERDRAWN
+        since = self._budget.now()
         if self.error is None and (drafts == self._drafts or self._move_behind(drafts)):
             if self._is_direct:
                 self._matcher.unsafe_compute_mask_ptr(address, self._num_bytes)
@@ -134,17 +133,19 @@ class GrammarConstraint:
             elif (token_id := respelled_token(self._matcher, self._tokenizer)) is not None:
                 ctypes.memset(address, 0, self._num_bytes)
                 ctypes.memset(address + token_id // 8, 1 << token_id % 8, 1)
-            seconds = clock() - started
-            if self._is_watched:
-                self._spend(seconds)
-            self._is_watched = self._is_watched or seconds > SECONDS_A_MASK
+            self._charge(since)
             if self.error is None:
                 return
         ctypes.memset(address, _ALL_TOKENS, self._num_bytes)
 
     def allows(self, drafts: tuple[int, ...]) -> bool:
         """See `OutputConstraint`."""
-        return self.error is None and self._move_behind(drafts)
+        if self.error is not None:
+            return False
+        since = self._budget.now()
+        is_allowed = self._move_behind(drafts)
+        self._charge(since)
+        return is_allowed and self.error is None
 
     def forced_tokens(self) -> list[int]:
         """See `OutputConstraint`."""
@@ -164,11 +165,10 @@ class GrammarConstraint:
         allowed = np.flatnonzero(bits)
         return int(allowed[number % len(allowed)])
 
-    def _spend(self, seconds: float) -> None:
-        """Count what a mask computed: who makes all others of its steps wait for too long ends."""
-        self._debt_s = max(0.0, self._debt_s + min(seconds, MAX_CHARGE_S) - SECONDS_A_MASK)
-        if self._debt_s > MAX_SECONDS and self.error is None:
-            self.error = "the grammar takes too long to follow; make it simpler, and its constants shorter"
+    def _charge(self, since: float) -> None:
+        """Charge the time since then to the tenant; a sequence that makes all others wait for too long ends."""
+        if not self._budget.spend(since) and self.error is None:
+            self.error = _TOO_SLOW
 
     def _move_behind(self, drafts: tuple[int, ...]) -> bool:
         """Bring the matcher behind the output and these drafts; False when the grammar does not allow them."""

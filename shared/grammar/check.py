@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 INITIAL_LEXER_FUEL = 500_000
 MAX_GRAMMAR_SIZE = 200_000
+MAX_LEXER_STATES = 100_000
+"""About 50 MB. A string of bounded length takes some five for each of its characters; others a few hundred in all."""
+MAX_ITEMS_A_STEP = 10_000
 
 _ONE_OF_AS_ANY_OF = "oneOf not fully supported"
 
@@ -32,7 +35,11 @@ def parser_limits() -> LLParserLimits:
     except ImportError:
         raise LlguidanceMissingError from None
     return LLParserLimits(
-        initial_lexer_fuel=INITIAL_LEXER_FUEL, max_grammar_size=MAX_GRAMMAR_SIZE, verbose_errors=False
+        initial_lexer_fuel=INITIAL_LEXER_FUEL,
+        max_grammar_size=MAX_GRAMMAR_SIZE,
+        max_lexer_states=MAX_LEXER_STATES,
+        step_max_items=MAX_ITEMS_A_STEP,
+        verbose_errors=False,
     )
 
 

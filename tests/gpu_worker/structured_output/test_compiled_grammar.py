@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.structured_output import compiled_grammar, grammar_constraint
+from gpu_worker.structured_output import compiled_grammar, grammar_budget
 from gpu_worker.structured_output.compiled_grammar import GrammarCache, compile_grammar
+from gpu_worker.structured_output.grammar_budget import GrammarBudget
 from gpu_worker.structured_output.grammar_constraint import GrammarConstraint
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, check_grammar, grammar_text
 from shared.sampling import Sampling
@@ -62,7 +63,7 @@ def fill_masks(monkeypatch: pytest.MonkeyPatch, count: int, **clocks: Iterator[f
     """Compute masks by such clocks until one is refused; return how many there were, and the constraint."""
     constraint = compiled(regex("[ab]+")).constraint(Sampling(), ())
     for name, times in clocks.items():
-        monkeypatch.setattr(grammar_constraint.time, name, lambda times=times: next(times))
+        monkeypatch.setattr(grammar_budget.time, name, lambda times=times: next(times))
     mask = np.zeros(4, dtype=np.int32)
     num_filled = 0
     while num_filled < count and constraint.error is None:
@@ -75,8 +76,8 @@ def fill_masks(monkeypatch: pytest.MonkeyPatch, count: int, **clocks: Iterator[f
 def test_sequence_whose_masks_take_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0.05, 0.05)
     count, constraint = fill_masks(monkeypatch, 50, perf_counter=clock, thread_time=clock)
-    # From the first long one on they are watched.
-    assert count == 1 + 6
+    # From the first long one on they are watched; half a second is what they may take together.
+    assert count == 1 + 11
     assert constraint.error is not None
     assert "takes too long to follow" in constraint.error
 
@@ -92,6 +93,47 @@ def test_sequence_does_not_end_because_the_host_paused_once(monkeypatch: pytest.
     clock = itertools.chain([0.0, 0.01, 0.01], itertools.repeat(60.0))
     _, constraint = fill_masks(monkeypatch, 11, perf_counter=clock, thread_time=clock)
     assert constraint.error is None
+
+
+NESTED = "start: a\na: a b | b a | b\nb: b c | c b | c\nc: c a | a c | /[a-z]/\n"
+MANY_RULES = "start: s\ns: s s | " + " | ".join(f"x{number} s" for number in range(60)) + ' | "z"\n'
+MANY_RULES += "".join(f"x{number}: /[a-z]{{1,{number + 2}}}/\n" for number in range(60))
+
+
+@pytest.mark.parametrize("source", [NESTED, MANY_RULES])
+def test_tenant_with_many_slow_sequences_holds_others_up_for_no_longer_than_with_one(source: str) -> None:
+    """Masks of MANY_RULES take a millisecond each, those of NESTED up to a second; a request has 128 sequences."""
+    grammar, budget = compiled(Grammar(kind="lark", source=source)), GrammarBudget()
+    sequences = [grammar.constraint(Sampling(), (), budget) for _ in range(128)]
+    started = time.thread_time()
+    for number in range(300):
+        sequences = [each for each in sequences if each.error is None]
+        for each in sequences:
+            each.advance(each.some_allowed(number))
+    assert time.thread_time() - started < 3
+    assert not sequences
+    ended = grammar.constraint(Sampling(), (), budget)
+    ended.fill_mask((), np.zeros(4, dtype=np.int32).ctypes.data)
+    assert ended.error is not None or not budget.is_overdrawn
+    other = compiled(regex("[ab]+")).constraint(Sampling(), (), GrammarBudget())
+    assert all(other.advance(other.some_allowed(number)) for number in range(20))
+
+
+def test_budget_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 0.1)
+    monkeypatch.setattr(grammar_budget.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(grammar_budget.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(grammar_budget.time, "monotonic", lambda: now)
+    now = 1000.0
+    budget = GrammarBudget()
+    assert [budget.spend(budget.now()) for _ in range(7)] == [True] * 6 + [False]
+    while not budget.is_overdrawn:
+        budget.spend(budget.now())
+    now += 1.0
+    assert not budget.is_overdrawn
+    assert not budget.spend(budget.now())
+    now += 3.0
+    assert budget.spend(budget.now())
 
 
 def test_constraints_of_a_grammar_do_not_disturb_each_other() -> None:
@@ -155,6 +197,22 @@ def test_grammar_larger_than_the_cache_is_not_kept() -> None:
     assert kept(cache, "t", "a") == ""
     add(cache, "t", "b", 10)
     assert kept(cache, "t", "b") == "b"
+
+
+def test_cache_is_emptied_when_its_grammars_have_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    grown = 0
+    monkeypatch.setattr(compiled_grammar, "resident_bytes", lambda: 10**9 + grown)
+    cache = GrammarCache()
+    add(cache, "t", "a", 1)
+    grown = compiled_grammar.MAX_GROWTH_BYTES
+    add(cache, "t", "b", 1)
+    assert kept(cache, "t", "ab") == "ab"
+    grown += 1
+    add(cache, "t", "c", 1)
+    assert kept(cache, "t", "abc") == ""
+    # What it has grown to is no reason to empty it again.
+    add(cache, "t", "d", 1)
+    assert kept(cache, "t", "d") == "d"
 
 
 def test_limits_are_far_from_what_is_usual() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.structured_output import grammar_constraint
+from gpu_worker.structured_output import grammar_budget
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource, UnsupportedTokenizerError
 from gpu_worker.text.model_directory import read_model_directory
@@ -147,10 +147,11 @@ def test_long_masks_count_together_although_short_ones_come_between(monkeypatch:
             yield now
 
     clock = times().__next__
-    monkeypatch.setattr(grammar_constraint, "time", SimpleNamespace(perf_counter=clock, thread_time=clock))
+    clocks = SimpleNamespace(perf_counter=clock, thread_time=clock, monotonic=lambda: 0.0)
+    monkeypatch.setattr(grammar_budget, "time", clocks)
     constraint = constraint_of(regex("abcd"))
-    # The first one is not counted, and each further one by 98 ms, of which the one behind it earns 2 back.
-    for _ in range(6):
+    # The first one is not counted, and each further one by 0.1 s, of which short ones earn nothing back.
+    for _ in range(12):
         assert texts(allowed(constraint)) == {"a"}
     assert constraint.error is None
     assert allowed(constraint) == set(range(VOCAB))
