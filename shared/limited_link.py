@@ -116,6 +116,7 @@ class LimitedLink:
             return self._running
 
     async def _start(self) -> _Running:
+        """Start a process; `close` ends it also before it is ready."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -126,7 +127,10 @@ class LimitedLink:
             stderr=asyncio.subprocess.DEVNULL,
             env=_environment(),
         )
-        running = _Running(process)
+        running = self._running = _Running(process)
+        if self._is_closed:
+            await _end(running)
+            raise LimitedProcessError(f"{self._what} is closed")
         ready: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         running.waiting[READY] = ready
         self._tasks.spawn(_read_answers(running))
@@ -140,6 +144,7 @@ class LimitedLink:
                 await ready
         except BaseException:
             await _end(running)
+            self._running = None
             raise
         del running.waiting[READY]
         return running

@@ -192,6 +192,9 @@ class Answer(ABC):
             error = naming_conversation(error, self._conversation_field)
             self.error = error
             self._report(error)
+            # Its traceback leads to this answer through the frames of the request, which hold the prompt: a circle that
+            # a garbage collection alone would end.
+            error.__traceback__ = error.__context__ = None
             self.end(Outcome.FAILED)
 
     def finish_choice(self, index: int, finish: Finish) -> None:

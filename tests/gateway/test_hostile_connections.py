@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import connected
 from tests.gateway.wire_worker import WireWorker, expected_text, until
 
@@ -209,3 +210,16 @@ async def test_garbage_behind_a_pipelined_post_leaves_its_answer_whole(
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected_text(3)
         status, _ = await client.head()
         assert (status, json.loads(await client.reader.read())["error"]["code"]) == (400, "invalid_http")
+
+
+async def test_prompts_that_are_refused_are_not_kept(gateway: GatewayProcess, nats_url: str) -> None:
+    prompt_bytes, num_prompts = 8 << 20, 12
+    async with known_worker(nats_url, gateway) as worker, connected(gateway) as client:
+        body = {"model": worker.model, "prompt": "a b " * (prompt_bytes // 4), "max_tokens": 1}
+        statuses, sizes = [], []
+        for _ in range(num_prompts):
+            client.post("/v1/completions", body)
+            statuses.append((await client.whole())[0])
+            sizes.append(memory_of(gateway))
+    assert set(statuses) == {413}
+    assert sizes[-1] - sizes[1] < 3 * prompt_bytes, sizes

@@ -234,6 +234,21 @@ async def test_process_that_is_never_ready_is_ended(scripted: Scripted, monkeypa
     assert not [child for child in psutil.Process().children() if "6543" in child.cmdline()]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_link_that_is_closed_while_its_process_starts_ends_it(scripted: Scripted, is_there: bool) -> None:
+    scripted.script("exec sleep 6544", is_ready=False)
+    starting = asyncio.create_task(scripted.link.start())
+    if is_there:
+        await until(lambda: scripted.num_starts == 1)
+    else:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await scripted.link.close()
+        with pytest.raises(LimitedProcessError):
+            await starting
+    assert not [child for child in psutil.Process().children() if "6544" in child.cmdline()]
+
+
 async def test_closed_link_ends_its_process_and_fails_what_waits(scripted: Scripted) -> None:
     scripted.script("exec cat > asked")
     await scripted.link.start()
