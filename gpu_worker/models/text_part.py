@@ -139,9 +139,12 @@ _SEES = "ForConditionalGeneration"
 # The models around each kind of text part, by what stands before `ForConditionalGeneration` in their names; where the
 # text part says by its `model_type` which kind it is.
 _OPEN: Mapping[str, str] = {
-    "cohere2": "Cohere2Vision", "glm4v_text": "Glm46V", "hyperclovax": "HyperCLOVAXVisionV2",
-    "llama": "Idefics3 Llava LlavaNext SmolVLM", "mistral": "Mistral3", "qwen2": "InternVL LlavaOnevision",
-    "qwen3_5_text": "MiniCPMV4_6 MiniCPMV4_7",
+    "cohere2": "AyaVision Cohere2Vision", "glm4v_text": "Glm46V", "granite": "GraniteSpeech",
+    "hyperclovax": "HyperCLOVAXVisionV2",
+    "llama": "DeepseekVL DeepseekVLHybrid GlmAsr Idefics3 Janus Llava LlavaNext LlavaNextVideo "
+    "SmolVLM VideoLlava VipLlava Voxtral",
+    "mistral": "Idefics2 Mistral3", "qwen2": "FastVlm InternVL LlavaOnevision Ovis2 Qwen2Audio VideoLlama3",
+    "qwen3": "LightOnOcr", "qwen3_5_text": "MiniCPMV4_6 MiniCPMV4_7",
 }  # fmt: skip
 _FIXED: Mapping[str, str] = {
     "deepseek_v3": "Kimi_K25 KimiK25 KimiVL", "exaone4": "Exaone4_5_", "gemma3_text": "Gemma3", "gemma4_text": "Gemma4",
@@ -169,10 +172,11 @@ _RENAMED = (
     (r"^language_model\.lm_head\.", "lm_head."),
     (r"^(model\.)?text_model\.", "model."),
 )
-# What sees, hears or speaks, and what joins it to the text part.
+# What sees, hears, speaks or draws, and what joins it to the text part.
 TOWERS = (
-    r"(model\.)?(vision|visual|image|video|audio|speech|multi_modal|mm_|embed_vision|embed_audio)\w*(\..*)?",
-    r"(model\.)?(connector|encoder|merger|mlp1|patch_merger|\w*projectors?|qformer|resampler)(\..*)?",
+    r"(model\.)?(high_res_)?(vision|visual|image|video|audio|speech|multi_modal|mm_|embed_vision|embed_audio)\w*(\..*)?",
+    r"(model\.)?(aligner|connector|encoder|merger|mlp1|patch_merger|\w*projectors?|qformer|resampler)(\..*)?",
+    r"(model\.)?(generation_\w+|vqmodel)\..*",
     r"(talker|token2wav|code2wav)\..*",
 )
 """Patterns of the tensors that are not of the text part."""

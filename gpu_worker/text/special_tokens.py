@@ -89,19 +89,20 @@ REGISTERED: Mapping[str, str] = {
     kind: name
     for name, kinds in {
         "BertTokenizer": "bert nomic_bert",
-        "CohereTokenizer": "cohere cohere2",
+        "CohereTokenizer": "aya_vision cohere cohere2",
         "GPT2Tokenizer": "gpt2 hyperclovax_vision_v2 jais2 opt phi starcoder2",
         "GPTNeoXTokenizer": "gpt_neox mamba2 olmoe",
         "GemmaTokenizer": "gemma gemma2 gemma3 gemma3_text shieldgemma2",
-        "Qwen2Tokenizer": "internvl qwen2 qwen2_5_omni qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next "
-        "qwen3_omni_moe qwen3_vl qwen3_vl_moe",
+        "LlamaTokenizer": "idefics2",
+        "Qwen2Tokenizer": "internvl lighton_ocr ovis2 qwen2 qwen2_5_omni qwen2_5_vl qwen2_audio qwen2_moe qwen2_vl "
+        "qwen3 qwen3_moe qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe",
         "Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text",
         "RobertaTokenizer": "roberta",
         "XLMRobertaTokenizer": "jina_embeddings_v3 xlm-roberta",
-        _PLAIN: "ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe granite "
+        _PLAIN: "ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe glmasr granite "
         "granitemoe granitemoehybrid granitemoeshared hyperclovax internlm3 iquestcoder kimi_k25 llava llava_next "
         "mimo_v2_flash minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral modernbert "
-        "nemotron olmo2 olmo3 phi3 phimoe smolvlm stablelm",
+        "nemotron olmo2 olmo3 phi3 phimoe smolvlm stablelm vipllava voxtral",
     }.items()
     for kind in kinds.split()
 }

@@ -22,6 +22,9 @@ _CLIP = {"model_type": "clip_vision_model", **_VIT}
 _SIGLIP = {"model_type": "siglip_vision_model", **_VIT}
 _DEEP = {"hidden_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
 _WHISPER = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "num_mel_bins": 8}
+
+_AUDIO = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_AUDIO |= {"num_mel_bins": 8}
 _QFORMER = {"model_type": "blip_2_qformer", "intermediate_size": 24, "num_hidden_layers": 1}
 
 
@@ -154,25 +157,70 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
         "Llava", "mistral", {"head_dim": 20, "sliding_window": None}, vision_config={"model_type": "pixtral", **_VIT},
     ),
     "llava-next": _case("LlavaNext", "mistral", {"sliding_window": 9}, vision_config=_CLIP),
+    "llava-next-video": _case("LlavaNextVideo", "llama", vision_config=_CLIP),
     "llava-onevision": _case("LlavaOnevision", "qwen2", {"tie_word_embeddings": True}, vision_config=_SIGLIP),
+    "video-llava": _case("VideoLlava", "llama", vision_config=_CLIP),
+    "vip-llava": _case("VipLlava", "llama", vision_config=_CLIP, vision_feature_layers=[-1]),
     "internvl-qwen2": _case("InternVL", "qwen2", vision_config=_INTERNVIT),
     "internvl-qwen3": _case("InternVL", "qwen3", _QWEN3, vision_config=_INTERNVIT, tie_word_embeddings=False),
     "internvl-qwen3-moe": _case(
         "InternVL", "qwen3_moe", _QWEN3_MOE, vision_config=_INTERNVIT, tie_word_embeddings=False,
     ),
     "internvl-gpt-oss": _case("InternVL", "gpt_oss", _GPT_OSS, vision_config=_INTERNVIT, tie_word_embeddings=False),
+    "idefics2": _case(
+        "Idefics2", "mistral", {"sliding_window": None}, vision_config=_VIT,
+        perceiver_config={
+            "resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 8,
+            "num_key_value_heads": 2,
+        },
+    ),
     "idefics3": _case("Idefics3", "llama", vision_config=_VIT),
     "smolvlm": _case("SmolVLM", "llama", vision_config=_VIT, tie_word_embeddings=True),
+    "deepseek-vl": _case("DeepseekVL", "llama", vision_config=_SIGLIP),
+    "lighton-ocr": _case("LightOnOcr", "qwen3", _QWEN3, vision_config={"model_type": "pixtral", **_VIT}),
+    "video-llama3": _case("VideoLlama3", "qwen2", vision_config=_VIT),
+    "qwen2-audio": _case("Qwen2Audio", "qwen2", audio_config=_WHISPER),
+    "voxtral": _case("Voxtral", "llama", audio_config=_AUDIO),
+    "aya-vision": WrapperCase(
+        "AyaVision", {"model_type": "cohere2", "sliding_window": 9, "logit_scale": 0.5}, {"vision_config": _SIGLIP},
+        logit_scale=0.5,
+    ),
     "cohere2-vision": WrapperCase(
         "Cohere2Vision", {"model_type": "cohere2", "sliding_window": 9, "logit_scale": 0.5},
         {"vision_config": _SIGLIP, "alignment_intermediate_size": 32}, logit_scale=0.5,
     ),
+    "deepseek-vl-hybrid": _case(
+        "DeepseekVLHybrid", "llama", vision_config=_SIGLIP,
+        high_res_vision_config={
+            "model_type": "sam_vision_model", **_VIT, "output_channels": 8, "num_pos_feats": 4,
+            "global_attn_indexes": [0], "mlp_dim": 16,
+        },
+    ),
+    "janus": _case(
+        "Janus", "llama", vision_config={**_VIT, "num_image_tokens": 4, "projection_dim": 48},
+        vq_config={
+            "num_embeddings": 8, "latent_channels": 32, "base_channels": 32, "channel_multiplier": [1],
+            "num_res_blocks": 1, "projection_dim": 48, "image_token_embed_dim": 48,
+        },
+    ),
+    "fast-vlm": _case("FastVlm", "qwen2", vision_config=_CLIP),
     "hyperclovax-vision": _case(
         "HyperCLOVAXVisionV2", "hyperclovax", {"logits_scaling": 0.5},
         vision_config={"model_type": "qwen2_5_vl_vision", **_DEEP, "intermediate_size": 24},
     ),
     "minicpm-v": _case("MiniCPMV4_6", "qwen3_5_text", _QWEN3_5, vision_config={**_VIT, "insert_layer_id": 0}),
     "minicpm-v-4.7": _case("MiniCPMV4_7", "qwen3_5_text", _QWEN3_5, vision_config={**_VIT, "insert_layer_id": 0}),
+    "ovis2": _case("Ovis2", "qwen2", vision_config={**_VIT, "vocab_size": 16}),
+    "granite-speech": WrapperCase(
+        "GraniteSpeech",
+        {"model_type": "granite", "logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
+        {
+            "encoder_config": {"num_layers": 1, "hidden_dim": 16, "num_heads": 2, "dim_head": 8, "output_dim": 4},
+            "projector_config": {**_QFORMER, "hidden_size": 16, "num_attention_heads": 2, "encoder_hidden_size": 16},
+            "has_lora_adapter": False,
+        },
+        logit_scale=0.5,
+    ),
     "granite4-vision": WrapperCase(
         "Granite4Vision",
         {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
@@ -182,6 +230,7 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
             "qformer_config": {**_QFORMER, "hidden_size": 64, "num_attention_heads": 1, "encoder_hidden_size": 64},
         },
     ),
+    "glm-asr": _case("GlmAsr", "llama", audio_config=_AUDIO),
     "gemma4-unified": WrapperCase(
         "Gemma4Unified",
         {
