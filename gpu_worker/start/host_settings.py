@@ -1,11 +1,13 @@
-"""The settings of a worker of several ranks, or hosts: which do not go together."""
+"""The settings of a worker of several ranks, or hosts: where they come from, and which do not go together."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ipaddress
 import logging
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpu_worker.start.config import WorkerConfig
@@ -17,6 +19,27 @@ if TYPE_CHECKING:
 _MIN_TOKEN = 16
 
 _log = logging.getLogger(__name__)
+
+
+def with_launcher(config: WorkerConfig, environ: Mapping[str, str]) -> WorkerConfig:
+    """Return the settings with what torchrun, or whatever sets its variables, says of the hosts; one process each.
+
+    `ConfigError` if its variables are of several processes a host, or are not numbers.
+    """
+    if config.nnodes > 1 or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environ.keys():
+        return config
+    nnodes, rank, local = (_number(environ, name) for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"))
+    if nnodes == 1:
+        return config
+    if local > 1:
+        problem = f"is {local}, but a worker starts the ranks of its host itself: use torchrun --nproc-per-node 1"
+        raise ConfigError("LOCAL_WORLD_SIZE", problem)
+    # The launcher listens at its own port for as long as it runs.
+    is_taken = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    port = _number(environ, "MASTER_PORT", config.master_port) + is_taken
+    return dataclasses.replace(
+        config, nnodes=nnodes, node_rank=rank, master_addr=environ["MASTER_ADDR"], master_port=port
+    )
 
 
 def check_ranks(config: WorkerConfig) -> None:
@@ -110,6 +133,13 @@ def check_hosts(config: WorkerConfig) -> None:
         if config.node_rank == 0 and ipaddress.ip_address(config.master_addr).is_unspecified:
             problem = f"is {config.master_addr}, which is every network of this host; name the address of one"
             raise ConfigError("HEADRACE_MASTER_ADDR", problem)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
+    value = environ.get(name, str(default))
+    if not value.isdigit():
+        raise ConfigError(name, f"is {value!r}, which is not a number")
+    return int(value)
 
 
 def listen_for_hosts(config: WorkerConfig) -> Remote | None:

@@ -33,7 +33,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_modules, rank_settings
 from gpu_worker.start.golden_baseline import VARIABLE, golden_baseline, served_name
 from gpu_worker.start.health_port import HealthPort, bind_health_port
-from gpu_worker.start.host_settings import check_ranks
+from gpu_worker.start.host_settings import check_ranks, with_launcher
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
 from gpu_worker.start.progress_bar import ProgressBar
@@ -85,6 +85,7 @@ def main(config: WorkerConfig) -> int:
     `HeadraceError` if a setting is wrong, the model cannot be loaded, or a server we need is missing.
     """
     try:
+        config = with_launcher(config, os.environ)
         # Before a model is fetched, NATS is asked or a kernel compiled.
         check_ranks(config)
         config = _with_local_models(config)

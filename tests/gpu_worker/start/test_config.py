@@ -1,6 +1,6 @@
 """The worker's settings: bounds and error messages, on the command line and before anything is loaded.
 
-Settings of several hosts which do not go together.
+Settings of several hosts: which do not go together, and what a launcher's variables mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from gpu_worker.start import worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
-from gpu_worker.start.host_settings import check_ranks
+from gpu_worker.start.host_settings import check_ranks, with_launcher
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.config import resolve
@@ -129,3 +129,25 @@ def test_draft_model_is_refused_where_ranks_divide_sequences() -> None:
     problem = "HEADRACE_ENABLE_DP_ATTENTION: is set, but a draft model keeps all sequences on rank 0; set --speculative"
     with pytest.raises(ConfigError, match=problem):
         check_ranks(WorkerConfig(tensor_parallel_size=2, enable_dp_attention=True, speculative="draft"))
+
+
+VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
+
+
+@pytest.mark.parametrize(("more", "port"), [({}, 1234), ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, 1235)])
+def test_variables_of_a_launcher_say_which_host_this_is(more: dict[str, str], port: int) -> None:
+    config = with_launcher(WorkerConfig(), VARIABLES | more)
+    assert (config.nnodes, config.node_rank, config.master_addr, config.master_port) == (2, 1, "10.0.0.7", port)
+
+
+def test_options_and_a_world_of_one_come_before_variables() -> None:
+    assert with_launcher(WorkerConfig(**GOOD), VARIABLES).master_addr == "10.0.0.1"
+    assert with_launcher(WorkerConfig(), VARIABLES | {"WORLD_SIZE": "1"}) == WorkerConfig()
+    assert with_launcher(WorkerConfig(), {"RANK": "1"}) == WorkerConfig()
+
+
+def test_launcher_of_several_processes_a_host_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"LOCAL_WORLD_SIZE: is 4, .*--nproc-per-node 1"):
+        with_launcher(WorkerConfig(), VARIABLES | {"LOCAL_WORLD_SIZE": "4"})
+    with pytest.raises(ConfigError, match="RANK: is 'x', which is not a number"):
+        with_launcher(WorkerConfig(), VARIABLES | {"RANK": "x"})
