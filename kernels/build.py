@@ -4,11 +4,8 @@ The result is a shared library with a plain C interface, so nothing of torch or 
 seconds, and one library serves every version of both. It is not linked against an OpenMP runtime, on purpose: its calls
 bind to the runtime that torch has loaded already, so that torch and the kernels share one team of threads.
 
-Owns no state but the locks that it holds on folders. A lock ends with its process, so a build that is locked is alive.
-On a file system without locks no process waits, each builds in a folder of its own, and leftovers of others are not
-removed.
-
-Runs compilers side by side as child processes, none of which outlives this process, however it ends.
+Owns no state but a lock on the cache folder, which ends with the process that builds. On a file system without locks no
+process waits: each builds in a folder of its own. Runs compilers side by side as child processes.
 """
 
 from __future__ import annotations
@@ -21,28 +18,17 @@ import platform
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from shared.errors import HeadraceError
+from shared.files import TemporaryFolder
 
 # Long enough for a machine whose processors are all busy: without the library a worker is many times slower.
 BUILD_TIMEOUT_S = 600.0
 POLL_INTERVAL_S = 0.2
-# A shell that runs a compiler in a session of its own and kills that session when the pipe on its standard input is
-# closed. The system closes it when this process ends, whichever signal ended it. The compiler itself does not inherit
-# the pipe.
-_GUARDED = """
-exec 3<&0
-{ read -r _ <&3; kill -KILL 0; } </dev/null >/dev/null 2>&1 &
-"$@" </dev/null 3<&-
-status=$?
-kill -KILL $!
-exit $status
-"""
 
 
 class KernelBuildError(HeadraceError):
@@ -56,31 +42,21 @@ def run_compilers(commands: Sequence[Sequence[str]], report: Callable[[int], Non
         KernelBuildError: One fails, or takes too long.
         OSError: One cannot be started.
     """
-    with _guard_pipe() as guard, ExitStack() as running:
+    with ExitStack() as running:
         processes: list[subprocess.Popen[str]] = []
         for command in commands:
-            process = running.enter_context(_start(command, guard))
+            process = running.enter_context(_start(command))
             running.callback(_kill, process)
             processes.append(process)
         for process in processes:
             _wait(process, lambda: report(sum(process.poll() is not None for process in processes)))
 
 
-@contextmanager
-def _guard_pipe() -> Iterator[int]:
-    """Open a pipe and yield its reading end. Only this process holds the other end, so it closes with this process."""
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def _start(command: Sequence[str], guard: int) -> subprocess.Popen[str]:
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a compiler in a session of its own: what it starts is killed with it."""
     return subprocess.Popen(
-        ["/bin/sh", "-c", _GUARDED, "sh", *command],
-        stdin=guard,
+        command,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -123,6 +99,8 @@ COMPILE_FLAGS = (
 )
 LINK_FLAGS = ("-shared", "-nodefaultlibs")
 LIBRARIES = ("-lc", "-lm", "-lgcc")
+# Of the folders in which libraries are compiled; unique, because other programs may build in the cache folder too.
+_PREFIX = "cpu-kernels-build-"
 
 Progress = Callable[[int, int], None]
 
@@ -148,7 +126,6 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
         raise KernelBuildError("there is no g++ on the PATH")
     library = directory / f"cpu-kernels-{_fingerprint(compiler)}.so"
     if library.exists():
-        tidy(directory)
         return library
     started = time.monotonic()
     logger.info("compiling the CPU kernels into %s (once)", directory)
@@ -157,8 +134,8 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
         with _only_builder(directory, library, progress or _no_progress):
             if library.exists():
                 return library
-            with workplace(directory) as folder:
-                _compile(compiler, folder, library, progress or _no_progress)
+            with TemporaryFolder(_PREFIX, directory) as folder:
+                _compile(compiler, Path(folder), library, progress or _no_progress)
     except OSError as error:
         raise KernelBuildError(f"{directory} cannot be used: {error}") from error
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)
@@ -167,18 +144,21 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
 
 @contextmanager
 def _only_builder(directory: Path, library: Path, progress: Progress) -> Iterator[None]:
-    """Wait for a lock on the folder, and hold it; who gets it removes what killed builds have left."""
-    deadline = time.monotonic() + BUILD_TIMEOUT_S
-    with ExitStack() as held:
+    """Wait for a lock on the folder, and hold it, unless another process builds the library meanwhile."""
+    deadline, handle = time.monotonic() + BUILD_TIMEOUT_S, os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         while not library.exists() and time.monotonic() < deadline:
             try:
-                if held.enter_context(lock(directory)):
-                    remove_abandoned(directory)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 progress(0, len(SOURCES))
                 time.sleep(POLL_INTERVAL_S)
+            except OSError:  # Some file systems have no locks.
+                break
         yield
+    finally:
+        os.close(handle)
 
 
 def _no_progress(_done: int, _total: int) -> None:
@@ -229,66 +209,3 @@ def can_build() -> bool:
 def kernels_allowed(environ: Mapping[str, str]) -> bool:
     """Return False where `HEADRACE_CPU_KERNELS=off` asks for plain torch."""
     return environ.get("HEADRACE_CPU_KERNELS", "").lower() not in ("off", "0", "false", "no")
-
-
-# Prefix of the folders in which libraries are compiled; unique, because the cache folder may hold the builds of other
-# programs.
-_PREFIX = "cpu-kernels-build-"
-
-
-@contextmanager
-def lock(directory: Path) -> Iterator[bool]:
-    """Try to lock a folder without waiting, and yield whether it is locked.
-
-    Raises:
-        BlockingIOError: Another process has locked it, or another holder in this one.
-        OSError: The folder cannot be opened.
-    """
-    with _opened(directory, os.O_DIRECTORY) as handle:
-        yield _is_locked(handle)
-
-
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    handle = os.open(path, os.O_RDONLY | flags)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _is_locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        # Some file systems have no locks.
-        return False
-    return True
-
-
-@contextmanager
-def workplace(directory: Path) -> Iterator[Path]:
-    """Make a folder to compile in, and remove it in the end; while it is locked, no other process removes it."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix=_PREFIX) as name, lock(Path(name)):
-        yield Path(name)
-
-
-def tidy(directory: Path) -> None:
-    """Remove what killed builds have left in the cache folder, unless somebody builds there now."""
-    with suppress(OSError), lock(directory) as is_locked:
-        if is_locked:
-            remove_abandoned(directory)
-
-
-def remove_abandoned(directory: Path) -> None:
-    """Remove the folders of builds of this user whose processes were killed.
-
-    Lock the cache folder before: between making its folder and locking it, a build looks abandoned.
-    """
-    for left in directory.glob(f"{_PREFIX}*"):
-        # A folder, not a link or anything else: opening a pipe would wait for its writer.
-        with suppress(OSError), _opened(left, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
-            if os.fstat(handle).st_uid == os.geteuid() and _is_locked(handle):
-                shutil.rmtree(left, ignore_errors=True)

@@ -90,15 +90,15 @@ _UNLOCKED_S = 60.0
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A new folder in the system's folder for temporary files; `prefix` is for folders of this class alone.
+    """A new folder, by default in the system's for temporary files; `prefix` is for folders of this class alone.
 
     A lock on the folder says that its process lives, or a child of it: the next process removes folders without a lock.
     """
 
-    def __init__(self, prefix: str) -> None:
-        """Make the folder, and remove those with this prefix whose processes were killed."""
-        _remove_abandoned(Path(tempfile.gettempdir()), prefix)
-        super().__init__(prefix=prefix)
+    def __init__(self, prefix: str, directory: Path | None = None) -> None:
+        """Make the folder, and remove those with this prefix beside it whose processes were killed."""
+        _remove_abandoned(directory or Path(tempfile.gettempdir()), prefix)
+        super().__init__(prefix=prefix, dir=directory)
         self._lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -301,7 +301,7 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
 
     Attributes:
         keep: The worker that this is not meant for, because it holds the attempt that counts.
-        tenant: Whose jobs these are; None for interactive requests, and from earlier versions.
+        tenant: Whose jobs these are; None for interactive requests.
     """
 
     ids: tuple[str, ...]

@@ -27,7 +27,6 @@ from gpu_worker.consumer.result_store import ResultMaker, ResultStore
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.background_tasks import BackgroundTasks
-from shared.bounds import RESPONSE_ID
 from shared.dead_letters import DeadLetter
 from shared.direct_client import DirectClient
 from shared.errors import BadRequestError
@@ -140,20 +139,17 @@ class BatchLane:
     def cancel(self, cancel: Cancel) -> None:
         """End the requests of a cancellation that are held, with what they have so far; others end as they come.
 
-        A message may be on its way here when its request is cancelled.
-
-        A cancellation without a tenant is of interactive requests, or of an earlier version's gateway: then it ends
-        background responses alone, whose ids are random and therefore unique.
+        A message may be on its way here when its request is cancelled. A cancellation without a tenant is of
+        interactive requests.
         """
+        if cancel.tenant is None:
+            return
         now = time.monotonic()
         for request_id in cancel.ids:
-            if cancel.tenant is not None or RESPONSE_ID.fullmatch(request_id):
-                self._cancellations.add(_name(cancel.tenant, request_id), None, now)
-        # Nearly all cancellations are of interactive requests.
-        if not self._held.count("batch"):
-            return
+            self._cancellations.add(_name(cancel.tenant, request_id), None, now)
         for held in self._held:
-            if held.request.lane != "batch" or not _is_cancelled(held.request, cancel):
+            job = held.request
+            if job.lane != "batch" or job.tenant != cancel.tenant or job.id not in cancel.ids:
                 continue
             if held.is_looked_up:
                 self._end(held, "cancelled", num_output=held.num_output_tokens)
@@ -161,8 +157,7 @@ class BatchLane:
                 held.outcome = "cancelled"  # it ends when its record has been read
 
     def _was_cancelled(self, job: Request) -> bool:
-        now = time.monotonic()
-        return any(self._cancellations.covers(_name(tenant, job.id), 0, now) for tenant in (job.tenant, None))
+        return self._cancellations.covers(_name(job.tenant, job.id), 0, time.monotonic())
 
     def make_way(self) -> None:
         """Give back requests without output: a suspect begins only when nothing else could be to blame."""
@@ -365,12 +360,6 @@ class BatchLane:
         self.results.put(held.key, held.request, held.message, result, letter)
 
 
-def _name(tenant: str | None, request_id: str) -> str:
+def _name(tenant: str, request_id: str) -> str:
     """Return under which name a cancellation is remembered; no tenant's name has a NUL character."""
-    return f"{tenant or ''}\0{request_id}"
-
-
-def _is_cancelled(job: Request, cancel: Cancel) -> bool:
-    if cancel.tenant is None:
-        return job.id in cancel.ids and RESPONSE_ID.fullmatch(job.id) is not None
-    return job.id in cancel.ids and job.tenant == cancel.tenant
+    return f"{tenant}\0{request_id}"

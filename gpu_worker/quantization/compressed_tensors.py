@@ -70,6 +70,10 @@ class Layout(Enum):
     FLOAT8 = auto()
 
 
+_STRATEGIES: Mapping[Layout, tuple[str, ...]] = {Layout.PACKED: ("group",), Layout.INT8: (), Layout.FLOAT8: ("block",)}
+"""What may share a scale beside all weights of a matrix and those of a channel."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How layers are stored.
@@ -96,8 +100,7 @@ def make_scheme(place: str, layout_name: str, weights: Arguments, inputs: Argume
     where = f"{place}.weights"
     check_choice(f"{where}.num_bits", weights.num_bits, (4, 8) if layout is Layout.PACKED else (8,))
     strategy = weights.resolved_strategy()
-    supported = ("tensor", "channel", "block") if layout is Layout.FLOAT8 else ("tensor", "channel", "group")
-    check_choice(f"{where}.strategy", strategy, supported)
+    check_choice(f"{where}.strategy", strategy, ("tensor", "channel", *_STRATEGIES[layout]))
     if strategy == "group" and (weights.group_size is None or weights.group_size <= 0 or weights.group_size % 8):
         raise QuantizationError(f"{where}.group_size", f"is {weights.group_size}; supported: multiples of 8")
     if strategy == "block":
@@ -106,8 +109,9 @@ def make_scheme(place: str, layout_name: str, weights: Arguments, inputs: Argume
             weights.block_structure,
             ([SCALE_BLOCK, SCALE_BLOCK], f"{SCALE_BLOCK}x{SCALE_BLOCK}"),
         )
-    if not weights.symmetric and (layout is Layout.FLOAT8 or strategy == "tensor"):
-        raise QuantizationError(f"{where}.symmetric", "is false; supported: integers with a scale a channel or group")
+    if not weights.symmetric and (layout is not Layout.PACKED or strategy == "tensor"):
+        problem = "is false; supported: packed integers with a scale a channel or group"
+        raise QuantizationError(f"{where}.symmetric", problem)
     check_choice(f"{where}.actorder", weights.actorder, _ORDERED + _UNORDERED)
     return Scheme(
         layout,
@@ -138,9 +142,8 @@ def _layout(place: str, name: str, weights: Arguments) -> Layout:
 
 def _activation(place: str, layout: Layout, weights: Arguments, inputs: Arguments) -> Activation:
     strategy, weight_strategy = inputs.resolved_strategy(), weights.resolved_strategy()
-    if layout is Layout.PACKED or weight_strategy == "group" or not weights.symmetric:
-        problem = "is set; supported: weights alone, where they are packed, have groups or are not symmetric"
-        raise QuantizationError(place, problem)
+    if layout is Layout.PACKED:
+        raise QuantizationError(place, "is set; supported: weights alone, where they are packed")
     check_choice(f"{place}.type", inputs.type.lower(), (weights.type.lower(),))
     check_choice(f"{place}.num_bits", inputs.num_bits, (8,))
     check_choice(f"{place}.symmetric", inputs.symmetric, (True,))
@@ -248,10 +251,6 @@ def _targets(field: str, texts: list[str]) -> Targets:
     return Targets(names, tuple(compile_pattern(field, text) for text in patterns))
 
 
-# From the signed 8-bit integers of a checkpoint to the unsigned ones of the engine: the highest bit turned round.
-_SIGN_BIT = 0x80
-
-
 def take_layer(source: TensorSource, name: str, shape: tuple[int, int], scheme: Scheme) -> WeightForm:
     """Take a layer's weights; what `source.error` makes is raised."""
     if scheme.is_symmetric and source.has(f"{name}.weight_zero_point"):
@@ -259,8 +258,6 @@ def take_layer(source: TensorSource, name: str, shape: tuple[int, int], scheme: 
         source.take_raw(f"{name}.weight_zero_point")
     if scheme.layout is Layout.PACKED:
         return _take_packed(source, name, shape, scheme)
-    if scheme.layout is Layout.INT8 and (scheme.strategy == "group" or not scheme.is_symmetric):
-        return _take_int8_groups(source, name, shape, scheme)
     if scheme.layout is Layout.INT8:
         values = take_exact(source, f"{name}.weight", torch.int8, shape)
     else:
@@ -291,17 +288,6 @@ def _take_packed(source: TensorSource, name: str, shape: tuple[int, int], scheme
     return group_weight(
         values, bits, _group_size(scheme, columns), scales, zeros, _take_order(source, name, scheme, columns)
     )
-
-
-def _take_int8_groups(source: TensorSource, name: str, shape: tuple[int, int], scheme: Scheme) -> GroupQuantizedWeight:
-    values = take_exact(source, f"{name}.weight", torch.int8, shape).view(torch.uint8) ^ _SIGN_BIT
-    scales = _take_group_scales(source, name, shape, scheme)
-    zeros: torch.Tensor | int = _SIGN_BIT
-    if not scheme.is_symmetric:
-        stored = take_exact(source, f"{name}.weight_zero_point", torch.int8, (shape[0], scales.shape[1]))
-        zeros = stored.int() + _SIGN_BIT
-    order = _take_order(source, name, scheme, shape[1])
-    return group_weight(values, 8, _group_size(scheme, shape[1]), scales, zeros, order)
 
 
 def _take_group_scales(source: TensorSource, name: str, shape: tuple[int, int], scheme: Scheme) -> torch.Tensor:

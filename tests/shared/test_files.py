@@ -65,3 +65,11 @@ def test_nothing_but_old_folders_with_the_prefix_is_removed(tmp_path: Path) -> N
     with TemporaryFolder(PREFIX):
         pass
     assert set(tmp_path.iterdir()) == {other, target, new, linked, pipe}
+
+
+def test_folder_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (theirs := tmp_path / f"{PREFIX}theirs").mkdir()
+    age(theirs)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with TemporaryFolder(PREFIX, tmp_path):
+        assert theirs.exists()

@@ -25,9 +25,14 @@ FILES = {
     "model.safetensors": b"weights",
     "pytorch_model.bin": b"x",
 }
-PROGRAM = (
-    "import sys, pathlib, shared.model_hub as m; print(m.local_model(pathlib.Path(sys.argv[1]), 'HEADRACE_MODEL'))"
-)
+PROGRAM = """
+import sys, pathlib, shared.errors, shared.model_hub as hub
+for name in sys.argv[1:]:
+    try:
+        print(hub.local_model(pathlib.Path(name), "HEADRACE_MODEL"))
+    except shared.errors.ConfigError as error:
+        print(error)
+"""
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -74,27 +79,25 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
-def download(model: str, home: Path, endpoint: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def download(home: Path, endpoint: str, *models: str, **environ: str) -> list[str]:
+    """Return for each model the folder that it was downloaded to, or the error."""
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environ}
-    command = [sys.executable, "-c", PROGRAM, model]
-    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=90)
-
-
-def test_id_is_downloaded_once_and_found_without_a_network(endpoint: str, tmp_path: Path) -> None:
-    done = download("org/tiny", tmp_path, endpoint)
+    command = [sys.executable, "-c", PROGRAM, *models]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
-    folder = Path(done.stdout.strip())
+    return done.stdout.splitlines()
+
+
+def test_id_is_downloaded_once_and_found_without_a_network_or_is_one_clear_line(endpoint: str, tmp_path: Path) -> None:
+    unknown, found = download(tmp_path, endpoint, "org/none", "org/tiny")
+    folder = Path(found)
     assert folder.name == COMMIT
     assert {path.name for path in folder.iterdir()} == FILES.keys() - {"pytorch_model.bin"}
     assert (folder / "model.safetensors").read_bytes() == b"weights"
-    offline = download("org/tiny", tmp_path, "http://127.0.0.1:1", HF_HUB_OFFLINE="1")
-    assert offline.stdout == done.stdout
-
-
-def test_id_that_cannot_be_had_is_one_clear_line(endpoint: str, tmp_path: Path) -> None:
-    for model, place, environ in (("org/none", endpoint, {}), ("org/tiny", endpoint, {"HF_HUB_OFFLINE": "1"})):
-        done = download(model, tmp_path, place, **environ)
-        assert "could not be downloaded from the hub" in done.stderr.splitlines()[-1]
+    again, absent = download(tmp_path, "http://127.0.0.1:1", "org/tiny", "org/other", HF_HUB_OFFLINE="1")
+    assert again == found
+    for line in (unknown, absent):
+        assert "could not be downloaded from the hub" in line
 
 
 def test_paths_are_no_ids(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from shared.streams import ENDS_STREAM, RESULTS_STREAM, StreamLimits, ensure_str
 from tests.servers import NatsServer
 
 MAX_BYTES = 4 << 20
-RESULT = b"x" * 4000
+RESULT = b"x" * 8000
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def js(start_nats: Callable[..., NatsServer]) -> AsyncIterator[JetStreamCo
     client = await connect(start_nats().url, role="worker", name="w")
     try:
         js = client.jetstream()
-        await ensure_streams(js, StreamLimits(results_max_bytes=MAX_BYTES, ends_max_bytes=1 << 20))
+        await ensure_streams(js, StreamLimits(results_max_bytes=MAX_BYTES, ends_max_bytes=1 << 18))
         yield js
     finally:
         await client.close()
@@ -57,10 +57,10 @@ async def test_flood_of_one_tenant_drops_its_own_oldest_results_and_none_of_othe
     await _flood(first, "quiet", 20)
     # Three times what the stream holds, through two workers.
     for turn in range(6):
-        await _flood((first, second)[turn % 2], "loud", 500, first=500 * turn)
+        await _flood((first, second)[turn % 2], "loud", 250, first=250 * turn)
     assert await _ids(js, "quiet") == list(range(20))
     loud = await _ids(js, "loud")
-    assert loud == list(range(loud[0], 3000))
+    assert loud == list(range(loud[0], 1500))
     # It has the rest of the stream, since no other tenant uses it.
     assert len(loud) * len(RESULT) > MAX_BYTES * 0.4
     await asyncio.gather(first.shares.close(), second.shares.close())
@@ -70,7 +70,7 @@ async def test_flood_of_one_tenant_drops_its_own_oldest_results_and_none_of_othe
 
 async def test_end_outlives_its_result(js: JetStreamContext) -> None:
     kept = _kept(js)
-    await _flood(kept, "loud", 1500)
+    await _flood(kept, "loud", 750)
     assert 0 not in await _ids(js, "loud")
     end = await kept.end_of("loud", "loud0")
     assert end.finish == "stop"
@@ -81,23 +81,23 @@ async def test_ends_of_one_tenant_leave_room_for_those_of_others(js: JetStreamCo
     kept = _kept(js)
     await _flood(kept, "quiet", 20, b"x")
     for turn in range(7):
-        await _flood(kept, "loud", 1500, b"x", first=1500 * turn)
+        await _flood(kept, "loud", 375, b"x", first=375 * turn)
         await kept.shares.purge()
     assert None not in [await kept.end_of("quiet", f"quiet{number}") for number in range(20)]
-    assert await kept.end_of("loud", "loud10499") is not None
+    assert await kept.end_of("loud", "loud2624") is not None
     assert await kept.end_of("loud", "loud0") is None
-    assert (await js.stream_info(ENDS_STREAM)).state.bytes < 1 << 20
+    assert (await js.stream_info(ENDS_STREAM)).state.bytes < 1 << 18
 
 
 async def test_results_stored_by_who_may_not_purge_count_too(js: JetStreamContext) -> None:
     gateway, worker = _kept(js, can_purge=False), _kept(js)
     await _flood(worker, "quiet", 20)
     await worker.shares.close()
-    await _flood(gateway, "loud", 800)
+    await _flood(gateway, "loud", 400)
     await gateway.shares.close()
-    assert len(await _ids(js, "loud")) == 800
+    assert len(await _ids(js, "loud")) == 400
     await worker.shares.purge()
-    assert len(await _ids(js, "loud")) < 700
+    assert len(await _ids(js, "loud")) < 350
     assert await _ids(js, "quiet") == list(range(20))
 
 
@@ -142,7 +142,7 @@ async def test_ledger_with_numbers_that_cannot_be_stops_no_purge_of_others(
     await js.publish("hr.kept.evil", msgspec.msgpack.encode([(*piece, time.time())]))
     kept = _kept(js)
     await _flood(kept, "quiet", 20)
-    await _flood(kept, "loud", 1500)
+    await _flood(kept, "loud", 750)
     await kept.shares.close()
     assert await _ids(js, "quiet") == list(range(20))
     assert (await js.stream_info(RESULTS_STREAM)).state.bytes < MAX_BYTES * (NEARLY_FULL + 0.05)

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from nats.js.errors import NotFoundError
 
-from gateway.responses.items import new_response_id
 from gpu_worker.consumer.batch_job import RefusedJobError, read_job
 from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, BatchLane
 from gpu_worker.consumer.batch_progress import is_due
@@ -30,7 +29,6 @@ from shared.messages import BatchResult, Request, encode
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.streams import ENDS_STREAM, PROGRESS_STREAM, StreamLimits
 from shared.subjects import (
-    cancel_subject,
     dead_letter_subject,
     end_subject,
     progress_subject,
@@ -120,7 +118,9 @@ async def test_cancelled_batch_request_ends_with_what_it_has(make_worker: MakeWo
     await gateway.wait_until_acknowledged(BATCH)
 
 
-async def test_cancellation_ends_the_jobs_of_its_tenant_alone(make_worker: MakeWorker, gateway: TestGateway) -> None:
+async def test_cancellation_ends_the_jobs_of_its_tenant_or_a_persons_request(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
     worker = await make_worker(simulate=2.0)
     sampling = Sampling(max_tokens=400, ignore_eos=True, seed=1)
     # A request of a person, too, has this id.
@@ -132,7 +132,8 @@ async def test_cancellation_ends_the_jobs_of_its_tenant_alone(make_worker: MakeW
     await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 3)
     await gateway.cancel(job.id, tenant="mallory")
     assert (await gateway.result(job.id, "mallory")).finish == "cancelled"
-    assert (await answer.wait()).finish.reason == "length"
+    await gateway.cancel(job.id)
+    assert (await answer.wait()).finish.reason == "cancelled"
     result = await gateway.result(job.id)
     assert (result.tenant, result.finish, result.completion_tokens) == ("acme", "length", 400)
 
@@ -151,25 +152,6 @@ async def test_job_whose_message_comes_after_its_cancellation_never_runs(
     assert (await gateway.result(other.id)).finish == "length"
     # The engine was given the other one alone.
     assert worker.worker._engine.stats.num_prefix_queries == len(TOKENIZER.encode_text(other.text or ""))
-
-
-async def test_cancellation_without_a_tenant_ends_no_job_but_a_background_response(
-    make_worker: MakeWorker, gateway: TestGateway
-) -> None:
-    """It is of a person's request, or of a gateway of an earlier version: that makes the ids of responses."""
-    worker = await make_worker(simulate=2.0)
-    sampling = Sampling(max_tokens=400, ignore_eos=True, seed=1)
-    job = _request(gateway, sampling=sampling)
-    response = _request(gateway, sampling=sampling, id=new_response_id())
-    near = _request(gateway, sampling=sampling, id=f"{response.id}0")
-    for request in (job, response, near):
-        await gateway.publish_job(request)
-    await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 3)
-    # As earlier versions write it.
-    cancel = msgspec.msgpack.encode(["cancel", [job.id, response.id, near.id], None, 1, None])
-    await gateway.nats.publish(cancel_subject(gateway.model), cancel)
-    assert (await gateway.result(response.id)).finish == "cancelled"
-    assert [(await gateway.result(each.id)).finish for each in (job, near)] == ["length", "length"]
 
 
 async def test_json_request_is_accepted_and_its_reply_subject_gets_the_result(
@@ -335,7 +317,7 @@ async def test_request_for_which_a_person_waits_runs_beside_people_as_theirs_do(
     for request in background[1:9]:
         assert (await gateway.result(request.id)).completion_tokens == 100
     assert not answer.finished.is_set()
-    await gateway.cancel(*[request.id for request in background])
+    await gateway.cancel(*[request.id for request in background], tenant="acme")
 
 
 @pytest.mark.slow
@@ -434,7 +416,7 @@ async def test_first_text_of_a_followed_request_is_recorded_at_once(
     record = msgspec.msgpack.decode((await heard.next_msg(timeout=5.0)).data, type=BatchProgress)
     assert 1 <= len(record.token_ids) <= 10
     assert record.text
-    await gateway.cancel(request.id)
+    await gateway.cancel(request.id, tenant="acme")
 
 
 async def test_progress_of_a_followed_request_is_recorded_while_it_runs(

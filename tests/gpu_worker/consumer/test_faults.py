@@ -181,13 +181,13 @@ async def test_request_of_a_gateway_that_is_silent_waits_until_it_is_heard_again
 async def test_worker_that_stood_still_drops_nothing(
     make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 1.0)
+    monkeypatch.setattr("gpu_worker.consumer.gateway_watch.SILENCE_S", 0.5)
     monkeypatch.setattr("gpu_worker.consumer.consumer.GATEWAY_CHECK_INTERVAL_S", 0.1)
     await make_worker(simulate=5.0)
-    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=600, ignore_eos=True)))
+    answer = await gateway.publish(gateway.request(sampling=Sampling(max_tokens=300, ignore_eos=True)))
     await _beat(gateway)
     await answer.wait_for_tokens(3)
-    time.sleep(1.5)  # noqa: ASYNC251 - the worker's loop stands still, and so does the gateway's
+    time.sleep(0.8)  # noqa: ASYNC251 - the worker's loop stands still, and so does the gateway's
 
     async def beat_forever() -> None:
         while True:

@@ -287,8 +287,8 @@ async def test_images_that_take_long_hold_up_their_own_tenant_alone(
 ) -> None:
     """Six requests with JPEGs whose last scan comes again and again, which wait for room; a small image passes."""
     monkeypatch.setattr(intake, "give", lambda *_: None)
-    await make_worker(media=Processor(), tokenizer=SEEING, image_memory_bytes=50 << 20)
-    flat = encoded(Image.new("RGB", (2000, 2000), "red"), "JPEG", progressive=True)
+    await make_worker(media=Processor(), tokenizer=SEEING, image_memory_bytes=25 << 20)
+    flat = encoded(Image.new("RGB", (1400, 1400), "red"), "JPEG", progressive=True)
 
     async def slow(number: int, num_scans: int) -> Answer:
         data = [scans_added(flat[:2] + b"\xff\xfe\0\3%c" % (number + place) + flat[2:], num_scans) for place in (0, 1)]

@@ -34,7 +34,7 @@ from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.execution.pooled_sequences import answer, assert_logits, assert_vectors, sequence_of
-from tests.gpu_worker.execution.test_rotary_encoders import saved
+from tests.gpu_worker.execution.test_encoders import saved
 
 LENGTHS = (1, 5, 40, 90, 150)
 MEAN, LAST, FIRST = PoolingPlan("mean"), PoolingPlan("last"), PoolingPlan("first")

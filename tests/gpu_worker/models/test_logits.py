@@ -59,15 +59,6 @@ def test_half_precision_stays_near_float32(pair_of: Callable[[str], Pair], name:
     assert error < (0.05 if dtype is torch.bfloat16 else 0.01)
 
 
-def test_dynamic_scaling_does_not_depend_on_chunks(pair_of: Callable[[str], Pair]) -> None:
-    tokens = random_tokens(90)
-    model = pair_of("llama-dynamic").model
-    whole = PagedRun(model, [tokens]).step({0: 90})[0]
-    run = PagedRun(model, [tokens])
-    chunks = torch.cat([run.step({0: count})[0] for count in (50, 3, 37)])
-    torch.testing.assert_close(chunks, whole, atol=TOLERANCE, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["qwen3", "llama-mqa-biases"])
 def test_rotations_that_are_computed_when_a_sequence_reaches_them_change_nothing(
     pair_of: Callable[[str], Pair], name: str, monkeypatch: pytest.MonkeyPatch

@@ -133,17 +133,6 @@ def ct_packed(
     return PackedLayer(tensors, groups.dense)
 
 
-def ct_int8_groups(weight: torch.Tensor, group_of: np.ndarray, *, symmetric: bool) -> PackedLayer:
-    groups = group_quantize(weight, 8, group_of, symmetric=symmetric, low=-128)
-    tensors = {
-        "weight": torch.from_numpy(groups.q).to(torch.int8),
-        "weight_scale": torch.from_numpy(groups.scales).half(),
-    }
-    if not symmetric:
-        tensors["weight_zero_point"] = torch.from_numpy(groups.zeros).to(torch.int8)
-    return PackedLayer(tensors, groups.dense)
-
-
 def int8(weight: torch.Tensor, *, per_channel: bool = True, inputs: Inputs | None = None) -> PackedLayer:
     scale = weight.abs().amax(dim=1, keepdim=True) / 127 if per_channel else weight.abs().max().view(1) / 127
     q = (weight / scale).round().clamp(-128, 127)

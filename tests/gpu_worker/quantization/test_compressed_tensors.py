@@ -20,7 +20,6 @@ from tests.gpu_worker.quantization.checkpoints import (
 from tests.gpu_worker.quantization.packers import (
     FP8_MAX,
     PackedLayer,
-    ct_int8_groups,
     ct_packed,
     fp8,
     fp8_block_inputs,
@@ -97,14 +96,6 @@ def test_packed_with_input_order(tmp_path: Path, name: str | bool) -> None:
 def test_order_of_calibration_alone_changes_nothing(made: Made, name: str | bool) -> None:
     made.change_config(config_groups={"group_0": group({"strategy": "group", "group_size": 32, "actorder": name})})
     assert_equals_oracle(made)
-
-
-@pytest.mark.parametrize(("group_size", "symmetric"), [(32, True), (32, False), (-1, False)])
-def test_int8_groups_and_channels(tmp_path: Path, group_size: int, symmetric: bool) -> None:
-    pack = but_head(lambda w: ct_int8_groups(w, in_order(w.shape[1], group_size), symmetric=symmetric))
-    strategy = {"strategy": "channel"} if group_size < 0 else {"strategy": "group", "group_size": group_size}
-    scheme = group({"num_bits": 8, **strategy, "symmetric": symmetric})
-    assert_equals_oracle(make_checkpoint(tmp_path, config("int-quantized", scheme), pack))
 
 
 @pytest.mark.parametrize("layout", ["int-quantized", "naive-quantized"])
@@ -223,6 +214,14 @@ WEIGHTS = INT4["weights"]
         ({"config_groups": {"g": INT4 | {"weights": WEIGHTS | {"strategy": "block"}}}}, "weights.strategy' is 'block'"),
         ({"config_groups": {"g": INT4 | {"weights": WEIGHTS | {"actorder": "up"}}}}, "weights.actorder' is 'up'"),
         ({"config_groups": {"g": INT4 | {"input_activations": TOKEN_INT8}}}, "input_activations' is set"),
+        (
+            {"format": "int-quantized", "config_groups": {"g": group({"num_bits": 8, "strategy": "group"})}},
+            "strategy' is",
+        ),
+        (
+            {"format": "int-quantized", "config_groups": {"g": group({"num_bits": 8, "symmetric": False})}},
+            "weights.symmetric' is false; supported: packed",
+        ),
         ({"config_groups": {"g": INT4 | {"output_activations": TOKEN_INT8}}}, "output_activations' is set"),
     ],
 )

@@ -25,7 +25,8 @@ from gpu_worker.text.model_tasks import EmbeddingForm, Unserved, read_model_task
 from gpu_worker.text.tokenizer import ModelTokenizer
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.pooled_sequences import assert_vectors, sequence_of
-from tests.gpu_worker.execution.test_encoders import SEPARATOR, SIZES, prompt_of, saved
+from tests.gpu_worker.execution.test_encoders import SEPARATOR, prompt_of, saved
+from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.test_defects import Change, Parts, field, without
 from tests.gpu_worker.quantization.gguf.vocabularies import CORPUS, TEXTS
 from tests.gpu_worker.quantization.gguf.written_file import written
@@ -104,7 +105,7 @@ _TOKENS = [*("[PAD]", "[UNK]", "[CLS]", "x3", "x4", "[SEP]"), *(f"x{index}" for 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     directory = tmp_path_factory.mktemp("encoder")
-    model = saved(directory, "Bert", "Model")
+    model = saved(directory, "bert")
     write_encoder(directory / "model.gguf", model, _TOKENS, SEPARATOR, pooling=2)
     return directory / "model.gguf", model
 

@@ -22,9 +22,7 @@ from gpu_worker.quantization.gguf.tensor_names import ENCODERS as ENCODER_FILES
 from gpu_worker.text.model_directory import read_model_directory
 from tests.gpu_worker.execution.engine_run import make_runner, run
 from tests.gpu_worker.execution.pooled_sequences import assert_logits, assert_vectors, sequence_of
-from tests.gpu_worker.execution.test_encoders import FAMILIES as ENCODERS
-from tests.gpu_worker.execution.test_encoders import prompt_of, saved
-from tests.gpu_worker.execution.test_rotary_encoders import saved as saved_rotary
+from tests.gpu_worker.execution.test_encoders import BERTS, prompt_of, saved
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.converted import Converted
 from tests.gpu_worker.quantization.gguf.family_files import CASES
@@ -118,15 +116,15 @@ def _assert_vectors_equal(path: Path, model: Any) -> None:
     assert_vectors(model, sequences)
 
 
-@pytest.mark.parametrize("family", ENCODERS)
-def test_vectors_of_a_converted_encoder_equal_transformers(tools: LlamaCpp, tmp_path: Path, family: str) -> None:
-    model = saved(tmp_path, family, "Model")
+@pytest.mark.parametrize("name", BERTS)
+def test_vectors_of_a_converted_encoder_equal_transformers(tools: LlamaCpp, tmp_path: Path, name: str) -> None:
+    model = saved(tmp_path, name)
     write_tokenizer(tmp_path)
     (tmp_path / PUBLISHED).write_text("{}")
     path = tmp_path / "encoder.gguf"
     assert convert(tools, [Job(tmp_path, path)], tmp_path) == {}
     _assert_vectors_equal(path, model)
-    assert read_model_config(path).architecture == ("BertModel" if family == "Bert" else "RobertaModel")
+    assert read_model_config(path).architecture == ("BertModel" if name == "bert" else "RobertaModel")
 
 
 # Fields of published checkpoints, which the converter reads.
@@ -151,7 +149,7 @@ ROTARY_OPTIONS = {
 
 @pytest.mark.parametrize("name", ROTARY)
 def test_vectors_of_a_converted_rotary_encoder_equal_transformers(tools: LlamaCpp, tmp_path: Path, name: str) -> None:
-    model = saved_rotary(tmp_path, name, **ROTARY_OPTIONS.get(name, {}))
+    model = saved(tmp_path, name, **ROTARY_OPTIONS.get(name, {}))
     write_tokenizer(tmp_path)
     (tmp_path / PUBLISHED).write_text(json.dumps(ROTARY[name]))
     path = tmp_path / "encoder.gguf"
@@ -160,9 +158,9 @@ def test_vectors_of_a_converted_rotary_encoder_equal_transformers(tools: LlamaCp
     assert read_model_directory(path).is_encoder
 
 
-@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
-def test_scores_of_a_converted_reranker_equal_transformers(tools: LlamaCpp, tmp_path: Path, family: str) -> None:
-    model = saved(tmp_path, family, "ForSequenceClassification", num_labels=1)
+@pytest.mark.parametrize("name", ["roberta", "xlm-roberta"])
+def test_scores_of_a_converted_reranker_equal_transformers(tools: LlamaCpp, tmp_path: Path, name: str) -> None:
+    model = saved(tmp_path, name, "ForSequenceClassification", num_labels=1)
     write_tokenizer(tmp_path)
     (tmp_path / PUBLISHED).write_text("{}")
     path = tmp_path / "reranker.gguf"
