@@ -38,10 +38,14 @@ class AtomicFile:
         self._is_open = True
 
     def write(self, data: bytes | memoryview) -> None:
-        """Add bytes."""
+        """Add bytes; the `OSError` of a full disk names `target`."""
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            error.filename = str(self._target)
+            raise
 
     def commit(self, *, syncs_directory: bool = True) -> None:
         """Sync the file and rename it; with `syncs_directory`, the name survives a loss of power too."""

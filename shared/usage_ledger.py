@@ -176,7 +176,7 @@ class UsageLedger:
                 await self._send(js, account)
         except _REFUSALS as error:
             self._paused_until[place] = time.monotonic() + _PAUSE_S
-            told = "%s is not kept (%r): run `headrace setup`, and check NATS's permissions"
+            told = "%s is not kept (%r): check NATS's disk and permissions, and run `headrace setup`"
             self._log_limit.warning(what, told, what, error)
         except SEND_ERRORS as error:
             # NATS does not answer a change that it does not permit either.

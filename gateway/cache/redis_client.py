@@ -25,6 +25,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from gateway.cache.redis_pipeline import Argument, RedisPipeline
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
+from shared.log_limit import LogLimit
 
 _VARIABLE = "HEADRACE_REDIS_URL"
 _SCHEMES = ("redis", "rediss", "unix")
@@ -105,6 +106,7 @@ class RedisCache:
         self._broken: AbstractConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._retry_s = 0.0
+        self._log_limit = LogLimit(_logger)
 
     @property
     def is_available(self) -> bool:
@@ -153,7 +155,7 @@ class RedisCache:
         reply = await self._pipeline.call(command)
         if isinstance(reply, ResponseError) and not isinstance(reply, NoScriptError):
             self._metrics.redis_failures += 1
-            _logger.warning("redis refused %s: %s", command[0], reply)
+            self._log_limit.warning(str(command[0]), "redis refused %s: %s", command[0], reply)
         return reply
 
     async def _delete_if_wrong(self, reply: object, keys: Sequence[str]) -> None:

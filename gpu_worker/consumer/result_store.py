@@ -22,6 +22,7 @@ from shared.dead_letters import DeadLetter, publish_dead_letter
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.kept_results import JOB_ENDED, KeptResults
+from shared.log_limit import LogLimit
 from shared.messages import BatchResult, FinishReason, Request
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import ResultShares
@@ -120,6 +121,7 @@ class ResultStore:
         self._num_refused = 0
         self.num_dead_letters = 0
         self._is_closing = asyncio.Event()
+        self._log_limit = LogLimit(_log)
 
     @property
     def is_blocked(self) -> bool:
@@ -194,7 +196,8 @@ class ResultStore:
                 self.num_dead_letters += 1
             is_first = await self.kept.store(request.tenant, request.id, storing.payload, storing.result.finish)
         except _REFUSALS as error:
-            _log.warning("batch result not stored yet", extra=log_fields(request) | {"error": repr(error)})
+            told = "batch result not stored yet"
+            self._log_limit.warning(request.tenant, told, extra=log_fields(request) | {"error": repr(error)})
             return False
         # Who cancels a job has stored its result before.
         if is_first or storing.result.finish == "cancelled":

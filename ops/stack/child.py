@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from asyncio.subprocess import PIPE, STDOUT, Process
+from asyncio.subprocess import STDOUT, Process
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -202,6 +202,9 @@ class Child:
 
     def replace(self) -> None:
         """End the process and its group at once, by a signal that also ends one that is stopped; it starts anew."""
+        self._kill_group()
+
+    def _kill_group(self) -> None:
         if self.pid is not None:
             # The child leads the group, so the number is ours as long as the child is not known to have ended.
             with contextlib.suppress(ProcessLookupError):
@@ -234,21 +237,29 @@ class Child:
 
     async def _run_once(self) -> Exit:
         self._last_lines.clear()
-        # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then stops in order.
-        self._process = await asyncio.create_subprocess_exec(
-            *tethered(self.spec.command), env=dict(self.spec.environ),
-            stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
-        )  # fmt: skip
+        # A pipe of our own: a process with one of asyncio's counts as running until everybody has closed it.
+        reading_end, writing_end = os.pipe()
+        output = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(output)
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(reading_end, "rb"))
+        try:
+            # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then stops in order.
+            self._process = await asyncio.create_subprocess_exec(
+                *tethered(self.spec.command), env=dict(self.spec.environ),
+                stdin=asyncio.subprocess.DEVNULL, stdout=writing_end, stderr=STDOUT, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(writing_end)
         self.pid = self._process.pid
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         self._started(self)
-        assert self._process.stdout is not None
-        with contextlib.closing(ChildLog(self._log_file)) as log:
-            reading = asyncio.create_task(log.read_from(self._process.stdout, self._on_line))
+        with contextlib.closing(ChildLog(self._log_file)) as log, contextlib.closing(pipe):
+            reading = asyncio.create_task(log.read_from(output, self._on_line))
             returncode = await self._process.wait()
+            # What it has started has no use without it; one that is stopped would not even notice.
+            self._kill_group()
             self.pid = None
-            # A grandchild may hold the pipe open; its output is not worth waiting for.
             await asyncio.wait([reading], timeout=_PIPE_GRACE_S)
             reading.cancel()
         return Exit(returncode, tuple(self._last_lines))

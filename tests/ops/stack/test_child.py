@@ -91,6 +91,19 @@ async def test_child_that_ignores_sigterm_is_killed_with_its_group(tmp_path: Pat
     await until(lambda: not is_alive(grandchild), 30)
 
 
+async def test_end_of_a_child_is_seen_while_a_stopped_grandchild_holds_its_output(tmp_path: Path) -> None:
+    code = "import os, signal, subprocess, sys\n"
+    code += f"grandchild = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\n"
+    code += "os.kill(grandchild.pid, signal.SIGSTOP); print(grandchild.pid, flush=True); sys.exit(7)"
+    watched = Watched(tmp_path, code)
+    async with asyncio.timeout(20):
+        await watched.run_until(lambda: len(watched.exits) == 2)
+    assert watched.exits[0].returncode == 7
+    for exit_ in watched.exits:
+        grandchild = int(exit_.last_lines[0])
+        await until(lambda grandchild=grandchild: not is_alive(grandchild), 30)
+
+
 async def test_child_stopped_between_two_lives_stays_stopped(tmp_path: Path) -> None:
     watched = Watched(tmp_path, "raise SystemExit(1)")
     await watched.run_until(lambda: len(watched.exits) == 3)
