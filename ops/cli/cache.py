@@ -17,7 +17,7 @@ from ops.cli.options import SettingsGroup, settings_command
 from ops.cli.parts import require
 from ops.cli.running_system import OperatorAccess, find_operator
 from ops.text_table import aligned, printable_cell
-from shared.config import setting
+from shared.config import REQUIRED, setting
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _COUNTS = ("used_bytes", "limit_bytes", "stored_bytes", "loaded_bytes", "evicted
 class CacheConfig:
     """Where the files are."""
 
-    kv_disk_path: str | None = setting(None, "Directory or bucket (s3://BUCKET/PREFIX) of the files. Required.")
+    kv_disk_path: str = setting(REQUIRED, "Directory or bucket (s3://BUCKET/PREFIX) of the files. Required.")
     json: bool = setting(False, "One JSON object a line.")
 
 
@@ -175,8 +175,6 @@ def _cell(value: str | float | None) -> str:
 def _opened(config: CacheConfig) -> Iterator[FileStore]:
     """Yield the store; its errors name the setting."""
     place = config.kv_disk_path
-    if place is None:
-        raise ConfigError("HEADRACE_KV_DISK_PATH", "is required: the directory or bucket that workers were given")
     if "://" not in place and not Path(place).is_dir():
         raise ConfigError("HEADRACE_KV_DISK_PATH", f"{place} is not a directory")
     require("worker", "numpy")
