@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ops.cli.other_options import explain
 from ops.cli.variables import UnknownVariableError, check_variables
 from shared.config import PREFIX, Constraint, base_type, file_variable, resolve, shown_bound, variable_name
 from shared.errors import ConfigError, HeadraceError
@@ -117,13 +118,26 @@ class SettingsCommand(click.Command):
         return ["-h", "--help"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options; the error for a model without `--model` names that form."""
+        """Read the options; the error for another server's option, or a model without `--model`, names our form."""
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            told = self.explain(_as_typed(error.option_name, given, self._names()))
+            if told is not None:
+                raise click.UsageError(told, ctx) from None
+            raise
         except click.UsageError as error:
             if error.message.startswith("Got unexpected extra argument") and (rule := _rule_of_arguments(self)):
                 raise click.UsageError(f"{error.message}. {rule}", ctx) from None
             raise
+
+    def explain(self, option: str) -> str | None:
+        """Return the error for an unknown option, given as typed; None for click's own message."""
+        return explain(option, self.name or "", self._names())
+
+    def _names(self) -> set[str]:
+        return {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""
@@ -158,6 +172,15 @@ def _show_all(ctx: click.Context, _parameter: click.Parameter, is_wanted: bool) 
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
+
+
+def _as_typed(option: str, given: Sequence[str], known: Collection[str]) -> str:
+    """Return the word that an option was part of: of `-tp` click tells `-t`, and of `-hf` (where `-h` is one) `-f`."""
+    words = [word.split("=")[0] for word in given]
+    if option.startswith("--") or option in words:
+        return option
+    clusters = (word for word in words if word.startswith("-") and word[:2] != "--" and option[1:] in word[1:])
+    return next((word for word in clusters if word not in known), option)
 
 
 def _rule_of_arguments(command: click.Command) -> str | None:

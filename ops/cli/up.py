@@ -35,6 +35,24 @@ def run(**values: Any) -> int:
     return run_stack(resolve_settings(UpConfig, own), {**os.environ, **passed}, more)
 
 
+class UpCommand(SettingsCommand):
+    """`headrace up`; it sets some options of its parts itself, and refuses them with the command that accepts them."""
+
+    def explain(self, option: str) -> str | None:
+        """Return the error for an unknown option."""
+        name = option.removeprefix("--").replace("-", "_")
+        if name not in CHOSEN_SETTINGS:
+            return super().explain(option)
+        told = _OF_PART.format("worker" if name in _OF_WORKERS else "gateway")
+        if name == "processes":
+            told = "--gateways says how many processes share the port"
+        return f"No such option '{option}': `headrace up` chooses this itself; {told}."
+
+
+_OF_PART = "`headrace {}` has it: see ops/docs/two-hosts.md"
+_OF_WORKERS = ("health_port", "health_host")
+
+
 def _all_options() -> list[SettingOption]:
     gateway = options(GatewayConfig, "Of the gateway", without=_OWN | CHOSEN_SETTINGS)
     named = {option.name or "" for option in gateway}
@@ -56,4 +74,4 @@ _FIRST_OPTIONS = (
     "log_level",
 )
 
-command = SettingsCommand("up", callback=run, params=[*_OPTIONS], help=run.__doc__, first_options=_FIRST_OPTIONS)
+command = UpCommand("up", callback=run, params=[*_OPTIONS], help=run.__doc__, first_options=_FIRST_OPTIONS)

@@ -172,6 +172,8 @@ def test_server_that_answers_nothing_is_told_before_the_run() -> None:
             "--random-input-len: is not read for the dataset custom",
         ),
         (("--json", "/nowhere/x.json"), "--json: /nowhere/x.json cannot be written: No such file or directory"),
+        (("--base-url", "x"), "No such option '--base-url' (vLLM's): use --url."),
+        (("--random-range-ratio", "1"), "No such option '--random-range-ratio' (vLLM's): use --spread."),
         (("--bursiness", "1"), "No such option '--bursiness'. (Did you mean one of: '--burstiness', "),
     ],
 )
