@@ -32,7 +32,7 @@ from ops.cli.running_system import (
 )
 from ops.golden.prompts import default_prompts, read_prompts
 from ops.stack.config import DEFAULT_STATE_DIR
-from ops.text_table import aligned, printable_cell
+from ops.text_table import print_rows, printable_cell
 from shared.config import REQUIRED, setting
 from shared.errors import ConfigError, HeadraceError
 from shared.files import AtomicFile
@@ -122,7 +122,7 @@ def check(config: CheckConfig) -> int:
         {"worker": each["worker"], "model": each["model"], **(each.get("golden") or {})}
         for each in find_operator(config).call("GET", "/console/api/now")["workers"]
     ]
-    _print(config, rows, _HEADS, _cells)
+    print_rows(rows, _HEADS, _cells, is_json=config.json)
     for row in () if config.json else rows:
         if problem := row.get("problem"):
             print(f"{printable_cell(row['worker'])}: {problem if problem.isprintable() else json.dumps(problem)}")
@@ -142,15 +142,10 @@ def drift(config: CheckConfig) -> int:
     """
     rows = find_operator(config).call("GET", "/console/api/drift")["workers"]
     if rows or config.json:
-        _print(config, rows, _DRIFT_HEADS, _drift_cells)
+        print_rows(rows, _DRIFT_HEADS, _drift_cells, is_json=config.json)
     else:
         print("nothing to compare yet: it takes answers of two workers, of two revisions, or of two days")
     return 1 if any(row["verdict"] == "differs" and row["compared_with"] == "fleet" for row in rows) else 0
-
-
-def _print(config: CheckConfig, rows: list[Row], heads: Sequence[str], cells: Callable[[Row], tuple[str, ...]]) -> None:
-    for line in map(json.dumps, rows) if config.json else aligned([heads, *map(cells, rows)]):
-        print(line)
 
 
 def _drift_cells(row: dict[str, Any]) -> tuple[str, ...]:
