@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ops.cli.options import settings_command
 from ops.cli.running_system import AuditedAccess, admin_client, find_admin_nats
+from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.servers import accounts_file, add_account, tenant_login
 from ops.stack.state import read_ready_file
 from shared.audit import audited, nats_login, servers_in
 from shared.config import setting
+from shared.subjects import encode_name
 
 _DEFAULT_URL = "nats://127.0.0.1:4222"
+# How long NATS takes to read its configuration again.
+_RELOAD_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,8 @@ def run(config: SetupConfig) -> int:
 
     Needs an administrator's credentials. Streams that exist keep their limits and are brought to this version's
     subjects, and to the replicas that are asked for. Run it before the first gateway, after each update, and for each
-    new tenant (`headrace tenant` prints the account); `headrace up` does it by itself for the tenant `default`.
+    new tenant (`headrace tenant` prints the account); `headrace up` does it by itself for the tenant `default`. Beside
+    a `headrace up`, new tenants get their accounts too.
     """
     running = read_ready_file(config.state_dir) if config.nats_url is None and config.nats_user is None else None
     url = running.admin_nats_url if running else config.nats_url or _nats_without_url(config.state_dir)
@@ -58,12 +67,29 @@ def run(config: SetupConfig) -> int:
     what = {"nats": servers_in(url), "tenants": config.tenants}
     with audited(config.audit_log, "setup", nats_user=user, **what):
         asyncio.run(_set_up(config, url))
+        if running is not None and running.pids["nats"]:
+            _add_accounts(config, running.pids["nats"][0])
     return 0
 
 
 def _nats_without_url(state_dir: Path) -> str:
     # A named state directory means the system there.
     return _DEFAULT_URL if state_dir == DEFAULT_STATE_DIR else find_admin_nats(None, state_dir)
+
+
+def _add_accounts(config: SetupConfig, nats_pid: int) -> None:
+    """Give tenants accounts at the NATS of a `headrace up`, and have it read them."""
+    from shared.batch_streams import DEFAULT_TENANT
+
+    new = [name for name in _tenants(config) if name != DEFAULT_TENANT and not tenant_login(config.state_dir, name)]
+    for name in new:
+        add_account(config.state_dir, account_block(name, login(NatsUserConfig(), f"batch-{encode_name(name)}")))
+    for _ in range(2 if new else 0):
+        # NATS connects a new account's imports only at the next reload.
+        os.kill(nats_pid, signal.SIGHUP)
+        time.sleep(_RELOAD_S)
+    if new:
+        print(f"accounts ready: {', '.join(new)}; their logins are in {accounts_file(config.state_dir)}")
 
 
 def _tenants(config: SetupConfig) -> list[str]:

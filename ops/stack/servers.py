@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ops.stack.state import write_private
 from shared.errors import DependencyError
+from shared.subjects import encode_name
 
 NATS = ("nats-server", "-c")
 REDIS = ("redis-server",)
@@ -85,10 +86,40 @@ def _dotted(version: tuple[int, int, int]) -> str:
     return ".".join(map(str, version))
 
 
+_FOLDER = "nats-conf"
+_MORE = "more-tenants.conf"
+_TENANTS = "tenants.conf"
+
+
 def prepare(state_dir: Path) -> Path:
-    """Copy NATS's configuration into a state directory, and return the file to start NATS with."""
-    folder = state_dir / "nats-conf"
+    """Copy NATS's configuration into a state directory, keep its tenants, and return the file to start NATS with."""
+    folder = state_dir / _FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    for file in (NATS_CONFIG, NATS_CONFIG.parent / "tenants.conf"):
-        write_private(folder / file.name, file.read_text())
+    shutil.copy(NATS_CONFIG, folder)
+    if not (folder / _MORE).exists():
+        write_private(folder / _MORE, "# Tenants that `headrace setup --tenants` has added.\n")
+    shipped = (NATS_CONFIG.parent / _TENANTS).read_text()
+    write_private(folder / _TENANTS, f'{shipped}include "./{_MORE}"\n')
     return folder / NATS_CONFIG.name
+
+
+def accounts_file(state_dir: Path) -> Path:
+    """Return the file with the accounts of tenants that were added."""
+    return state_dir / _FOLDER / _MORE
+
+
+def add_account(state_dir: Path, account: str) -> None:
+    """Append an account, in NATS's configuration language; NATS reads it when it is reloaded."""
+    file = accounts_file(state_dir)
+    write_private(file, file.read_text() + account)
+
+
+def tenant_login(state_dir: Path, tenant: str) -> tuple[str, str] | None:
+    """Return user and password of a tenant that was added; None for others."""
+    try:
+        added = accounts_file(state_dir).read_text()
+    except OSError:
+        return None
+    user = f"batch-{encode_name(tenant)}"
+    found = re.search(rf'user: "{re.escape(user)}", password: "(\w+)"', added)
+    return None if found is None else (user, found[1])

@@ -10,12 +10,15 @@ import pytest
 from nats.js.api import RetentionPolicy, StreamConfig
 
 from ops.cli.running_system import AdminAccess, admin_client
+from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack import console
 from ops.stack.servers import (
     NATS_CONFIG,
     NATS_ROLES,
+    add_account,
     nats_password_variable,
     prepare,
+    tenant_login,
 )
 from shared.errors import DependencyError
 from tests.integration.system import System
@@ -103,12 +106,18 @@ def test_setup_is_in_the_audit_log_without_the_password(start_nats: Callable[...
     assert "secret" not in line
 
 
-def test_jobs_of_a_tenant_added_beside_a_running_system_are_done(state_dir: Path, cli_system: System) -> None:
+def test_tenant_added_beside_a_running_system_publishes_its_jobs(state_dir: Path, cli_system: System) -> None:
     before = {file.name: file.read_text() for file in NATS_CONFIG.parent.glob("*.conf")}
     done = headrace("setup", "--state-dir", str(state_dir), "--tenants", "default, acme & co")
     assert (done.returncode, done.stderr) == (0, "")
+    assert f"accounts ready: acme & co; their logins are in {state_dir}/nats-conf/more-tenants.conf" in done.stdout
     (result,) = publish(state_dir, {"text": "x", "sampling": {"max_tokens": 2}}, tenant="acme & co", wait=True)
     assert result["tenant"] == "acme & co"
+    # Earlier logins still work, and running it again changes nothing.
+    (result,) = publish(state_dir, {"text": "x", "sampling": {"max_tokens": 2}}, wait=True)
+    assert result["tenant"] == "default"
+    done = headrace("setup", "--state-dir", str(state_dir), "--tenants", "acme & co")
+    assert "accounts ready" not in done.stdout
     assert {file.name: file.read_text() for file in NATS_CONFIG.parent.glob("*.conf")} == before
 
 
@@ -124,13 +133,16 @@ def test_audit_log_of_an_administrator_lies_in_the_state_directory(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_configuration_of_a_system_is_for_its_owner_alone(tmp_path: Path) -> None:
-    folder = prepare(tmp_path).parent
-    assert {file.name: file.stat().st_mode & 0o077 for file in (folder, *folder.iterdir())} == {
-        "nats-conf": 0,
-        "headrace.conf": 0,
-        "tenants.conf": 0,
-    }
+def test_tenants_stay_when_the_system_is_started_anew(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    add_account(tmp_path, account_block("acme", login(NatsUserConfig(), "batch-acme")))
+    kept = tenant_login(tmp_path, "acme")
+    configuration = prepare(tmp_path)
+    assert kept is not None
+    assert tenant_login(tmp_path, "acme") == kept
+    assert tenant_login(tmp_path, "default") is None
+    shown = {file.name: file.stat().st_mode & 0o077 for file in configuration.parent.glob("*tenants.conf")}
+    assert shown == {"tenants.conf": 0, "more-tenants.conf": 0}
 
 
 def test_wait_for_nats_that_does_not_run_is_told(
