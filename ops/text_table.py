@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 _MAX_CELL = 60
 
@@ -19,3 +21,19 @@ def printable_cell(text: str, limit: int | None = _MAX_CELL) -> str:
     """Shorten a text that has more than `limit` characters, and escape what could move a terminal's cursor."""
     short = text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
     return short if short.isprintable() else json.dumps(short)[1:-1]
+
+
+def print_rows(
+    rows: Sequence[dict[str, Any]],
+    heads: Sequence[str],
+    cells: Callable[[dict[str, Any]], Sequence[str]],
+    nothing: str = "",
+    *,
+    is_json: bool,
+) -> None:
+    """Print rows as a table, or as one JSON object a line; where there is none, say so on standard error."""
+    if not rows and nothing and not is_json:
+        print(nothing, file=sys.stderr)
+        return
+    for line in map(json.dumps, rows) if is_json else aligned([heads, *map(cells, rows)]):
+        print(line)

@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 from shared.errors import ConfigError
 
 PREFIX = "HEADRACE_"
+REQUIRED = dataclasses.MISSING
+"""As the default of a setting: it has to be given."""
 T = TypeVar("T")
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -76,7 +78,8 @@ def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[s
     """Build a settings object: `values` that are not None win over the environment, which wins over defaults.
 
     Raises:
-        ConfigError: A value has the wrong type or is outside its bounds, or a secret's file cannot be used.
+        ConfigError: A value has the wrong type or is outside its bounds, a secret's file cannot be used, or a required
+            setting is not given.
     """
     hints = typing.get_type_hints(cls)
     resolved: dict[str, Any] = {}
@@ -91,6 +94,8 @@ def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[s
         if constraint.is_never_empty and values.get(item.name) == "":
             raise ConfigError(variable, "is empty: give a value, or leave it out")
         if raw is None or raw == "":
+            if item.default is item.default_factory is REQUIRED:
+                raise ConfigError(variable, "is required")
             continue
         if isinstance(raw, str) and constraint.synonyms:
             raw = constraint.synonyms.get(raw, raw)

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.door import CrossOrigin, Door, KnownPaths, Port, UnservedPaths, application, exchange_of, head_of
+from gateway.api.door import CrossOrigin, Door, KnownPaths, Port, application, exchange_of, head_of
 from gateway.api.endpoint import Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.request_observer import RequestObserver
@@ -17,6 +17,10 @@ from gateway.streams.dialect import Dialect
 
 # Answered even where there are too many connections: a gateway that is busy is not to be taken for a dead one.
 ALWAYS_SERVED = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+_NOT_SERVED = (
+    "Check the client's base URL: for OpenAI's libraries it ends in /v1, for Anthropic's with the port. "
+    "GET /openapi.json describes the API; metrics and the console are at the operator's port."
+)
 
 
 class GenerationRoute(Route):
@@ -64,7 +68,7 @@ def create_app(
     dialects: dict[str, Dialect] = {endpoint.path: endpoint.dialect for endpoint in endpoints}
     port = Port(
         metrics=services.metrics,
-        advice=UnservedPaths(paths).advice,
+        advice=lambda _path: _NOT_SERVED,
         dialects=dialects | {route.path: route.dialect for route in more if route.dialect is not None},
         paths=KnownPaths(paths),
         cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.batch_api import BATCH_ID, BatchApi
-from ops.cli.batch_files import COMMANDS, ApiAccess, print_batch
+from ops.cli.batch_files import COMMANDS, ApiAccess, shown_batch
 from ops.cli.options import SettingsGroup, checked_name, options, resolve_settings
 from ops.cli.running_system import QueueAccess, admin_client, find_admin_nats
-from ops.text_table import aligned, printable_cell
+from ops.text_table import print_rows, printable_cell
 from shared.audit import audited, nats_login
 from shared.errors import DependencyError, HeadraceError
 
@@ -55,13 +55,8 @@ def _list_batches(api: BatchApi, limit: int, is_json: bool) -> None:
         page = api.batches(min(_PAGE, limit - len(found)), after)
         found += page["data"]
         after, has_more = page["last_id"], page["has_more"]
-    if is_json:
-        for batch in found:
-            print_batch(batch)
-    elif found:
-        click.echo("\n".join(aligned([_BATCH_HEADS, *map(_batch_cells, found)])))
-    else:
-        click.echo("no batches; `headrace batch list --jobs` lists jobs", err=True)
+    nothing = "no batches; `headrace batch list --jobs` lists jobs"
+    print_rows(list(map(shown_batch, found)), _BATCH_HEADS, _batch_cells, nothing, is_json=is_json)
     if has_more:
         click.echo(f"the newest {len(found)} batches; --limit shows more", err=True)
 
@@ -75,14 +70,8 @@ def _batch_cells(batch: dict[str, Any]) -> list[str]:
 
 def _list_jobs(config: QueueAccess, tenant: str, model: str | None, limit: int, is_json: bool) -> None:
     rows, count = asyncio.run(_rows(config, tenant, model, limit))
-    if is_json:
-        for row in rows:
-            click.echo(json.dumps(row))
-    elif rows:
-        click.echo("\n".join(aligned([_HEADS, *map(_job_cells, rows)])))
-    else:
-        of_model = "" if model is None else f" for {model!r}"
-        click.echo(f"no job of tenant {tenant!r} waits or runs{of_model}", err=True)
+    nothing = f"no job of tenant {tenant!r} waits or runs{'' if model is None else f' for {model!r}'}"
+    print_rows(rows, _HEADS, _job_cells, nothing, is_json=is_json)
     if count > len(rows) == limit:
         click.echo(f"the oldest {len(rows)} of {count} jobs; --limit shows more", err=True)
 

@@ -122,8 +122,6 @@ def _endpoint_of(first: bytes, file: Path) -> str:
         raise ConfigError("FILE", f"{file} does not begin with JSON, but should with {wanted}") from None
     if isinstance(line, dict) and isinstance(line.get("url"), str):
         return str(line["url"])
-    if isinstance(line, dict) and line.keys() & {"text", "messages"}:
-        raise ConfigError("FILE", f"{file} has jobs in Headrace's own format: use `headrace publish --file {file}`")
     kind = "a JSON array: write one object a line" if isinstance(line, list) else "a line without a url"
     raise ConfigError("FILE", f"{file} begins with {kind}; wanted is {wanted}")
 

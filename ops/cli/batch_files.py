@@ -71,7 +71,7 @@ def submit(config: SubmitConfig, file: Path, watch: bool) -> int:
             api.delete_file(file_id)
         raise
     if not watch:
-        print_batch(batch)
+        print(json.dumps(shown_batch(batch)), flush=True)
         return 0
     tell(f"submitted as {batch['id']}")
     return _watch(api, batch["id"], is_printed=True)
@@ -138,7 +138,7 @@ def _watch(api: BatchApi, batch_id: str, is_printed: bool = False) -> int:
         tell(f"{place}{error['message']} ({error['code']})")
     tell(f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer")
     if is_printed:
-        print_batch(batch)
+        print(json.dumps(shown_batch(batch)), flush=True)
     return 0 if batch["status"] == "completed" and not failed else 1
 
 
@@ -196,9 +196,9 @@ class _Bar:
             self._is_open = False
 
 
-def print_batch(batch: dict[str, Any]) -> None:
-    """Print a batch without its empty fields."""
-    print(json.dumps({name: value for name, value in batch.items() if value is not None}), flush=True)
+def shown_batch(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch without its empty fields."""
+    return {name: value for name, value in batch.items() if value is not None}
 
 
 _ID = click.Argument(["batch_id"], metavar="ID")

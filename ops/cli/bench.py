@@ -13,7 +13,7 @@ import click
 from ops.cli.bench_serve import compare_command, serve_command
 from ops.cli.options import SettingsGroup, check_writable, settings_command
 from ops.cli.parts import require
-from shared.config import setting
+from shared.config import REQUIRED, setting
 from shared.errors import ConfigError
 from shared.model_hub import existing_model
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 class BenchEngineConfig:
     """What to measure."""
 
-    model: Path | None = setting(
-        None, "Directory of the model, in Hugging Face's format, or its id at the hub. Required."
-    )
+    model: Path = setting(REQUIRED, "Directory of the model, in Hugging Face's format, or its id at the hub. Required.")
     batch: str = setting("1,4,16,32", "Batch sizes, separated by commas.")
     prompt: int = setting(512, "Tokens of each prompt.", minimum=1)
     new: int = setting(64, "Decode steps.", minimum=1)
@@ -50,8 +48,6 @@ def run(config: BenchEngineConfig) -> int:
     fast the step reads weights and KV, as a share of the fastest read of as many bytes: a plain one with the same
     threads, or the step's own where that is faster. Both read what fits into a cache from there.
     """
-    if config.model is None:
-        raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model")
     batches = _batches(config.batch)
     check_writable("HEADRACE_JSON", config.json)
     model = existing_model(config.model, "HEADRACE_MODEL")

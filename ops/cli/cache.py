@@ -16,8 +16,8 @@ import click
 from ops.cli.options import SettingsGroup, settings_command
 from ops.cli.parts import require
 from ops.cli.running_system import OperatorAccess, find_operator
-from ops.text_table import aligned, printable_cell
-from shared.config import setting
+from ops.text_table import print_rows, printable_cell
+from shared.config import REQUIRED, setting
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _COUNTS = ("used_bytes", "limit_bytes", "stored_bytes", "loaded_bytes", "evicted
 class CacheConfig:
     """Where the files are."""
 
-    kv_disk_path: str | None = setting(None, "Directory or bucket (s3://BUCKET/PREFIX) of the files. Required.")
+    kv_disk_path: str = setting(REQUIRED, "Directory or bucket (s3://BUCKET/PREFIX) of the files. Required.")
     json: bool = setting(False, "One JSON object a line.")
 
 
@@ -100,7 +100,7 @@ def list_makers(config: ListConfig) -> int:
                 **({"damaged": damaged[maker, group]} if config.verify else {}),
             }
         )
-    _show(rows, f"there are no files of workers in {config.kv_disk_path}", as_json=config.json)
+    _show(rows, f"there are no files of workers in {config.kv_disk_path}", is_json=config.json)
     return 0
 
 
@@ -149,20 +149,13 @@ def stats(config: StatsConfig) -> int:
         share = hits / asked[worker] if asked.get(worker) else None
         counts = {name: values.get(name) for name in _COUNTS}
         rows.append({"worker": worker, "tier": tier, "hit_tokens": hits, "hit_share": share, **counts})
-    _show(rows, "no worker runs", as_json=config.json)
+    _show(rows, "no worker runs", is_json=config.json)
     return 0
 
 
-def _show(rows: list[dict[str, Any]], nothing: str, *, as_json: bool) -> None:
-    """Print rows as a table or as JSON, or say that there is nothing."""
-    if as_json:
-        for row in rows:
-            click.echo(json.dumps(row))
-    elif rows:
-        heads = [name.upper().replace("_", " ") for name in rows[0]]
-        click.echo("\n".join(aligned([heads, *([_cell(value) for value in row.values()] for row in rows)])))
-    else:
-        click.echo(nothing, err=True)
+def _show(rows: list[dict[str, Any]], nothing: str, *, is_json: bool) -> None:
+    heads = [name.upper().replace("_", " ") for row in rows[:1] for name in row]
+    print_rows(rows, heads, lambda row: list(map(_cell, row.values())), nothing, is_json=is_json)
 
 
 def _cell(value: str | float | None) -> str:
@@ -175,8 +168,6 @@ def _cell(value: str | float | None) -> str:
 def _opened(config: CacheConfig) -> Iterator[FileStore]:
     """Yield the store; its errors name the setting."""
     place = config.kv_disk_path
-    if place is None:
-        raise ConfigError("HEADRACE_KV_DISK_PATH", "is required: the directory or bucket that workers were given")
     if "://" not in place and not Path(place).is_dir():
         raise ConfigError("HEADRACE_KV_DISK_PATH", f"{place} is not a directory")
     require("worker", "numpy")

@@ -13,7 +13,7 @@ import click
 
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import QueueAccess, admin_client, find_admin_nats
-from ops.text_table import aligned, printable_cell
+from ops.text_table import print_rows, printable_cell
 from shared.audit import audited, nats_login
 from shared.errors import HeadraceError
 
@@ -53,16 +53,10 @@ def _naming(function: Callable[..., None]) -> Callable[..., None]:
 @click.pass_obj
 def list_(config: QueueAccess, /, is_json: bool, **filters: Any) -> None:
     """List requests in quarantine, oldest first, without their prompts."""
-    found = asyncio.run(_found(config, _selection(filters)))
-    if is_json:
-        for stored in found:
-            click.echo(json.dumps(_summary(stored)))
-        return
-    if not found:
-        _tell_none(_selection(filters))
-        return
+    selection = _selection(filters)
+    rows = list(map(_summary, asyncio.run(_found(config, selection))))
     heads = ["ID", "TENANT", "MODEL", "LANE", "REASON", "ATTEMPTS", "QUARANTINED", "ERROR"]
-    click.echo("\n".join(aligned([heads, *map(_row, found)])))
+    print_rows(rows, heads, _cells, _none_of(selection), is_json=is_json)
 
 
 @command.command()
@@ -75,7 +69,7 @@ def show(config: QueueAccess, /, ids: tuple[str, ...], is_all: bool, **filters: 
     selection = _selection(filters, ids, is_all)
     found = asyncio.run(_found(config, selection))
     if not found:
-        _tell_none(selection)
+        click.echo(_none_of(selection), err=True)
     for stored in found:
         click.echo(json.dumps({"seq": stored.seq} | msgspec.to_builtins(stored.letter)))
 
@@ -165,14 +159,14 @@ async def _each(
             except NotRetriedError as error:
                 refused.append(str(error))
     if not found:
-        _tell_none(selection)
+        click.echo(_none_of(selection), err=True)
     if refused:
         raise NotRetriedError("; ".join(refused))
 
 
-def _tell_none(selection: Selection) -> None:
+def _none_of(selection: Selection) -> str:
     of_these = " that these filters select" if selection.model or selection.lane or selection.tenant else ""
-    click.echo(f"no request is in quarantine{of_these}", err=True)
+    return f"no request is in quarantine{of_these}"
 
 
 def _summary(stored: StoredLetter) -> dict[str, Any]:
@@ -192,8 +186,7 @@ def _summary(stored: StoredLetter) -> dict[str, Any]:
     }
 
 
-def _row(stored: StoredLetter) -> list[str]:
-    letter, request = stored.letter, stored.letter.request
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(letter.quarantined))
-    names = [printable_cell(text) for text in (request.id, request.tenant, request.model)]
-    return [*names, request.lane, letter.reason, str(len(letter.attempts)), moment, printable_cell(letter.error)]
+def _cells(row: dict[str, Any]) -> list[str]:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row["quarantined"]))
+    names = [printable_cell(row[name]) for name in ("id", "tenant", "model")]
+    return [*names, row["lane"], row["reason"], str(len(row["attempts"])), moment, printable_cell(row["error"])]

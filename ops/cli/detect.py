@@ -13,7 +13,7 @@ import click
 
 from ops.cli.options import settings_command
 from ops.cli.parts import require
-from shared.config import setting
+from shared.config import REQUIRED, setting
 from shared.errors import ConfigError
 from shared.model_hub import existing_model
 
@@ -28,9 +28,9 @@ _MAX_TEXT_BYTES = 64 << 20
 class DetectConfig:
     """What to look for."""
 
-    model: Path | None = setting(None, "Directory of the model, for its tokenizer. Required.")
-    key_file: Path | None = setting(
-        None, "File with the keys that `headrace keys watermark TENANT --model NAME` prints. Required."
+    model: Path = setting(REQUIRED, "Directory of the model, for its tokenizer. Required.")
+    key_file: Path = setting(
+        REQUIRED, "File with the keys that `headrace keys watermark TENANT --model NAME` prints. Required."
     )
     json: bool = setting(False, "Print JSON: tokens, scored, score, p_value, log10_p, key, keys_tried.")
 
@@ -43,11 +43,6 @@ def run(config: DetectConfig, file: str) -> int:
     since one unmarked text in 100,000 looks so. Some 25 scored tokens of a marked text are enough as a rule. Of several
     keys, the one that fits best is named, and the p-value is multiplied by their number.
     """
-    for name in ("model", "key_file"):
-        if getattr(config, name) is None:
-            raise ConfigError(f"HEADRACE_{name.upper()}", "is required; see headrace detect --help")
-    assert config.model is not None
-    assert config.key_file is not None
     keys, text = _keys(config.key_file), _text(file)
     require("worker", "torch", "numpy", "tokenizers")
     from gpu_worker.text.model_directory import read_model_directory

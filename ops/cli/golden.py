@@ -32,8 +32,8 @@ from ops.cli.running_system import (
 )
 from ops.golden.prompts import default_prompts, read_prompts
 from ops.stack.config import DEFAULT_STATE_DIR
-from ops.text_table import aligned, printable_cell
-from shared.config import setting
+from ops.text_table import print_rows, printable_cell
+from shared.config import REQUIRED, setting
 from shared.errors import ConfigError, HeadraceError
 from shared.files import AtomicFile
 from shared.golden import (
@@ -60,11 +60,11 @@ _HEADS = ("WORKER", "MODEL", "PROBES", "FAILED", "DEVIATION", "LIMIT", "DEVICE S
 class RecordConfig:
     """What to record, and where to."""
 
-    model_name: str | None = setting(None, "Name of the model; the one that is served if not given.", alias="--model")
-    output: Path | None = setting(None, "File for the baseline. Required.")
-    golden_key_file: Path | None = setting(
-        None, "File with the key to sign with; a new one is written there if there is none. Required."
+    output: Path = setting(REQUIRED, "File for the baseline. Required.")
+    golden_key_file: Path = setting(
+        REQUIRED, "File with the key to sign with; a new one is written there if there is none. Required."
     )
+    model_name: str | None = setting(None, "Name of the model; the one that is served if not given.", alias="--model")
     prompts: Path | None = setting(
         None, "Prompts to record, one JSON string a line, the longest first; a set of ours if not given."
     )
@@ -88,11 +88,6 @@ def record(config: RecordConfig) -> int:
     weights, so that other weights under its name are found. Record once for each model, from the numbers that it is to
     be served in, and again when you replace it.
     """
-    for name in ("output", "golden_key_file"):
-        if getattr(config, name) is None:
-            raise ConfigError(f"HEADRACE_{name.upper()}", "is required; see headrace golden record --help")
-    assert config.output is not None
-    assert config.golden_key_file is not None
     if len(config.label) > 256:
         raise ConfigError("HEADRACE_LABEL", f"has {len(config.label)} characters; 256 are allowed")
     texts = default_prompts() if config.prompts is None else read_prompts(config.prompts)
@@ -127,7 +122,7 @@ def check(config: CheckConfig) -> int:
         {"worker": each["worker"], "model": each["model"], **(each.get("golden") or {})}
         for each in find_operator(config).call("GET", "/console/api/now")["workers"]
     ]
-    _print(config, rows, _HEADS, _cells)
+    print_rows(rows, _HEADS, _cells, is_json=config.json)
     for row in () if config.json else rows:
         if problem := row.get("problem"):
             print(f"{printable_cell(row['worker'])}: {problem if problem.isprintable() else json.dumps(problem)}")
@@ -147,15 +142,10 @@ def drift(config: CheckConfig) -> int:
     """
     rows = find_operator(config).call("GET", "/console/api/drift")["workers"]
     if rows or config.json:
-        _print(config, rows, _DRIFT_HEADS, _drift_cells)
+        print_rows(rows, _DRIFT_HEADS, _drift_cells, is_json=config.json)
     else:
         print("nothing to compare yet: it takes answers of two workers, of two revisions, or of two days")
     return 1 if any(row["verdict"] == "differs" and row["compared_with"] == "fleet" for row in rows) else 0
-
-
-def _print(config: CheckConfig, rows: list[Row], heads: Sequence[str], cells: Callable[[Row], tuple[str, ...]]) -> None:
-    for line in map(json.dumps, rows) if config.json else aligned([heads, *map(cells, rows)]):
-        print(line)
 
 
 def _drift_cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def instead_of(words: Sequence[str]) -> str | None:
 # A name this similar to one of ours is a typo, even if another server has a command of that name.
 _LIKENESS = 0.87
 _COMMANDS = (
-    *("up", "gateway", "worker", "host", "model", "adapter", "setup", "doctor", "chat", "publish", "dead"),
+    *("up", "gateway", "worker", "host", "model", "adapter", "setup", "doctor", "chat", "dead"),
     *("drain", "cordon", "uncordon", "role", "alias", "canary", "batch", "usage", "top", "request", "keys"),
     *("tenant", "detect", "worker-login", "quantize", "perplexity", "golden", "plan", "simulate", "cache", "bench"),
 )

@@ -123,8 +123,6 @@ class SettingsCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if isinstance(group := ctx.parent and ctx.parent.command, SettingsGroup) and group.has(error.option_name):
-                raise
             told = self.explain(_as_typed(error.option_name, given, self._names()))
             if told is not None:
                 raise click.UsageError(told, ctx) from None

@@ -1,14 +1,13 @@
 """Explains options that a command does not have: what stands for them here.
 
-Such an option is looked up in three places: in a table of what people type most who come from another server, among
-the options of our other commands, and among the options of this command with similar names.
+Such an option is looked up in a table of what people type most who come from another server, then among the options of
+our other commands.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import click
 
@@ -91,9 +90,7 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
 )
 
 _SERVERS = ("up", "worker", "gateway")
-_COMMANDS = (*_SERVERS, "chat", "publish")
-_LIKENESS = 0.6
-_SHOWN = 3
+_COMMANDS = (*_SERVERS, "chat")
 
 
 OTHERS = {name: (owner, advice) for owner, advice, names in _ROWS for name in names.split()}
@@ -101,42 +98,18 @@ OTHERS = {name: (owner, advice) for owner, advice, names in _ROWS for name in na
 
 
 def explain(option: str, command: str, known: Collection[str]) -> str | None:
-    """Return what to say of an option that `command` lacks, beginning with "No such option"; None if nothing."""
+    """Return what to say of an option that a server's `command` lacks; None leaves it to click and its suggestions."""
     name = option.replace("_", "-") if option.startswith("--") else option
-    if name in known:
-        return f"No such option '{option}'. {did_you_mean([name])}"
-    # What a server's option is to `chat` is one of its own: `--temp`, `--max-new-tokens`.
-    if command not in _SERVERS and (near := nearest(name, known)):
-        return f"No such option '{option}'. {did_you_mean(near)}"
+    if command not in _SERVERS or name in known:
+        return None
     for found in (name, name.replace("--no-", "--", 1)):
         if found in OTHERS:
             owner, advice = OTHERS[found]
             whose = f" ({owner}'s)" if owner else ""
             return f"No such option '{option}'{whose}: {_instead(advice, known)}."
-    if others := [f"`headrace {other}`" for other in _COMMANDS if other != command and name in _options(other)][:2]:
-        has = "has" if len(others) == 1 else "have"
-        return f"No such option '{option}' of `headrace {command}`; {' and '.join(others)} {has} it."
-    near = nearest(name, known)
-    return f"No such option '{option}'. {did_you_mean(near)}" if near else None
-
-
-def nearest(option: str, known: Iterable[str]) -> list[str]:
-    """Return the options whose names are like this one, the most like first, then those that begin like it."""
-    if not option.startswith("--"):
-        return []
-    # Without the dashes, which are alike in all of them.
-    word, names = option[2:], sorted(name[2:] for name in known if name.startswith("--"))
-    like = difflib.get_close_matches(word, names, _SHOWN, _LIKENESS) if word else []
-    parts = set(word.split("-"))
-    like += [name for name in names if name not in like and parts <= set(name.split("-"))]
-    like += [name for name in names if word and name not in like and name.startswith(word)]
-    return [f"--{name}" for name in like[:_SHOWN]]
-
-
-def did_you_mean(names: list[str]) -> str:
-    """Ask whether one of these names was meant; the nearest stands first."""
-    quoted = [f"'{name}'" for name in names]
-    return f"Did you mean {' or '.join([', '.join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)}?"
+    others = [f"`headrace {other}`" for other in _COMMANDS if other != command and name in _options(other)][:2]
+    has = "has" if len(others) == 1 else "have"
+    return f"No such option '{option}' of `headrace {command}`; {' and '.join(others)} {has} it." if others else None
 
 
 def _instead(advice: str, known: Collection[str]) -> str:

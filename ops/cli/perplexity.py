@@ -11,7 +11,7 @@ import click
 
 from ops.cli.options import settings_command
 from ops.cli.parts import check_device, require
-from shared.config import setting
+from shared.config import REQUIRED, setting
 from shared.errors import ConfigError
 from shared.model_hub import existing_model
 
@@ -25,8 +25,8 @@ _DEFAULT_CONTEXT = 2048
 class PerplexityConfig:
     """What to measure."""
 
-    model: Path | None = setting(None, "Directory of the model, in Hugging Face's format. Required.")
-    text: Path | None = setting(None, "UTF-8 text to measure on. Required.")
+    model: Path = setting(REQUIRED, "Directory of the model, in Hugging Face's format. Required.")
+    text: Path = setting(REQUIRED, "UTF-8 text to measure on. Required.")
     context: int | None = setting(
         None, "Tokens of a window; 2048 if not given, or what the model can see if that is less.", minimum=2
     )
@@ -45,9 +45,6 @@ def run(config: PerplexityConfig) -> int:
     The engine that serves it computes it. Windows of the text slide by a stride; each token is scored once, with at
     least a window less a stride before it.
     """
-    if config.model is None or config.text is None:
-        missing = "model" if config.model is None else "text"
-        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace perplexity --help")
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.runner_config import RunnerConfig

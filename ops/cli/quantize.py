@@ -12,8 +12,7 @@ import click
 
 from ops.cli.options import settings_command
 from ops.cli.parts import check_device, require
-from shared.config import setting
-from shared.errors import ConfigError
+from shared.config import REQUIRED, setting
 from shared.model_hub import existing_model
 
 if TYPE_CHECKING:
@@ -27,13 +26,9 @@ _MAX_NAMES = 20
 class QuantizeConfig:
     """What to make, from what."""
 
-    method: str | None = setting(
-        None, "How weights are rounded. Required.", choices=("int8", "fp8", "rtn-int4", "gptq")
-    )
-    model: Path | None = setting(
-        None, "Directory of the model, in Hugging Face's format, or its id at the hub. Required."
-    )
-    out: Path | None = setting(None, "New directory for the quantized model. Required.")
+    method: str = setting(REQUIRED, "How weights are rounded. Required.", choices=("int8", "fp8", "rtn-int4", "gptq"))
+    model: Path = setting(REQUIRED, "Directory of the model, in Hugging Face's format, or its id at the hub. Required.")
+    out: Path = setting(REQUIRED, "New directory for the quantized model. Required.")
     group_size: int = setting(128, "Inputs that share a scale, for the 4-bit methods: 32, 64, 128 or 256.", minimum=32)
     calibration: Path | None = setting(None, "UTF-8 text that gptq runs through the model.")
     samples: int = setting(128, "Windows of that text.", minimum=1, maximum=4096)
@@ -50,9 +45,6 @@ def run(config: QuantizeConfig) -> int:
     It has the public checkpoint convention of its method. Works layer by layer, so that the model need not fit into
     memory.
     """
-    if config.method is None or config.model is None or config.out is None:
-        missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)
-        raise ConfigError(f"HEADRACE_{missing.upper()}", "is required; see headrace quantize --help")
     require("worker", "torch", "numpy", "safetensors")
     from gpu_worker.models.registry import read_model_config
     from ops.quantize.job import quantize

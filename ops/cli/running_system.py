@@ -19,13 +19,12 @@ from urllib.parse import urlsplit
 
 from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
 from ops.stack.console import told_of_nats
-from ops.stack.servers import tenant_login
 from ops.stack.state import ReadyFile, has_died, read_ready_file
 from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.errors import ConfigError, DependencyError, HeadraceError
 from shared.nats_files import NatsFiles
-from shared.urls import is_http_url, with_login
+from shared.urls import is_http_url
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -195,21 +194,6 @@ def shown_names(names: list[str]) -> str:
     return f"{', '.join(name[:64] for name in names[:_MAX_NAMES])}{more}"
 
 
-def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tuple[str, ReadyFile | None]:
-    """Return the URL of NATS, with the login of `tenant` if `headrace setup --tenants` made one, and whose it is.
-
-    The system is the one on the state directory, and None where the URL is another's.
-    """
-    if url is not None:
-        return url, None
-    running = read_ready_file(state_dir)
-    if running is None:
-        raise _none_runs("HEADRACE_NATS_URL", state_dir, "--nats-url")
-    _check_runs(state_dir, running)
-    login = None if tenant is None else tenant_login(state_dir, tenant)
-    return running.nats_url if login is None else with_login(running.nats_url, *login), running
-
-
 def _none_runs(variable: str, state_dir: Path, options: str) -> ConfigError:
     told = f"not set, and no `headrace up` runs on {state_dir}; give --state-dir of one that runs, or {options}"
     return ConfigError(variable, told)
@@ -227,8 +211,13 @@ def _check_runs(state_dir: Path, running: ReadyFile) -> None:
 
 def find_admin_nats(url: str | None, state_dir: Path) -> str:
     """Return the NATS URL for an administrator: the one given, else that of the system on the state directory."""
-    found, running = find_nats(url, state_dir)
-    return found if running is None else running.admin_nats_url
+    if url is not None:
+        return url
+    running = read_ready_file(state_dir)
+    if running is None:
+        raise _none_runs("HEADRACE_NATS_URL", state_dir, "--nats-url")
+    _check_runs(state_dir, running)
+    return running.admin_nats_url
 
 
 def _error_words(body: bytes) -> tuple[str, str | None]:

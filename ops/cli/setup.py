@@ -13,7 +13,7 @@ from ops.cli.options import settings_command
 from ops.cli.running_system import AuditedAccess, admin_client, find_admin_nats
 from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack.config import DEFAULT_STATE_DIR
-from ops.stack.servers import add_account, tenant_login
+from ops.stack.servers import accounts_file, add_account, tenant_login
 from ops.stack.state import read_ready_file
 from shared.audit import audited, nats_login, servers_in
 from shared.config import setting
@@ -59,7 +59,7 @@ def run(config: SetupConfig) -> int:
     Needs an administrator's credentials. Streams that exist keep their limits and are brought to this version's
     subjects, and to the replicas that are asked for. Run it before the first gateway, after each update, and for each
     new tenant (`headrace tenant` prints the account); `headrace up` does it by itself for the tenant `default`. Beside
-    a `headrace up`, new tenants get their accounts too, and `headrace publish --tenant` finds them.
+    a `headrace up`, new tenants get their accounts too.
     """
     running = read_ready_file(config.state_dir) if config.nats_url is None and config.nats_user is None else None
     url = running.admin_nats_url if running else config.nats_url or _nats_without_url(config.state_dir)
@@ -89,7 +89,7 @@ def _add_accounts(config: SetupConfig, nats_pid: int) -> None:
         os.kill(nats_pid, signal.SIGHUP)
         time.sleep(_RELOAD_S)
     if new:
-        print(f"accounts ready: {', '.join(new)}; `headrace publish --tenant` uses them")
+        print(f"accounts ready: {', '.join(new)}; their logins are in {accounts_file(config.state_dir)}")
 
 
 def _tenants(config: SetupConfig) -> list[str]:

@@ -1,4 +1,6 @@
-"""Run one batch request through the queue with nothing but nats-py: `python batch_publish.py NATS_URL MODEL PROMPT`.
+"""Run one batch request through the queue with nothing but nats-py.
+
+Run as `python batch_publish.py NATS_URL MODEL PROMPT [TENANT]`.
 
 NATS_URL carries the credentials of a tenant's user, `nats://batch:PASSWORD@HOST:PORT`; `headrace up` writes it into its
 ready file. The request is JSON with the fields of `shared.messages.Request`: `id`, unique within the tenant; `model`;
@@ -31,21 +33,28 @@ def token(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9-]", lambda m: f"_{ord(m[0]):02x}", name.encode().decode("latin-1"))
 
 
-async def main(nats_url: str, model: str, prompt: str) -> None:
+async def main(nats_url: str, model: str, prompt: str, tenant: str = "default") -> None:
     """Publish a request, wait for its result, and print it."""
     request_id = uuid.uuid4().hex
     sampling = {"max_tokens": 32, "temperature": 0.0}
-    request = {"id": request_id, "model": model, "lane": "batch", "text": prompt, "sampling": sampling}
+    request = {
+        "id": request_id,
+        "model": model,
+        "tenant": tenant,
+        "lane": "batch",
+        "text": prompt,
+        "sampling": sampling,
+    }
     # Without reconnecting, a wrong password or address is an error at once; a program that runs for long wants it on.
     client = await nats.connect(nats_url, allow_reconnect=False)
-    result = await client.subscribe(f"hr.result.default.{request_id}")
-    await client.jetstream().publish(f"hr.req.{token(model)}.batch.default", json.dumps(request).encode())
+    result = await client.subscribe(f"hr.result.{token(tenant)}.{request_id}")
+    await client.jetstream().publish(f"hr.req.{token(model)}.batch.{token(tenant)}", json.dumps(request).encode())
     message = await result.next_msg(timeout=300)
     print(json.dumps(json.loads(message.data), indent=2))
     await client.close()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
-        sys.exit("usage: python batch_publish.py NATS_URL MODEL PROMPT")
+    if len(sys.argv) not in (4, 5):
+        sys.exit("usage: python batch_publish.py NATS_URL MODEL PROMPT [TENANT]")
     asyncio.run(main(*sys.argv[1:]))

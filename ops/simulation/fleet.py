@@ -80,14 +80,7 @@ class VirtualFleet:
         """Requests that no worker has taken."""
         return len(self._queue)
 
-    def start_worker(self) -> None:
-        """Let one more worker take requests from now on."""
-        worker = self._add_worker()
-        self.pull(worker)
-        if self.is_affine:
-            worker.beat()
-
-    def _add_worker(self) -> VirtualWorker:
+    def _add_worker(self) -> None:
         name = f"w{len(self.workers)}"
         runner = TimedRunner(self._times, self.clock, self._factors, self._draw.randrange(1 << 16))
         tiers = None
@@ -96,7 +89,6 @@ class VirtualFleet:
         worker = VirtualWorker(name, self, self._config, runner, tiers)
         self.workers.append(worker)
         self._by_name[name] = worker
-        return worker
 
     def submit(self, job: Job) -> None:
         """Put a request into the queue."""
@@ -133,7 +125,7 @@ class VirtualFleet:
         queue, pulling = self._queue, self._pulling
         while queue and pulling:
             worker = pulling.popleft()
-            if not worker.takes_requests or worker.capacity.interactive(len(queue)) <= 0:
+            if not worker.is_alive or worker.capacity.interactive(len(queue)) <= 0:
                 worker.is_pulling = False
                 continue
             pulling.append(worker)
@@ -150,7 +142,7 @@ class VirtualFleet:
     def _pull_again(self) -> None:
         """Let every worker look at its room again, as pulls end and are made again."""
         for worker in self.workers:
-            if not worker.is_pulling and worker.takes_requests:
+            if not worker.is_pulling and worker.is_alive:
                 worker.is_pulling = True
                 self._pulling.append(worker)
         self.hand_out()

@@ -19,7 +19,6 @@ from gateway.config import GatewayConfig
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.errors import ApiError, whole_seconds
 from gateway.fleet.fleet_load import FleetLoad
-from gateway.fleet.worker_needs import Outlook
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from gpu_worker.consumer.heartbeat import INTERVAL_S as HEARTBEAT_S
@@ -155,10 +154,6 @@ class VirtualGateway:
             self._shedder.observe(job.prediction, job.first_s + latency_s, job.num_prompt, num_tokens)
         self._num_waiting -= 1
 
-    def outlook(self) -> Outlook:
-        """Predict the wait of a request that comes now."""
-        return self._shedder.outlook(self.present_load)
-
     def _expect(self) -> None:
         arrival = next(self._arrivals, None)
         self._has_more = arrival is not None
@@ -228,10 +223,9 @@ class VirtualGateway:
 
     def _beat(self) -> None:
         """Take in the heartbeats of all workers, now and from now on."""
-        for worker in self.fleet.workers:
-            if worker.is_alive:
-                self.flights.note_heartbeat(MODEL, worker.name)
-        alive = [worker for worker in self.fleet.workers if worker.takes_requests]
+        alive = [worker for worker in self.fleet.workers if worker.is_alive]
+        for worker in alive:
+            self.flights.note_heartbeat(MODEL, worker.name)
         loads = [worker.engine.stats for worker in alive]
         config, running = self._config, sum(load.running for load in loads)
         waiting, waiting_tokens = sum(load.waiting for load in loads), sum(load.waiting_tokens for load in loads)

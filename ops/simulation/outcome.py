@@ -125,11 +125,6 @@ class Outcome(msgspec.Struct, kw_only=True, dict=True):
         return self.device_s / (self.duration_s * self.num_workers) if self.duration_s else 0.0
 
     @property
-    def workers(self) -> list[int]:
-        """Workers that took requests, at each heartbeat."""
-        return [moment.num_workers for moment in self.moments]
-
-    @property
     def requests_per_s(self) -> float:
         """Requests that were served, each second."""
         return self.num_served / self.duration_s if self.duration_s else 0.0

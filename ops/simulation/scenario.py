@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpu_worker.core.scheduler_config import SchedulerConfig
-from ops.simulation.autoscaler import Autoscaler, Scaling
 from ops.simulation.fleet import VirtualFleet
 from ops.simulation.gateway import Progress, VirtualGateway
 from ops.simulation.outcome import Outcome
@@ -27,7 +26,6 @@ class Scenario:
         max_retries: How often a refused client comes back.
         kills: Workers that die, by number, and when.
         is_affine: Requests wait for the worker that holds their prefix.
-        scaling: How the number of workers changes; None if it does not.
         tiers: KV tiers below the devices' memory; None for device memory alone.
     """
 
@@ -40,7 +38,6 @@ class Scenario:
     kills: tuple[tuple[int, float], ...] = ()
     is_affine: bool = False
     seed: int = 0
-    scaling: Scaling | None = None
     tiers: TierSizes | None = None
 
 
@@ -68,8 +65,6 @@ def simulate(
     )
     for number, at in scenario.kills:
         fleet.clock.call_at(at, fleet.workers[number].die)
-    if scenario.scaling is not None:
-        Autoscaler(gateway, scenario.scaling, scenario.ttft_slo_s)
     with _few_collections():
         gateway.serve(arrivals)
     outcome = gateway.outcome

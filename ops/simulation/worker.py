@@ -97,11 +97,6 @@ class VirtualWorker:
         """Blocks that hold nothing."""
         return self.engine.scheduler.num_blank_blocks
 
-    @property
-    def takes_requests(self) -> bool:
-        """Whether it lives and does not drain."""
-        return self.is_alive and not self.held.is_withdrawn
-
     def is_cached(self, digest: bytes) -> bool:
         """Return whether the prefix cache has a block of this digest."""
         return self.engine.scheduler.is_cached(digest)
@@ -207,12 +202,6 @@ class VirtualWorker:
             self._fleet.move(job)
         for number in self.waiting.stream_sequences:
             self._fleet.move(self._fleet.jobs[number])
-
-    def drain(self) -> None:
-        """Take nothing new, and give back what waits."""
-        self.held.is_withdrawn = True
-        self.claims.stop()
-        self.waiting.give_back_all()
 
     def _step(self) -> None:
         """Begin what there is to do, and wait until it lands."""

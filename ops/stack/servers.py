@@ -103,16 +103,21 @@ def prepare(state_dir: Path) -> Path:
     return folder / NATS_CONFIG.name
 
 
+def accounts_file(state_dir: Path) -> Path:
+    """Return the file with the accounts of tenants that were added."""
+    return state_dir / _FOLDER / _MORE
+
+
 def add_account(state_dir: Path, account: str) -> None:
     """Append an account, in NATS's configuration language; NATS reads it when it is reloaded."""
-    file = state_dir / _FOLDER / _MORE
+    file = accounts_file(state_dir)
     write_private(file, file.read_text() + account)
 
 
 def tenant_login(state_dir: Path, tenant: str) -> tuple[str, str] | None:
     """Return user and password of a tenant that was added; None for others."""
     try:
-        added = (state_dir / _FOLDER / _MORE).read_text()
+        added = accounts_file(state_dir).read_text()
     except OSError:
         return None
     user = f"batch-{encode_name(tenant)}"

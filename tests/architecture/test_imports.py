@@ -20,7 +20,7 @@ def test_core_of_the_worker_imports_no_ml_package_and_no_nats() -> None:
 
 HELP = """
 from ops.cli import main
-for command in ([], ["up"], ["gateway"], ["worker"], ["chat"], ["publish"], ["keys"]):
+for command in ([], ["up"], ["gateway"], ["worker"], ["chat"], ["keys"]):
     sys.argv = ["headrace", *command, "--help"]
     try:
         main()
@@ -33,4 +33,4 @@ def test_help_of_every_command_needs_nothing_heavy() -> None:
     heavy = ("torch", "starlette", "nats", "redis", "uvloop", "numpy", "jinja2", "prometheus_client")
     done = run_without(heavy, HELP)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Usage: headrace") == 7
+    assert done.stdout.count("Usage: headrace") == 6

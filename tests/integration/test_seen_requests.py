@@ -19,6 +19,7 @@ import pytest
 from shared.usage_ledger import DAYS_KEPT
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
+from tests.ops.cli.jobs import publish
 from tests.waiting import wait_for
 
 
@@ -72,8 +73,7 @@ def test_receipts_of_random_requests_add_up_to_what_the_workers_were_busy(system
     with ThreadPoolExecutor(8) as pool:
         for _ in pool.map(lambda plan: ask(system, plan[0], plan[1], leaves_after=plan[2]), plans):
             pass
-    published = headrace("publish", "def f():", "--wait", "--max-tokens", "20", *state(system))
-    assert published.returncode == 0, published.stderr
+    publish(Path(state(system)[1]), {"text": "def f():", "sampling": {"max_tokens": 20}}, wait=True)
 
     def is_idle() -> bool:
         return all(not worker["running"] for worker in now(system)["workers"])
@@ -166,7 +166,7 @@ def test_request_that_lost_its_worker_says_so(system: System) -> None:
 
 
 def test_job_and_line_of_a_batch_show_their_worker_and_receipt(system: System, tmp_path: Path) -> None:
-    job = json.loads(headrace("publish", "def g():", "--wait", "--max-tokens", "9", *state(system)).stdout)
+    (job,) = publish(Path(state(system)[1]), {"text": "def g():", "sampling": {"max_tokens": 9}}, wait=True)
     body = {"model": system.model, "prompt": "x", "max_tokens": 9, "n": 2, "temperature": 1}
     line = {"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": body}
     (file := tmp_path / "batch.jsonl").write_text(json.dumps(line))

@@ -306,7 +306,9 @@ async def test_error_of_a_route_is_told_in_the_form_of_its_api(services: RouteSe
 async def test_unknown_path_and_wrong_method_have_the_four_keys_and_say_what_to_do(
     http: httpx2.AsyncClient,
 ) -> None:
-    assert_error(await http.get("/nowhere"), 404, "unknown_url")
+    message = assert_error(await http.get("/nowhere"), 404, "unknown_url")["message"]
+    assert message.startswith("GET /nowhere: Not Found. Check the client's base URL: ")
+    assert "GET /openapi.json" in message
     assert_error(await http.get("/v1/models/nothing/"), 404)
     answer = await http.delete("/v1/models")
     assert_error(answer, 405, "method_not_allowed")

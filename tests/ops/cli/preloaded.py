@@ -8,8 +8,8 @@ from ops.cli import main as run
 
 for name in (
     *("gateway.admission.api_keys", "gateway.batches.line", "shared.nats_connection", "uvloop"),
-    *("ops.cli.batch_api", "ops.cli.batch_client", "ops.cli.batch_queue", "ops.cli.chat", "ops.cli.dead"),
-    *("ops.cli.dead_letter_box", "ops.cli.group", "ops.cli.keys", "ops.cli.publish", "ops.cli.setup", "ops.cli.tenant"),
+    *("ops.cli.batch_api", "ops.cli.batch_queue", "ops.cli.chat", "ops.cli.dead"),
+    *("ops.cli.dead_letter_box", "ops.cli.group", "ops.cli.keys", "ops.cli.setup", "ops.cli.tenant"),
 ):
     importlib.import_module(name)
 

@@ -29,19 +29,13 @@ from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import Queue, request_subject
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
+from tests.ops.cli.jobs import publish
 from tests.servers import NatsServer, pull_subscription
 from tests.waiting import wait_for
 
 
 def endless(job: str, max_tokens: int = 1500) -> dict[str, object]:
     return {"id": job, "text": "x", "sampling": {"max_tokens": max_tokens, "ignore_eos": True}}
-
-
-def publish(state_dir: Path, *lines: dict[str, object], tenant: str = "default") -> None:
-    given = "\n".join(map(json.dumps, lines))
-    options = ["--state-dir", str(state_dir), "--queue-unserved", "--tenant", tenant]
-    done = headrace("publish", "--file", "-", *options, given=given)
-    assert done.returncode == 0, done.stderr
 
 
 def stored(system: System, job: str, tenant: str = "default") -> dict[str, Any] | None:
@@ -244,7 +238,7 @@ def test_job_of_another_tenant_with_the_same_id_goes_on(cli_system: System, stat
     job, tenant = secrets.token_hex(4), f"t{secrets.token_hex(4)}"
     assert headrace("setup", "--state-dir", str(state_dir), "--tenants", f"default,{tenant}").returncode == 0
     # Once it has a result, the worker knows the new queue and takes jobs from it at once.
-    assert headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--tenant", tenant).returncode == 0
+    publish(state_dir, {"text": "x"}, tenant=tenant, wait=True)
     wait_for_running(cli_system, 0)
     for each in (tenant, "default"):
         publish(state_dir, endless(job), tenant=each)

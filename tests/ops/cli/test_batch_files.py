@@ -201,7 +201,6 @@ def test_time_to_go_is_left_out_behind_the_expiry(capsys: pytest.CaptureFixture[
         (b"hello", "does not begin with JSON"),
         (b"[]", "a JSON array: write one object a line"),
         (b'{"custom_id": "a"}', "a line without a url"),
-        (b'{"id": "a", "text": "b"}', "use `headrace publish --file"),
         (b"\x1f\x8b\x08\0\xff", "is compressed; unpack it first"),
         (b"\xff\xfe\0secret", "is not text in UTF-8"),
     ],

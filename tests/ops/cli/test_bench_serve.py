@@ -174,7 +174,7 @@ def test_server_that_answers_nothing_is_told_before_the_run() -> None:
         (("--json", "/nowhere/x.json"), "--json: /nowhere/x.json cannot be written: No such file or directory"),
         (("--base-url", "x"), "No such option '--base-url' (vLLM's): use --url."),
         (("--random-range-ratio", "1"), "No such option '--random-range-ratio' (vLLM's): use --spread."),
-        (("--bursiness", "1"), "No such option '--bursiness'. Did you mean '--burstiness'?"),
+        (("--bursiness", "1"), "No such option '--bursiness'. (Did you mean one of: '--burstiness', "),
     ],
 )
 def test_mistake_is_told_in_one_sentence(arguments: tuple[str, ...], told: str) -> None:

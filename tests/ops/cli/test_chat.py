@@ -170,3 +170,12 @@ def _read_until(leader: int, pattern: bytes) -> None:
         readable, _, _ = select.select([leader], [], [], 15)
         assert readable, seen
         seen += os.read(leader, 1000)
+
+
+def test_ready_file_that_is_damaged_or_of_another_version_is_one_line(tmp_path: Path) -> None:
+    texts = {'{"url": "http://127.0.0.1:1"}': "it is not of this version", "{": "it is not JSON"}
+    for text, why in texts.items():
+        (tmp_path / "ready.json").write_text(text)
+        done = headrace("chat", "x", "--state-dir", str(tmp_path))
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert f"ready.json cannot be read: {why}; start `headrace up` anew" in done.stderr

@@ -96,14 +96,6 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "--json: {files}/none/results cannot be written: No such file",
     ),
     (("bench", "engine", "--model", MODEL, "--batch", "x"), "--batch: 'x' is not a list of batch sizes"),
-    (("publish",), "--file: give either a PROMPT or --file"),
-    (("publish", "x", *NOWHERE), "--model: not set; the prompt names no model"),
-    (("publish", "x", "--state-dir", "{files}/empty"), "--nats-url: not set, and no `headrace up` runs on"),
-    (
-        ("publish", "--file", "{files}/jobs.jsonl", "--model-name", "m", *NOWHERE),
-        "--file: {files}/jobs.jsonl, line 3: 'text' is invalid: expected string or null, got integer",
-    ),
-    (("publish", "--file", "{files}/nothing.jsonl", *NOWHERE), "--file: {files}/nothing.jsonl: no requests: one JSON"),
     (
         ("keys", "--keys-file", "{files}/keys2.json", "list"),
         "--keys-file: {files}/keys2.json, key 2 (key_b): 'requests_per_minute' is invalid: expected integer >= 1",
@@ -113,7 +105,6 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("keys", "--keys-file", "{files}/none.json", "create"), "--keys-file: {files}/none.json is empty; a file without"),
     (("keys", "create", "--tenant", ""), "Invalid value for '--tenant': name '' must be 1 to 128 bytes"),
     (("worker", "--model", MODEL, "--worker-id", "w" * 200), "--worker-id: name 'wwww"),
-    (("publish", "x", "--model-name", "m", "--timeout-s", "0", *NOWHERE), "--timeout-s: 0.0 is too small"),
     (("chat", "hi", "--state-dir", "{files}/empty"), "--url: not set, and no `headrace up` runs on"),
     (("chat", "hi", "--url", "127.0.0.1:8000"), "--url: '127.0.0.1:8000' is no URL of a server; write http://"),
     (("chat", "hi", "--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
@@ -137,8 +128,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("up", "--processes", "2"), "'--processes': `headrace up` chooses this itself; --gateways says how many"),
     (("up", "--health-port", "1"), "`headrace up` chooses this itself; `headrace worker` has it"),
     (("up", "--ready-file", "{files}"), "--ready-file: {files} is a directory; name a file"),
-    (("publish", "two", "words"), "extra argument (words). A prompt of several words stands in quotes."),
-    (("publish", "x", "--model-name", "m", "--seed", "1" + "0" * 19, *NOWHERE), "--seed: 10000000000000000000 is too"),
+    (("chat", "two", "words"), "extra argument (words). A prompt of several words stands in quotes."),
     (
         ("worker", "--model", MODEL, "--health-port", "0", "--health-host", "256.1.1.1"),
         "--health-host: 256.1.1.1:0 cannot be used: ",
@@ -168,7 +158,6 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("dead", "retry", "one", "--all"), "Give request ids, or --all"),
     (("keys", "create", "--weight", "0"), "Invalid value for '--weight': 0.0 is not in the range 0.01<=x<=100"),
     (("keys", "create", "--expires", "soon"), "write 30d, 12h, 90m, a day such as 2027-01-31, or never"),
-    (("publish", "--file", "{files}/binary", "--model-name", "m", *NOWHERE), "is not text in UTF-8"),
     (("detect", "{files}/text.txt", "--key-file", "k"), "--model: is required"),
     (("detect", "{files}/text.txt", "--model", MODEL, "--key-file", "{files}/none"), "{files}/none cannot be read"),
     (("detect", "{files}/text.txt", "--model", MODEL, "--key-file", "{files}/text.txt"), "line 1: not a key of 64"),
@@ -194,9 +183,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "adapter" / "adapter_config.json").write_text("{}")
     (folder / "none.json").touch()
     (folder / "text.txt").write_text("some text\n" * 20)
-    (folder / "jobs.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n')
-    (folder / "nothing.jsonl").write_text("\n")
-    (folder / "binary").write_bytes(b"\xff")
     keys = [{"id": f"key_{name}", "sha256": "0" * 64, "tenant": "t"} for name in "ab"]
     (folder / "keys2.json").write_text(json.dumps([keys[0], {**keys[1], "requests_per_minute": 0}]))
     (folder / "keys3.json").write_text('[\n{"id" "a"}]')
@@ -315,7 +301,6 @@ def test_nats_without_jetstream_is_told_from_a_role_that_may_not(
     [
         ("worker", "--model", MODEL, "--simulate", "5", *NOWHERE),
         pytest.param(("gateway", "--api-key", "k", "--port", "0", *NOWHERE), marks=pytest.mark.slow),
-        pytest.param(("publish", "x", "--model-name", "m", *NOWHERE), marks=pytest.mark.slow),
         pytest.param(("setup", *NOWHERE), marks=pytest.mark.slow),
     ],
 )

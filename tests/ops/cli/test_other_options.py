@@ -10,9 +10,7 @@ import pytest
 
 import ops
 from ops.cli.gateway import command as gateway
-from ops.cli.keys import command as keys
-from ops.cli.other_options import _ROWS, OTHERS, explain, nearest
-from ops.cli.publish import command as publish
+from ops.cli.other_options import _ROWS, OTHERS, explain
 from ops.cli.up import command as up
 from ops.cli.worker import command as worker
 
@@ -40,7 +38,7 @@ def test_advice_is_for_options_that_up_and_worker_lack_each_once() -> None:
 
 def test_advice_names_options_that_there_are() -> None:
     named = {name for _, text in OTHERS.values() for name in re.findall(r"--[a-z][a-z-]+", text)}
-    assert named - _options(up, worker, gateway, publish) == set()
+    assert named - _options(up, worker, gateway) == set()
 
 
 def test_pages_that_advice_names_exist() -> None:
@@ -70,8 +68,6 @@ def test_well_known_options_are_in_the_table() -> None:
         ("--model", gateway, "of `headrace gateway`; `headrace up` and `headrace worker` have it."),
         ("--port", worker, "of `headrace worker`; `headrace up` and `headrace gateway` have it."),
         ("--gpu", worker, "No such option '--gpu': use --device cuda;"),
-        ("--wrokers", up, "No such option '--wrokers'. Did you mean '--workers'"),
-        ("--max_model_len", up, "No such option '--max_model_len'. Did you mean '--max-model-len'?"),
     ],
 )
 def test_who_types_another_servers_option_is_told_what_stands_for_it(
@@ -80,14 +76,5 @@ def test_who_types_another_servers_option_is_told_what_stands_for_it(
     assert told in (_explained(option, command) or "")
 
 
-def test_an_option_like_no_other_is_not_explained() -> None:
-    assert _explained("--xyzzy", up) is None
-
-
-def test_the_most_like_name_is_told_first() -> None:
-    assert nearest("--modle", _options(up))[0] == "--model"
-    assert nearest("--wrokers", _options(up))[0] == "--workers"
-    assert nearest("--max-conc", _options(*keys.commands.values())) == ["--max-concurrent"]
-    # Not like it as a whole, but one of its words.
-    assert nearest("--blocks", _options(up))[0] == "--num-blocks"
-    assert nearest("--kv", _options(up))[:2] == ["--kv-address", "--kv-cache-bytes"]
+def test_an_option_that_is_misspelt_or_like_no_other_is_left_to_click() -> None:
+    assert [_explained(option, up) for option in ("--xyzzy", "--wrokers", "--max_model_len")] == [None] * 3

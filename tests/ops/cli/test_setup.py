@@ -23,6 +23,7 @@ from ops.stack.servers import (
 from shared.errors import DependencyError
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
+from tests.ops.cli.jobs import publish
 from tests.servers import NatsServer
 
 STREAMS = {
@@ -107,15 +108,14 @@ def test_setup_is_in_the_audit_log_without_the_password(start_nats: Callable[...
 
 def test_tenant_added_beside_a_running_system_publishes_its_jobs(state_dir: Path, cli_system: System) -> None:
     before = {file.name: file.read_text() for file in NATS_CONFIG.parent.glob("*.conf")}
-    tenant = ["--tenant", "acme & co"]
     done = headrace("setup", "--state-dir", str(state_dir), "--tenants", "default, acme & co")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "accounts ready: acme & co; `headrace publish --tenant` uses them" in done.stdout
-    done = headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--max-tokens", "2", *tenant)
-    assert (done.returncode, json.loads(done.stdout)["tenant"]) == (0, "acme & co"), done.stderr
+    assert f"accounts ready: acme & co; their logins are in {state_dir}/nats-conf/more-tenants.conf" in done.stdout
+    (result,) = publish(state_dir, {"text": "x", "sampling": {"max_tokens": 2}}, tenant="acme & co", wait=True)
+    assert result["tenant"] == "acme & co"
     # Earlier logins still work, and running it again changes nothing.
-    done = headrace("publish", "x", "--wait", "--state-dir", str(state_dir), "--max-tokens", "2")
-    assert done.returncode == 0, done.stderr
+    (result,) = publish(state_dir, {"text": "x", "sampling": {"max_tokens": 2}}, wait=True)
+    assert result["tenant"] == "default"
     done = headrace("setup", "--state-dir", str(state_dir), "--tenants", "acme & co")
     assert "accounts ready" not in done.stdout
     assert {file.name: file.read_text() for file in NATS_CONFIG.parent.glob("*.conf")} == before

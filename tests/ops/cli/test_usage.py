@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
+from tests.ops.cli.jobs import publish
 from tests.waiting import wait_for
 
 
@@ -48,8 +49,7 @@ def test_usage_has_both_lanes_and_outlives_a_gateway_that_is_killed(tmp_path: Pa
         state = ["--state-dir", str(tmp_path / "state")]
         # The request of `headrace up` counts for no tenant.
         answers = [ask(system) for _ in range(2)]
-        published = headrace("publish", "def f():", "--wait", "--max-tokens", "9", *state)
-        job = json.loads(published.stdout)
+        (job,) = publish(tmp_path / "state", {"text": "def f():", "sampling": {"max_tokens": 9}}, wait=True)
         before = usage_of(system, interactive=2, batch=1)
         assert before["batch"]["completion_tokens"] == job["completion_tokens"] == 9
         assert before["batch"]["prompt_tokens"] == job["prompt_tokens"]
