@@ -328,8 +328,11 @@ def _is_broken_off(answer: Answer, outcome: Outcome) -> bool:
 def _tokens_used(answer: Answer, membership: Membership, outcome: Outcome) -> int:
     """Return the tokens that an answer counts against its key's limit per minute.
 
-    A complete answer counts as its usage says, one from the cache too. One that failed costs nothing.
+    A complete answer counts as its usage says, one from the cache too. One that failed costs nothing, unless it is the
+    client's own fault after its text had begun: an answer that ends in its own grammar's error would be free.
     """
     if outcome is Outcome.COMPLETED:
         return answer.num_tokens
-    return membership.tokens_used() if _is_broken_off(answer, outcome) else 0
+    error, has_text = answer.error, answer.first_token_at is not None
+    is_own_fault = has_text and error is not None and error.status < 500
+    return membership.tokens_used() if is_own_fault or _is_broken_off(answer, outcome) else 0

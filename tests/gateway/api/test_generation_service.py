@@ -320,18 +320,23 @@ async def test_slow_reader_is_cut_and_its_neighbour_is_not(nats_url: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("outcome", "status", "expected"),
+    ("outcome", "status", "has_text", "expected"),
     [
-        (Outcome.COMPLETED, None, 7),
-        (Outcome.DISCONNECTED, None, 3),
+        (Outcome.COMPLETED, None, True, 7),
+        (Outcome.DISCONNECTED, None, False, 3),
         # Its time was over: what was computed until then counts.
-        (Outcome.FAILED, 408, 3),
-        (Outcome.FAILED, 500, 0),
-        (Outcome.FAILED, 503, 0),
+        (Outcome.FAILED, 408, False, 3),
+        (Outcome.FAILED, 400, False, 0),
+        # Its grammar could not be followed any further.
+        (Outcome.FAILED, 400, True, 3),
+        (Outcome.FAILED, 500, True, 0),
+        (Outcome.FAILED, 503, False, 0),
     ],
 )
-def test_tokens_that_an_answer_costs_its_key(outcome: Outcome, status: int | None, expected: int) -> None:
+def test_tokens_that_an_answer_costs_its_key(
+    outcome: Outcome, status: int | None, has_text: bool, expected: int
+) -> None:
     error = None if status is None else ApiError(status, "x", retry_after_s=1.0)
-    answer = SimpleNamespace(num_tokens=7, error=error)
+    answer = SimpleNamespace(num_tokens=7, error=error, first_token_at=1.0 if has_text else None)
     membership = SimpleNamespace(tokens_used=lambda: 3)
     assert _tokens_used(cast("Answer", answer), cast("Membership", membership), outcome) == expected
