@@ -16,9 +16,9 @@ from gpu_worker.execution.memory.kv_cache import fixed_num_blocks, slot_bytes, s
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
 from gpu_worker.layers.cache_layout import ReadsLayer
-from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
 from gpu_worker.layers.layer import LayerTraits
-from gpu_worker.layers.ranks import layers_of_stage
+from gpu_worker.layers.ranks.division import Division, IndivisibleError, divided_layer
+from gpu_worker.layers.ranks.rank import layers_of_stage
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
 from gpu_worker.models.loader import weights_bytes

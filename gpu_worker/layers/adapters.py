@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.layers.placed_experts import ExpertShare
+from gpu_worker.layers.expert_share import ExpertShare
 from kernels.gpu_config import has_kernels
 from kernels.low_rank import AdapterRows, AdapterTable, LowRank, join, make_adapter_table
 

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import OneStage
+from gpu_worker.layers.ranks.rank import OneStage
 from kernels.collectives import Exchange
 from kernels.cpu_library import cpu_library
 from kernels.layer_cache import CachedTokens

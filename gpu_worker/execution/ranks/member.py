@@ -32,7 +32,7 @@ from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.ranks.meeting import GroupRanks, device_of, group_ranks
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import is_last
+from gpu_worker.layers.ranks.rank import is_last
 from gpu_worker.models.revision import model_revision
 from shared.errors import HeadraceError
 from shared.features import own_version

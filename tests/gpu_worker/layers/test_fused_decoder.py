@@ -149,7 +149,7 @@ def make_decoders(
     table = rotations.of(0, SHAPE.head_dim)
     library = fusing_library(SHAPE, dtype, CPU)
     assert library is not None, "the tests need g++"
-    fused = FusedDecoder(library, SHAPE, dtype, embedding, layers, norm, table, taps)
+    fused = FusedDecoder(library, SHAPE, Embedding(embedding, dtype), layers, norm, table, taps)
     parts = LayerParts.made_by(LinearFactory(free_host_bytes), rotations)
     return fused, LayeredDecoder(Embedding(embedding, dtype), layers, NormWeights(norm, SHAPE.eps), parts, taps)
 

@@ -16,6 +16,7 @@ import torch
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
 from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape, AttentionBesideMamba2Weights
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape, DenseAndMixtureWeights
+from gpu_worker.layers.expert_share import ExpertShare, weights_of
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape, GatedDeltaWeights
 from gpu_worker.layers.latent_attention import LatentShape, LatentWeights
 from gpu_worker.layers.layer import LayerTraits, LayerWeights
@@ -23,8 +24,7 @@ from gpu_worker.layers.linear import Partition, Projection
 from gpu_worker.layers.mamba2 import Mamba2Shape, Mamba2Weights, OutputNorm
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights, SharedExpertWeights
 from gpu_worker.layers.mlp import GatedShape, GatedWeights, PlainShape, PlainWeights
-from gpu_worker.layers.placed_experts import ExpertShare, weights_of
-from gpu_worker.layers.ranks import Ranks
+from gpu_worker.layers.ranks.rank import Ranks
 from gpu_worker.layers.short_conv import ShortConvShape, ShortConvWeights
 from gpu_worker.layers.stored_matrix import columns_of, rows_of, whole
 from kernels.moe import ExpertWeights
@@ -113,8 +113,11 @@ class Division:
             rows = self.features(shape.divided_parts) if rows is None else rows
             bias = None if layer.bias is None else layer.bias[rows.to(layer.bias.device)]
             return replace(layer, weight=rows_of(layer.weight, rows), bias=bias, rows=rows)
-        weight, inputs = columns_of(layer.weight, self.columns(shape.columns))
-        return replace(layer, weight=weight, bias=layer.bias if self.rank == 0 else None, inputs=inputs)
+        own = self.columns(shape.columns)
+        weight, inputs = columns_of(layer.weight, own)
+        columns = torch.tensor(own) if inputs is None else inputs
+        bias = layer.bias if self.rank == 0 else None
+        return replace(layer, weight=weight, bias=bias, inputs=inputs, columns=columns)
 
     def columns(self, num_columns: int) -> range:
         """Return which columns a rank has of a matrix that is divided by rows."""

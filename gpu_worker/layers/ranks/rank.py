@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from kernels.collectives import Exchange
 from kernels.layer_cache import EVERY_TOKEN, CachedTokens
-from kernels.low_rank import AdapterRows
-from kernels.moe import Experts
-from kernels.rms_norm import rms_norm
 
 
 class Ranks(Protocol):
@@ -119,59 +115,18 @@ def is_last(ranks: Ranks) -> bool:
     return ranks.stage == ranks.num_stages - 1
 
 
+def sum_in_kernels(ranks: Ranks) -> bool:
+    """Whether a CPU computes all layers in one call: there is nothing to sum, or the kernels do, feature by feature."""
+    is_divided_otherwise = ranks.has_whole_experts or ranks.divides_sequences or ranks.tokens != EVERY_TOKEN
+    return ranks.num_stages == 1 and (ranks.size == 1 or (ranks.exchange is not None and not is_divided_otherwise))
+
+
+def part_of(ranks: Ranks) -> tuple[int, int]:
+    """Return which part of the KV blocks a rank has, and how many parts there are."""
+    return (ranks.rank, ranks.size) if ranks.divides_sequences else (0, 1)
+
+
 def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
     """Return the layers of a stage: about as many each, the later ones fewer, since the head comes behind the last."""
     ends = [-(-num_layers * number // num_stages) for number in range(num_stages + 1)]
     return range(ends[stage], ends[stage + 1])
-
-
-class ReceivedStream:
-    """The residual stream from the stage before, in the place of the embeddings."""
-
-    def __init__(self, ranks: Ranks, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._ranks = ranks
-        self._like = torch.empty(0, hidden_size, dtype=dtype, device=device)
-
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return `[num_tokens, hidden_size]`."""
-        return self._ranks.receive(self._like.new_empty(len(token_ids), self._like.shape[1]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VectorNorm:
-    """RMS normalisation of vectors of which each rank has as many features."""
-
-    ranks: Ranks
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise the features that are here, `[num_tokens, size]`; `weight` is theirs."""
-        if self.ranks.size == 1:
-            return rms_norm(x, weight, eps)
-        wide = x.float()
-        squares = self.ranks.sum(wide.square().mean(dim=1, keepdim=True)) / self.ranks.size
-        return (wide * torch.rsqrt(squares + eps) * weight.float()).to(x.dtype)
-
-
-class SummedExperts:
-    """Experts of which each rank has some, or some features of each: their results are summed."""
-
-    def __init__(self, experts: Experts, ranks: Ranks, num_experts: int) -> None:
-        self._experts = experts
-        self._ranks = ranks
-        own = experts.tokens_per_expert
-        # Who has some experts counts the tokens of those alone.
-        self._counted = own.new_zeros(num_experts) if ranks.has_whole_experts else None
-        self.tokens_per_expert = own if self._counted is None else self._counted
-
-    def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None
-    ) -> torch.Tensor:
-        """Do what `Experts` promises."""
-        if self._counted is not None:
-            chosen = ids.flatten().long()
-            self._counted.index_add_(0, chosen.clamp(min=0), (chosen >= 0).to(self._counted.dtype))
-        return self._ranks.sum(self._experts(x, self._placed(ids), weights, adapters))
-
-    def _placed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the places of experts, among those of all ranks, that compute each token."""
-        return ids
