@@ -36,7 +36,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig, choose_num_threads, num_usable_cores
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.ranks.rank import ALONE, Ranks, part_of
+from gpu_worker.layers.ranks.rank import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.vision.registry import load_tower
@@ -153,10 +153,11 @@ class _Build:
         is_asynchronous: bool | None = None,
     ) -> TorchModelRunner:
         plan, config, shares = self.plan, self.plan.config, self.plan.shares
-        blocks, where = shares.num_blocks(num_blocks), (plan.kv_cache_dtype, plan.device)
+        blocks, where = shares.num_blocks(num_blocks), (plan.kv_cache_dtype, plan.device, self.ranks.tokens)
+        part = self.ranks.rank % config.num_parts, config.num_parts
         return TorchModelRunner(
             model,
-            allocate_groups(shares.layout, blocks, config.block_size, *where, self.ranks.tokens, *part_of(self.ranks)),
+            allocate_groups(shares.layout, blocks, config.block_size, *where, *part),
             config.max_num_seqs,
             plan.demand.max_model_len,
             config.max_num_batched_tokens,

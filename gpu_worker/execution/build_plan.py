@@ -183,9 +183,9 @@ def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
         return model
     problem = "models that attend in both directions are not divided" if model.is_bidirectional else None
     if config.enable_eplb and not any(layer.mixture for layer in layers):
-        problem = "HEADRACE_ENABLE_EPLB is set, but the model has no experts"
+        raise ConfigError("HEADRACE_ENABLE_EPLB", "is set, but the model has no experts")
     if config.enable_dp_attention and model.has_states:
-        problem = "HEADRACE_ENABLE_DP_ATTENTION is set, but states of recurrent layers are not divided by sequences"
+        raise ConfigError("HEADRACE_ENABLE_DP_ATTENTION", "is set, but states of recurrent layers are not divided so")
     if config.tapped_layers:
         problem = "proposers of drafts that read the model's hidden vectors do not go with several ranks"
     try:

@@ -63,10 +63,7 @@ class ImageEncoder:
         like: torch.Tensor,
         share: Callable[[torch.Tensor], object] = lambda _: None,
     ) -> None:
-        """Encode with a tower, or have `share` overwrite rows by those of who has it.
-
-        `like` is an embedding, and where they are.
-        """
+        """Encode with a tower, or let `share` overwrite rows by another process's; `like` is an embedding."""
         self._tower = tower
         self._images = images
         self._image_token = vision.form.token

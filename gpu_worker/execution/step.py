@@ -166,10 +166,9 @@ class StagedHead(Struct, frozen=True, gc=False):
 
     def share_masks(self) -> None:
         """Let those who draw tokens know what only one who does not may know: the masks of grammars."""
-        for tile in self.tiles:
-            for feature in tile.sampling.features:
-                if isinstance(feature, StagedGrammarMask):
-                    feature.shared()
+        for feature in (feature for tile in self.tiles for feature in tile.sampling.features):
+            if isinstance(feature, StagedGrammarMask):
+                feature.shared()
 
 
 class StepHead:

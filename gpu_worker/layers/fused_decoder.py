@@ -10,22 +10,17 @@ import torch
 from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext, ScoredTokens
-from gpu_worker.layers.expert_share import ExpertLoads
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
+from gpu_worker.layers.mixture import ExpertLoads
 from gpu_worker.layers.vocabulary import Embedding
-from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import CpuDecoderStack, ReadQueries, StackShape, StackStep
 from kernels.low_rank.cpu import CpuAdapterTable
 from kernels.paged_attention import AttentionOptions
 
 _DTYPES = (torch.float32, torch.bfloat16)
-
-
-def fusing_library(shape: StackShape, dtype: torch.dtype, device: torch.device) -> CpuLibrary | None:
-    """Return the compiled kernels when they can compute such a decoder, else None."""
-    return cpu_library() if can_fuse(shape, dtype, device) else None
 
 
 def can_fuse(shape: StackShape, dtype: torch.dtype, device: torch.device) -> bool:

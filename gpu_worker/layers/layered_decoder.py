@@ -11,10 +11,10 @@ from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import LayerState
-from gpu_worker.layers.expert_share import ExpertLoads
 from gpu_worker.layers.layer import DecoderLayer, LayerWeights, MixerBlock
 from gpu_worker.layers.layer_inputs import LayerInputs
 from gpu_worker.layers.linear import LayerParts
+from gpu_worker.layers.mixture import ExpertLoads
 from gpu_worker.layers.norms import NormWeights, make_norm
 from gpu_worker.layers.vocabulary import Embedding
 from kernels.state_rows import StateRows

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from gpu_worker.layers.adapters import AdapterTargets, ExpertModules
+from gpu_worker.layers.adapters import AdapterTargets, ExpertModules, ExpertShare
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.expert_share import ExpertShare
 from gpu_worker.layers.ranks.blocks import ContextAttention, OwnAttention, SpreadNorm
 from gpu_worker.layers.ranks.experts import PlacedExperts, SummedExperts
 from gpu_worker.layers.ranks.rank import ALONE, Ranks
@@ -138,8 +137,8 @@ def adapter_tables(
     shape = projection.shape
     if targets is None or shape is None or not projection.layer:
         return ()
-    placement = {"own_rows": projection.rows, "own_columns": projection.columns}
-    return declare_matrix(targets, projection.layer, shape, parts=parts, is_gated=is_gated, **placement)
+    own = {"own_rows": projection.rows, "own_columns": projection.columns}
+    return declare_matrix(targets, projection.layer, shape, parts=parts, is_gated=is_gated, **own)
 
 
 def declare_matrix(

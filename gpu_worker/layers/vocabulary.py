@@ -33,24 +33,19 @@ class Embedding:
     def stack_inputs(self, vocab_size: int | None = None, adapters: int | None = None) -> StackInputs:
         """Describe it to the fused kernels; `adapters` is the address of the table beside it."""
         # Embeddings of all ranks are added up.
-        adapters = adapters if self.ranks.rank == 0 else None
-        return StackInputs(self.weight, self.dtype, self.ranks.exchange, vocab_size, adapters, self.first_token)
+        first, adapters = self.ranks.rank * len(self.weight), adapters if self.ranks.rank == 0 else None
+        return StackInputs(self.weight, self.dtype, self.ranks.exchange, vocab_size, adapters, first)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return `[num_tokens, size]`."""
         rows = self._rows(token_ids)
         return rows if self.scale == 1 else rows.mul_(self.scale)
 
-    @property
-    def first_token(self) -> int:
-        """The token of its first row."""
-        return self.ranks.rank * len(self.weight)
-
     def _rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self.ranks.size == 1:
             return torch.embedding(self.weight, token_ids).to(self.dtype)
         num_own = len(self.weight)
-        places = token_ids - self.first_token
+        places = token_ids - self.ranks.rank * num_own
         rows = torch.embedding(self.weight, places.clamp(0, num_own - 1)).to(self.dtype)
         return self.ranks.sum(rows.masked_fill_(((places < 0) | (places >= num_own))[:, None], 0))
 
@@ -94,14 +89,12 @@ class LMHead:
         logits = self.projection.to_float32(hidden)
         if adapters is not None and self.adapters is not None:
             self.adapters.add(hidden, logits, adapters)
-        if self.ranks.size > 1:
-            own = self.vocab_size - self.ranks.rank * logits.shape[1]
-            if own < logits.shape[1]:
-                logits[:, max(0, own) :] = -torch.inf
         if self.scale != 1:
             logits.mul_(self.scale)
         if self.soft_cap is not None:
             logits.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+        if self.ranks.size > 1:
+            logits[:, max(0, self.vocab_size - self.ranks.rank * logits.shape[1]) :] = -torch.inf
         return logits
 
 

@@ -13,19 +13,18 @@ from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import LayerState
 from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
-from gpu_worker.layers.expert_share import ExpertLoads
-from gpu_worker.layers.fused_decoder import FusedDecoder, can_fuse, fusing_library
+from gpu_worker.layers.fused_decoder import FusedDecoder, can_fuse
 from gpu_worker.layers.latent_attention import LatentShape
-from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_inputs import take_layer_inputs
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_source import LayerSource, Projections, QuantizedLayers, WeightSource
 from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Partition, Projection
+from gpu_worker.layers.mixture import ExpertLoads
 from gpu_worker.layers.mlp import GatedShape
 from gpu_worker.layers.norms import LayerNorm, make_norm
 from gpu_worker.layers.ranks.blocks import ReceivedStream
-from gpu_worker.layers.ranks.division import Division, divided_layer, divided_weights
+from gpu_worker.layers.ranks.division import Division, divided_shape, divided_weights
 from gpu_worker.layers.ranks.experts import PlacedExperts
 from gpu_worker.layers.ranks.rank import ALONE, Ranks, is_last, layers_of_stage, sum_in_kernels
 from gpu_worker.layers.ranks.vocabulary import vocabulary_of
@@ -36,7 +35,7 @@ from gpu_worker.models.adapted_matrices import declare_elsewhere, embedding_adap
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import EncoderTraits, ModelConfig
 from kernels.build import can_build
-from kernels.cpu_library import CpuLibrary
+from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
@@ -83,7 +82,9 @@ class CausalLM:
         self._ranks, self.has_head = ranks, is_last(ranks)
         self.vocabulary = vocabulary_of(ranks, config.vocab_size)
         division = None if ranks.size == 1 else Division.of(ranks)
-        latent = _latent_shape(config, division)
+        latent = next((layer.mixer for layer in config.layers if isinstance(layer.mixer, LatentShape)), None)
+        if latent is not None and division is not None and not division.has_whole_mixers:
+            latent = divided_shape(latent, division)
         self.expanding = latent if latent is not None and latent.can_expand(device, ranks.tokens) else None
         words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
         if ranks.stage == 0 or (self.has_head and config.tie_word_embeddings):
@@ -92,9 +93,8 @@ class CausalLM:
             checkpoint.discard(re.escape(words))
             self.embedding = vocabulary = checkpoint.ones(config.hidden_size).new_empty(0, config.hidden_size)
         source = config.layer_source(checkpoint, quantized, is_divided=division is not None)
-        self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
+        self._rotations = rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
         here = layers_of_stage(config.num_layers, ranks.stage, ranks.num_stages)
-        rotations = self._rotations
         self._decoder = _decoder(config, source, vocabulary, dtype, linears, rotations, ranks, here, self.adapters)
         declare_elsewhere(config, source, dtype, here, self.adapters)
         if ranks.has_whole_experts:
@@ -226,7 +226,9 @@ def _decoder(
     if config.encoder is not None:
         return _take_encoder(config, config.encoder, source.checkpoint, embedding, linears)
     # One after another, so that only one layer has both its plain and its packed weights.
-    layers = (_take_layer(config, source, index, ranks) for index in here)
+    layers = (config.take_layer(source, index) for index in here)
+    if ranks.size > 1:
+        layers = (divided_weights(weights, Division.of(ranks)) for weights in layers)
     if others := "|".join(str(index) for index in range(config.num_layers) if index not in here):
         source.checkpoint.discard(rf"model\.layers\.({others})\..*")
     final_norm = source.norm("model.norm") if config.block.has_final_norm and is_last(ranks) else None
@@ -247,12 +249,6 @@ def _decoder(
     learned = None if table is None else Embedding(table, dtype)
     lookups = embedding_adapters(config, embed, adapters)
     return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned, lookups)
-
-
-def _latent_shape(config: ModelConfig, division: Division | None) -> LatentShape | None:
-    layer = next((layer for layer in config.layers if isinstance(layer.mixer, LatentShape)), None)
-    own = layer if layer is None or division is None else divided_layer(layer, division)
-    return own.mixer if own is not None and isinstance(own.mixer, LatentShape) else None
 
 
 def _take_words(config: ModelConfig, checkpoint: WeightSource, name: str, division: Division | None) -> torch.Tensor:
@@ -279,17 +275,12 @@ def _gathers_inputs(config: ModelConfig, source: LayerSource) -> bool:
     return isinstance(checkpoint, PartSource) and any(has_input_order(checkpoint, module) for module in modules)
 
 
-def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ranks) -> LayerWeights:
-    weights = config.take_layer(source, index)
-    return weights if ranks.size == 1 else divided_weights(weights, Division.of(ranks))
-
-
 def _embedding(
     source: LayerSource, weight: torch.Tensor, dtype: torch.dtype, ranks: Ranks
 ) -> Embedding | NormedEmbedding | ReceivedStream:
     traits, size = source.block.embeddings, source.hidden_size
     if ranks.stage > 0:
-        return ReceivedStream(ranks, size, dtype, weight.device)
+        return ReceivedStream(ranks, size, dtype)
     words = Embedding(weight, dtype, source.embedding_scale(dtype), ranks)
     if traits is None:
         return words
@@ -315,33 +306,28 @@ def is_fused(
 
     Without `compiles`, kernels that a compiler could make are taken to be there.
     """
-    if config.encoder is not None:
-        return False
     if compiles:
         return _fusing_library(config, dtype, device, num_ranks) is not None
-    return (
-        can_build() and _divides_evenly(config, num_ranks) and can_fuse(stack_shape(config, num_ranks), dtype, device)
-    )
+    return can_build() and _can_fuse(config, dtype, device, num_ranks)
 
 
-def _fusing_library(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int = 1
-) -> CpuLibrary | None:
-    return fusing_library(stack_shape(config, num_ranks), dtype, device) if _divides_evenly(config, num_ranks) else None
+def _fusing_library(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> CpuLibrary | None:
+    return cpu_library() if _can_fuse(config, dtype, device, num_ranks) else None
 
 
-def _divides_evenly(config: ModelConfig, num_ranks: int) -> bool:
+def _can_fuse(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> bool:
     mixtures = [layer.mixture for layer in config.layers if layer.mixture is not None]
-    return is_fusable(config) and not any(mixture.expert_size // num_ranks % 2 for mixture in mixtures)
+    is_odd = any(mixture.expert_size // num_ranks % 2 for mixture in mixtures)
+    is_suited = config.encoder is None and is_fusable(config) and not is_odd
+    return is_suited and can_fuse(stack_shape(config, num_ranks), dtype, device)
 
 
 def is_fusable(config: ModelConfig) -> bool:
     """Return True if the fused kernels of a CPU compute such a decoder: its layers differ in nothing but windows."""
     if not config.block.is_fusable or not all(can_pack(layer) for layer in config.layers):
         return False
-    kinds = {
-        (dataclasses.replace(config.attention_shape(index), sliding_window=None)) for index in range(config.num_layers)
-    }
+    shapes = map(config.attention_shape, range(config.num_layers))
+    kinds = {dataclasses.replace(shape, sliding_window=None) for shape in shapes}
     sizes = {layer.feed_forward.inner_size for layer in config.layers if isinstance(layer.feed_forward, GatedShape)}
     return len(kinds) == 1 and sizes <= {config.intermediate_size}
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
-    from gpu_worker.layers.expert_share import ExpertLoads
+    from gpu_worker.layers.mixture import ExpertLoads
     from gpu_worker.models.config import ModelConfig
     from gpu_worker.models.vision.processor import MediaProcessor
     from gpu_worker.models.vision.vision_config import VisionConfig

@@ -50,11 +50,7 @@ class Exchange:
         self.slot_bytes = slot_bytes
         self._size = size
         self._structure = ExchangeStructure(*self._memory, slot_bytes, rank, size)
-
-    @property
-    def address(self) -> int:
-        """Where the kernels find it."""
-        return ctypes.addressof(self._structure)
+        self.address = ctypes.addressof(self._structure)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all tensors, added in the order of ranks: the same bits everywhere. `x` may be overwritten.

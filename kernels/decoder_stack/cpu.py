@@ -122,15 +122,15 @@ class StackStep(NamedTuple):
 
 
 class Collective(Protocol):
-    """By what processes sum that divide the layers and the vocabulary among them."""
+    """By what processes sum that divide the layers and the vocabulary among them.
 
-    @property
-    def address(self) -> int:
-        """Where the kernel finds it."""
+    Attributes:
+        address: Where the kernel finds it.
+        slot_bytes: Room for the stream of a step, in float32.
+    """
 
-    @property
-    def slot_bytes(self) -> int:
-        """Room for the stream of a step, in float32."""
+    address: int
+    slot_bytes: int
 
     def check(self, has_ended: bool) -> None:
         """Raise if the processes do nothing together any more."""

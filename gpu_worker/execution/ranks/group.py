@@ -124,10 +124,6 @@ class RankGroup:
             readings.append(RankReading(rank, is_alive, life.step, self._watch.silent_s(rank), life.loads))
         return tuple(readings)
 
-    def loads(self, rank: int) -> int:
-        """Return how often processes of a rank have read its part of the weights."""
-        return self._life(rank).loads
-
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Tell of a rank that is lost meanwhile, in place of what this one fails by then; end the others if it fails.

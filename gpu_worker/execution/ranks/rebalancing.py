@@ -19,7 +19,7 @@ from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.member import TICK_S
 from gpu_worker.execution.ranks.messages import MoveExperts, PrepareExperts, encode
 from gpu_worker.execution.ranks.replies import RankLostError
-from gpu_worker.layers.expert_share import ExpertLoads
+from gpu_worker.layers.mixture import ExpertLoads
 from gpu_worker.layers.ranks.experts import PlacedExperts
 
 Loads = npt.NDArray[np.float64]

@@ -14,16 +14,17 @@ from kernels.layer_cache import LayerCache
 from kernels.paged_attention import AttentionOptions, Partial, merge_partials, paged_attention
 
 
+@dataclass(frozen=True, slots=True)
 class ReceivedStream:
     """The residual stream from the stage before, in the place of the embeddings."""
 
-    def __init__(self, ranks: Ranks, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._ranks = ranks
-        self._like = torch.empty(0, hidden_size, dtype=dtype, device=device)
+    ranks: Ranks
+    hidden_size: int
+    dtype: torch.dtype
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return `[num_tokens, hidden_size]`."""
-        return self._ranks.receive(self._like.new_empty(len(token_ids), self._like.shape[1]))
+        return self.ranks.receive(token_ids.new_empty(len(token_ids), self.hidden_size, dtype=self.dtype))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from gpu_worker.layers.adapters import ExpertShare
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
 from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape, AttentionBesideMamba2Weights
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape, DenseAndMixtureWeights
-from gpu_worker.layers.expert_share import ExpertShare, weights_of
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape, GatedDeltaWeights
 from gpu_worker.layers.latent_attention import LatentShape, LatentWeights
 from gpu_worker.layers.layer import LayerTraits, LayerWeights
@@ -24,6 +24,7 @@ from gpu_worker.layers.linear import Partition, Projection
 from gpu_worker.layers.mamba2 import Mamba2Shape, Mamba2Weights, OutputNorm
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights, SharedExpertWeights
 from gpu_worker.layers.mlp import GatedShape, GatedWeights, PlainShape, PlainWeights
+from gpu_worker.layers.ranks.experts import weights_of
 from gpu_worker.layers.ranks.rank import Ranks
 from gpu_worker.layers.short_conv import ShortConvShape, ShortConvWeights
 from gpu_worker.layers.stored_matrix import columns_of, rows_of, whole

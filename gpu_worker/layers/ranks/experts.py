@@ -11,10 +11,17 @@ from typing import Any
 
 import torch
 
-from gpu_worker.layers.expert_share import ExpertShare, weights_of
+from gpu_worker.layers.adapters import ExpertShare
 from gpu_worker.layers.ranks.rank import Ranks
+from gpu_worker.layers.stored_matrix import whole
 from kernels.low_rank import AdapterRows
-from kernels.moe import Experts, ReplaceableExperts
+from kernels.moe import Experts, ExpertWeights, ReplaceableExperts
+
+
+def weights_of(experts: ExpertWeights, chosen: Sequence[int]) -> ExpertWeights:
+    """Return the weights of some experts, read where they are still stored."""
+    bias = None if experts.bias is None else experts.bias[list(chosen)]
+    return ExpertWeights(tuple(whole(experts.forms[expert]) for expert in chosen), bias)
 
 
 class SummedExperts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -11,35 +11,33 @@ from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 
 
 class Ranks(Protocol):
-    """One of several ranks, and what it does with the others. All ranks do the same, in the same order."""
+    """One of several ranks, and what it does with the others. All ranks do the same, in the same order.
 
-    @property
-    def rank(self) -> int:
-        """Its number, from 0."""
+    Attributes:
+        rank: Its number among those of its stage, from 0.
+        size: How many there are.
+        stage: Which layers it has: stages follow one another, and each has as many ranks.
+        num_stages: How many stages there are.
+        has_whole_experts: Whether each has some experts as a whole; else it has some features of each.
+        num_redundant_experts: Places for experts, over all ranks, beyond one for each; None where no expert moves to
+            another place.
+        tokens: Which tokens of each sequence it keeps: `step` ranks in a row, from a multiple of that on, keep all.
+        divides_sequences: Whether each has all attention weights, and attends for the sequences alone whose tokens it
+            keeps.
+    """
 
-    @property
-    def size(self) -> int:
-        """How many there are."""
-
-    @property
-    def has_whole_experts(self) -> bool:
-        """Whether each has some experts as a whole; else it has some features of each."""
-
-    @property
-    def num_redundant_experts(self) -> int | None:
-        """Places for experts, over all ranks, beyond one for each; None where no expert moves to another place."""
+    rank: int
+    size: int
+    stage: int
+    num_stages: int
+    has_whole_experts: bool
+    num_redundant_experts: int | None
+    tokens: CachedTokens
+    divides_sequences: bool
 
     @property
     def exchange(self) -> Exchange | None:
         """By what the kernels of a CPU sum within a step; None where they cannot."""
-
-    @property
-    def tokens(self) -> CachedTokens:
-        """Which tokens of each sequence it keeps: `step` ranks in a row, from a multiple of that on, keep all."""
-
-    @property
-    def divides_sequences(self) -> bool:
-        """Whether each has all attention weights, and attends for the sequences alone whose tokens it keeps."""
 
     def swap(self, x: torch.Tensor) -> torch.Tensor:
         """Give each of the ranks that together keep all tokens its part, `x[i]` to the `i`th, and return theirs."""
@@ -52,14 +50,6 @@ class Ranks(Protocol):
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Overwrite `x` by what it is on rank 0 of the group, and return it; only those of the last stage call it."""
-
-    @property
-    def stage(self) -> int:
-        """Which layers it has: stages follow one another, and each has as many ranks."""
-
-    @property
-    def num_stages(self) -> int:
-        """How many stages there are."""
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Overwrite `x` by what this rank of the stage before has sent, and return it."""
@@ -80,15 +70,11 @@ class OneStage:
     stage, num_stages = 0, 1
     num_redundant_experts: int | None = None
 
-    def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Refuse: there is no stage before."""
+    def receive(self, x: torch.Tensor) -> NoReturn:
+        """Refuse: there is one stage."""
         raise AssertionError("there is one stage")
 
-    def send(self, x: torch.Tensor) -> None:
-        """Refuse: there is no stage behind."""
-        raise AssertionError("there is one stage")
-
-    tell_last = send
+    send = tell_last = receive
 
 
 class Alone(OneStage):
@@ -119,11 +105,6 @@ def sum_in_kernels(ranks: Ranks) -> bool:
     """Whether a CPU computes all layers in one call: there is nothing to sum, or the kernels do, feature by feature."""
     is_divided_otherwise = ranks.has_whole_experts or ranks.divides_sequences or ranks.tokens != EVERY_TOKEN
     return ranks.num_stages == 1 and (ranks.size == 1 or (ranks.exchange is not None and not is_divided_otherwise))
-
-
-def part_of(ranks: Ranks) -> tuple[int, int]:
-    """Return which part of the KV blocks a rank has, and how many parts there are."""
-    return (ranks.rank, ranks.size) if ranks.divides_sequences else (0, 1)
 
 
 def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:

@@ -51,6 +51,14 @@ def test_head_of_one_rank_scores_all_tokens() -> None:
     assert torch.equal(head(torch.zeros(NUM_ROWS, 4)), logits / 2)
 
 
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+def test_head_scores_no_tokens_behind_the_last_one(soft_cap: float | None) -> None:
+    """Also where scores are capped: a cap would make minus infinity a score."""
+    ranks, product = Mock(size=2, rank=1), Mock(to_float32=lambda hidden: torch.ones(1, 4))
+    scores = LMHead(product, torch.float32, 1.0, soft_cap, ranks, vocab_size=7)(torch.zeros(1, 4))
+    assert scores.isneginf().tolist() == [[False, False, False, True]]
+
+
 def drawn(
     logits: torch.Tensor, size: int, given: SamplingParameters, *, is_widened: bool = False
 ) -> list[torch.Tensor]:
