@@ -18,6 +18,7 @@ import torch
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS
 from gpu_worker.execution.memory.state_sizes import CHECKPOINT_TOKENS
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.layers.ranks.settings import RankSettings
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start import engine_setup
 from gpu_worker.start.config import WorkerConfig
@@ -68,6 +69,13 @@ def test_every_setting_of_the_runner_is_the_workers() -> None:
     names = ({field.name for field in dataclasses.fields(settings)} for settings in (RunnerConfig, WorkerConfig))
     assert set.intersection(*names) == {"model", *SETTINGS, *OWN}
     assert {name: getattr(runner_config, name) for name in SETTINGS} == SETTINGS
+
+
+def test_what_one_process_computes_is_on_one_host() -> None:
+    """A draft model beside ranks of several hosts."""
+    ranks = {name: SETTINGS[name] for name in RankSettings().of_ranks()}
+    config = RunnerConfig(DEMO_MODEL, **ranks).undivided()
+    assert (config, config.ranks_per_host) == (RunnerConfig(DEMO_MODEL), 1)
 
 
 @pytest.mark.parametrize(
