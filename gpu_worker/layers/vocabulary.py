@@ -101,8 +101,7 @@ class LMHead:
 class Vocabulary:
     """How tokens are drawn and scored by their logits, `[num_rows, vocab_size]` float32.
 
-    Attributes:
-        is_first: The grammars of outputs are known here.
+    Where `is_first`, the grammars of outputs are known.
     """
 
     is_first = True

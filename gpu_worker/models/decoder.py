@@ -237,10 +237,9 @@ def _decoder(
         assert final_norm is not None, "fused kernels normalise the stream at the end"
         attention = config.attention_shape(0)
         cos_sin = rotations.of(attention.rotary, attention.head_dim, attention.rotary_dim)
-        taps = config.tapped_layers
         words = Embedding(embedding, dtype, ranks=ranks)
         return FusedDecoder(
-            library, shape, words, layers, final_norm.weight, cos_sin, taps, config.vocab_size, adapters
+            library, shape, words, layers, final_norm.weight, cos_sin, config.tapped_layers, config.vocab_size, adapters
         )
     embed = _embedding(source, embedding, dtype, ranks)
     parts = LayerParts.made_by(linears, rotations, ranks, adapters)

@@ -116,8 +116,7 @@ class Division:
             return replace(layer, weight=rows_of(layer.weight, rows), bias=bias, rows=rows)
         own = self.columns(shape.columns)
         weight, inputs = columns_of(layer.weight, own)
-        columns = torch.tensor(own) if inputs is None else inputs
-        bias = layer.bias if self.rank == 0 else None
+        bias, columns = layer.bias if self.rank == 0 else None, torch.tensor(own) if inputs is None else inputs
         return replace(layer, weight=weight, bias=bias, inputs=inputs, columns=columns)
 
     def columns(self, num_columns: int) -> range:
