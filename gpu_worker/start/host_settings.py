@@ -50,8 +50,7 @@ def check_ranks(config: WorkerConfig) -> None:
     _check_context(config)
     _check_dp_attention(config)
     if config.num_ranks > 1 and (tier := asked_tier(config)) is not None:
-        why = "a model that is divided among several ranks has no tiers below the device's memory yet"
-        raise ConfigError(tier[0], f"is {tier[1]}, but {why}")
+        raise ConfigError(tier[0], f"is {tier[1]}, but several ranks have no tiers below the device's memory yet")
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         size, problem = getattr(config, name), None
         if size == 1:
