@@ -32,7 +32,7 @@ from shared.sampling import SamplingDefaults
 from shared.worker_metrics import KvGroup, KvTierReading, RankReading, WorkerMetrics
 
 if TYPE_CHECKING:
-    from gpu_worker.layers.placed_experts import ExpertLoad, ExpertLoads
+    from gpu_worker.layers.mixture import ExpertLoad, ExpertLoads
 
 INTERVAL_S = 0.2
 

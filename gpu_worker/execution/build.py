@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -35,7 +36,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig, choose_num_threads, num_usable_cores
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.ranks.rank import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.vision.registry import load_tower
@@ -125,7 +126,7 @@ class _Build:
                 tapped_layers=plan.config.tapped_layers,
                 progress=progress,
                 linears=LinearFactory(free_host_bytes, plan.dtype),
-                ranks=self.ranks,
+                make=partial(CausalLM, ranks=self.ranks),
                 num_adapters=plan.config.max_loras,
             )
             if plan.device.type == "cuda":
@@ -142,7 +143,7 @@ class _Build:
             tower = load_tower(plan.config.model, vision, plan.dtype, plan.device)
             logger.info("loaded the vision tower, %d layers, %s", vision.num_layers, shown_bytes(plan.tower_bytes))
         like = torch.empty(plan.model_config.hidden_size, dtype=plan.dtype, device=plan.device)
-        return ImageEncoder(vision, tower, self.images or SharedImages(), like, self.ranks)
+        return ImageEncoder(vision, tower, self.images or SharedImages(), like, self.ranks.share)
 
     def runner(
         self,
@@ -152,10 +153,11 @@ class _Build:
         is_asynchronous: bool | None = None,
     ) -> TorchModelRunner:
         plan, config, shares = self.plan, self.plan.config, self.plan.shares
-        blocks, where = shares.num_blocks(num_blocks), (plan.kv_cache_dtype, plan.device)
+        blocks, where = shares.num_blocks(num_blocks), (plan.kv_cache_dtype, plan.device, self.ranks.tokens)
+        part = self.ranks.rank % config.num_parts, config.num_parts
         return TorchModelRunner(
             model,
-            allocate_groups(shares.layout, blocks, config.block_size, *where, self.ranks.tokens),
+            allocate_groups(shares.layout, blocks, config.block_size, *where, *part),
             config.max_num_seqs,
             plan.demand.max_model_len,
             config.max_num_batched_tokens,
@@ -165,7 +167,6 @@ class _Build:
             captured=CapturedSteps.OFF if config.num_parts > 1 else CapturedSteps(config.cuda_graphs),
             num_state_slots=plan.num_state_slots(num_blocks),
             constraints=self.constraints,
-            ranks=self.ranks,
             encoder=encoder,
         )
 

@@ -16,9 +16,9 @@ from gpu_worker.execution.memory.kv_cache import fixed_num_blocks, slot_bytes, s
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
 from gpu_worker.layers.cache_layout import ReadsLayer
-from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
 from gpu_worker.layers.layer import LayerTraits
-from gpu_worker.layers.ranks import layers_of_stage
+from gpu_worker.layers.ranks.division import Division, IndivisibleError, divided_layer
+from gpu_worker.layers.ranks.rank import layers_of_stage
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
 from gpu_worker.models.loader import weights_bytes
@@ -183,9 +183,9 @@ def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
         return model
     problem = "models that attend in both directions are not divided" if model.is_bidirectional else None
     if config.enable_eplb and not any(layer.mixture for layer in layers):
-        problem = "HEADRACE_ENABLE_EPLB is set, but the model has no experts"
+        raise ConfigError("HEADRACE_ENABLE_EPLB", "is set, but the model has no experts")
     if config.enable_dp_attention and model.has_states:
-        problem = "HEADRACE_ENABLE_DP_ATTENTION is set, but states of recurrent layers are not divided by sequences"
+        raise ConfigError("HEADRACE_ENABLE_DP_ATTENTION", "is set, but states of recurrent layers are not divided so")
     if config.tapped_layers:
         problem = "proposers of drafts that read the model's hidden vectors do not go with several ranks"
     try:

@@ -1,12 +1,13 @@
 """Encodes the images that plans name, keeps their embeddings, and says which of them a step's tokens are.
 
 Owns the vision tower's results, by digest. The scheduler decides which images are kept, and for how long: plans name
-the images to encode and to forget. Of several ranks the first one encodes, and shares the embeddings of each step's
-tokens.
+the images to encode and to forget. Where several processes compute a step, one encodes, and shares the embeddings of
+its tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Values
 from itertools import pairwise
 
@@ -21,7 +22,6 @@ from gpu_worker.execution.batch.placed_tokens import axis_positions
 from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import Int64s
 from gpu_worker.layers.media_inputs import BidirectionalSpan, MediaInputs
-from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.models.vision.tower import EncodedImage, Encoding, VisionTower
 from gpu_worker.models.vision.vision_config import VisionConfig
 from shared.errors import HeadraceError
@@ -61,15 +61,15 @@ class ImageEncoder:
         tower: VisionTower | None,
         images: SharedImages,
         like: torch.Tensor,
-        ranks: Ranks = ALONE,
+        share: Callable[[torch.Tensor], object] = lambda _: None,
     ) -> None:
-        """Encode with a tower, which the first rank has; `like` is an embedding, and where they are."""
+        """Encode with a tower, or let `share` overwrite rows by another process's; `like` is an embedding."""
         self._tower = tower
         self._images = images
         self._image_token = vision.form.token
         self._num_outputs = 1 + len(vision.deep)
         self._like = like
-        self._ranks = ranks
+        self._share = share
         axes = vision.rotary_axes
         self._rotary_axes = torch.tensor(axes, dtype=torch.int64, device=like.device) if axes else None
         self.has_axes = bool(axes)
@@ -107,7 +107,7 @@ class ImageEncoder:
     def inputs(self, plan: StepPlan, sequences: Values[BatchSequence], layout: HostStep) -> MediaInputs | None:
         """Return what the images of a step's tokens give the model; None where no token is of an image.
 
-        All ranks call it, in the same order.
+        All who share call it, in the same order.
         """
         places: list[Int64s] = []
         parts: list[tuple[bytes, slice]] = []
@@ -148,8 +148,8 @@ class ImageEncoder:
             each = ([part[chosen] for part in (image.rows, *image.deep)] for image, chosen in outputs)
             joined = list(map(torch.cat, zip(*each, strict=True)))
         for rows in joined if num_rows else ():
-            # As bytes, since what ranks meet by may not know all types.
-            self._ranks.share(rows.view(torch.uint8))
+            # As bytes, since what shares them may not know all types.
+            self._share(rows.view(torch.uint8))
         return joined
 
     def _part(self, sequence: BatchSequence, span: MediaSpan, begin: int, end: int) -> tuple[Int64s, slice]:

@@ -11,7 +11,6 @@ import torch
 from gpu_worker.core.batch_sequences import Share
 from gpu_worker.core.pooling import PoolingPlan, Readout
 from gpu_worker.execution.batch.transfers import Int32s
-from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.models.decoder import CausalLM
 from kernels.low_rank import AdapterRows
 
@@ -67,7 +66,6 @@ class PooledRows:
 
 def pool(
     model: CausalLM,
-    vocabulary: Vocabulary,
     hidden: torch.Tensor,
     chunks: Values[PooledChunk],
     adapters: AdapterRows | None = None,
@@ -87,7 +85,7 @@ def pool(
     for readout, group in groups.items():
         rows = torch.cat([_pooled_row(hidden, chunk) for chunk in group])
         own = None if adapters is None else adapters.of(np.array([chunk.first_row for chunk in group]))
-        values = _read(model, vocabulary, rows, readout, own).double()
+        values = _read(model, rows, readout, own).double()
         pooled.append(PooledRows([chunk.place for chunk in group], values))
     return pooled
 
@@ -113,12 +111,10 @@ def _on_grid(rows: torch.Tensor) -> torch.Tensor:
     return rows.double().add_(_GRID).sub_(_GRID)
 
 
-def _read(
-    model: CausalLM, vocabulary: Vocabulary, rows: torch.Tensor, readout: Readout, adapters: AdapterRows | None
-) -> torch.Tensor:
+def _read(model: CausalLM, rows: torch.Tensor, readout: Readout, adapters: AdapterRows | None) -> torch.Tensor:
     if readout == "hidden":
         return rows
     rows = rows.float()
     if readout == "classes":
         return model.classify(rows)
-    return vocabulary.columns(model.logits(rows, adapters), readout)
+    return model.vocabulary.columns(model.logits(rows, adapters), readout)

@@ -44,7 +44,6 @@ from gpu_worker.execution.step import StepHead, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
 from gpu_worker.layers.attention_context import OwnTokens, ScoredTokens, StepSizes
 from gpu_worker.layers.media_inputs import MediaInputs
-from gpu_worker.layers.ranks import ALONE, Ranks, is_last
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from kernels.low_rank import AdapterRows
@@ -64,9 +63,9 @@ class TorchModelRunner:
         max_steps_in_flight: Steps that may be submitted before the first of them has a result.
         num_state_slots: Slots of recurrent layers to schedule with.
         share_drafts: Called with each plan and the drafts that were made for it, one a share; the step verifies what
-            it returns. Of several ranks the first one tells the others so.
+            it returns. Of several processes the first one tells the others so.
         interrupt: Gives up the step that is computed; None where that cannot be: on a device that computes by itself,
-            by several ranks, and where states would be left half changed.
+            by several processes, and where states would be left half changed.
     """
 
     def __init__(
@@ -82,12 +81,10 @@ class TorchModelRunner:
         captured: CapturedSteps = CapturedSteps.ALL,
         num_state_slots: int = 0,
         constraints: ConstraintSource | None = None,
-        ranks: Ranks = ALONE,
         encoder: ImageEncoder | None = None,
     ) -> None:
         self._encoder = encoder
         self._captured = captured
-        self._ranks, self._is_last = ranks, is_last(ranks)
         self.model = model
         self.cache = cache
         self._device = model.device
@@ -111,16 +108,16 @@ class TorchModelRunner:
             windows=tuple(tables.host for tables in self._rows.windows),
             knows_tokens=not self.is_asynchronous,
         )
-        self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device, ranks)
+        self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device, model.vocabulary)
         self._head = StepHead(model, self._sampler, self._rows, keeps_last_tokens=self.is_asynchronous)
         self._downloads = Downloads(self._device)
         self._graphs: StepGraphs | None = None
         self._drafting: Drafting | None = None
         self.share_drafts: ShareDrafts | None = None
         self.interrupt: StepInterrupt | None = None
-        if model.device.type == "cpu" and self._states is None and ranks is ALONE and model.config.encoder is None:
-            self.interrupt = StepInterrupt()
-            model.interrupt_by(self.interrupt)
+        interrupt = StepInterrupt()
+        if model.device.type == "cpu" and self._states is None and model.interrupt_by(interrupt):
+            self.interrupt = interrupt
         # Submitted with a proposer that wants to see it, and its result not asked for yet.
         self._unlanded: deque[AssembledStep] = deque(maxlen=self.max_steps_in_flight)
 
@@ -141,8 +138,8 @@ class TorchModelRunner:
 
     @property
     def num_parts(self) -> int:
-        """Equal parts of these, of which this runner has one, with the number of its rank."""
-        return self._ranks.size if self._ranks.divides_sequences else 1
+        """Equal parts of these, of which this runner has one."""
+        return self.cache.num_parts
 
     @property
     def windows(self) -> tuple[WindowConfig, ...]:
@@ -172,7 +169,7 @@ class TorchModelRunner:
             tuple(group.num_blocks for group in self.cache.groups[1:]),
             None if self._states is None else self.num_state_slots,
             None if self.model.expanding is None else self.model.expanding.expands,
-            self._ranks.rank if self.num_parts > 1 else 0,
+            self.cache.part,
         )
 
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
@@ -207,7 +204,7 @@ class TorchModelRunner:
             self._encoder.clear()
 
     def restart(self) -> None:
-        """Forget all sequences, and warm up, which may fail, and capture graphs again: of several ranks one is new."""
+        """Forget all sequences, and warm up, which may fail, and capture graphs again: others may have begun anew."""
         self.clear()
         self._unlanded.clear()
         self._graphs = None
@@ -259,7 +256,7 @@ class TorchModelRunner:
 
     def _submit(self, plan: StepPlan) -> PendingStep:
         if self._encoder is not None:
-            # Before other ranks get the plan: what fails here fails here alone.
+            # Before others get the plan: what fails here fails here alone.
             self._encoder.encode(plan)
             if not plan.rows:
                 return EncodedStep(plan.step, self._device)
@@ -267,7 +264,7 @@ class TorchModelRunner:
         step = self._assemble(plan, upload)
         graphs = self._graphs
         media = None if self._encoder is None else self._encoder.inputs(plan, step.sequences, step.layout)
-        own = OwnRows.of(step.layout, self._rows, self._ranks, upload)
+        own = OwnRows.of(step.layout, self._rows, self.cache, upload)
         attending = step.layout if own is None else own.layout
         shape, (num_expanded_blocks, outweighs_launches) = None, self._expansion(attending)
         is_plain = media is None and step.adapters is None and step.scores is None
@@ -278,16 +275,16 @@ class TorchModelRunner:
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
         upload.send()
-        if not self._is_last:
-            self._head.tell_last(head, self._ranks)
+        if not self.model.has_head:
+            head.share_masks()
         scored = None if step.scores is None else step.scores.tokens()
         owned = None if own is None else own.tokens(self._rows, self.cache, num_expanded_blocks)
         inputs = (media, step.adapters, scored, num_expanded_blocks, owned)
         computed = self._replay(step, shape) if staged is None else self._launch(step, staged, inputs)
         if self.interrupt is not None:
             self.interrupt.check()
-        if not self._is_last:
-            # The last stage answers for all.
+        if not self.model.has_head:
+            # Who has it answers for all.
             return CompletedStep(StepResult(plan.step, []))
         outputs = self._head.outputs(step, head, computed)
         outputs.attention = [] if scored is None else [group.attention for group in scored.groups]
@@ -311,7 +308,7 @@ class TorchModelRunner:
         sizes = StepSizes.of(query_lens, layout.context_lens, self.cache.block_size, self.max_model_len)
         if not latent.expands(sizes):
             return 0, False
-        return sizes.num_blocks, latent.outweighs_launches(sizes, self._ranks.size)
+        return sizes.num_blocks, latent.outweighs_launches(sizes)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
         changes, rows = self._sequences.apply(plan), self._rows
@@ -382,7 +379,7 @@ class TorchModelRunner:
     def _compute(self, step: DeviceStep, shape: GraphShape) -> ComputedRows:
         inputs = (None, None, None, shape.num_expanded_blocks, None)
         hidden = self._forward(step, self.max_model_len, inputs, knows_tokens=False)
-        return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and self._is_last else None)
+        return ComputedRows(hidden, self.model.logits(hidden) if shape.has_logits and self.model.has_head else None)
 
     def _forward(
         self, step: DeviceStep, max_context_len: int, inputs: StepInputs = _NO_INPUTS, *, knows_tokens: bool

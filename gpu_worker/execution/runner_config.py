@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.layers.ranks.settings import RankSettings
 from shared.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -17,8 +18,8 @@ _FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerConfig:
-    """Settings of a model runner.
+class RunnerConfig(RankSettings):
+    """Settings of a model runner, of one rank where a model is divided.
 
     Attributes:
         model: Hugging Face directory.
@@ -35,18 +36,9 @@ class RunnerConfig:
         tapped_layers: Layers of the model that the proposer reads.
         keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
-        tensor_parallel_size: Ranks that each layer is divided among.
-        decode_context_parallel_size: Number of consecutive ranks that have the same KV heads, each of some tokens.
-        enable_dp_attention: Each of them has all attention weights, and the keys and values of some sequences.
         takes_images: A model is served with its vision tower; not by several stages, nor ranks that share tokens or
             divide sequences.
-        nnodes: Hosts that all ranks are on, as many on each.
         max_loras: Adapters that may be beside the model at once.
-        enable_expert_parallel: Each of them has some experts, not some features of each.
-        enable_eplb: Experts move between ranks, by how tokens fall on them.
-        num_redundant_experts: Places for experts, in each layer over all ranks, beyond one for each.
-        eplb_step_interval: Steps between two looks at that.
-        pipeline_parallel_size: Stages that layers are divided among, each of `tensor_parallel_size` ranks.
     """
 
     model: Path
@@ -68,37 +60,8 @@ class RunnerConfig:
     tapped_layers: tuple[int, ...] = ()
     cuda_graphs: str = "all"
     keeps_all_tokens: bool = False
-    tensor_parallel_size: int = 1
-    decode_context_parallel_size: int = 1
-    enable_dp_attention: bool = False
-    enable_expert_parallel: bool = False
-    enable_eplb: bool = False
-    num_redundant_experts: int = 0
-    eplb_step_interval: int = 3000
-    pipeline_parallel_size: int = 1
-    nnodes: int = 1
     takes_images: bool = False
     max_loras: int = 0
-
-    @property
-    def moved_experts(self) -> int | None:
-        """As `num_redundant_experts` of `Ranks`."""
-        return self.num_redundant_experts if self.enable_eplb else None
-
-    @property
-    def num_parts(self) -> int:
-        """Parts of the KV blocks, of which each rank has one; 1 where all ranks keep something of each sequence."""
-        return self.tensor_parallel_size if self.enable_dp_attention else 1
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes that have parts of the model."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def ranks_per_host(self) -> int:
-        """How many of them share a host."""
-        return self.num_ranks // self.nnodes
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

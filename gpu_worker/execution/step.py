@@ -26,7 +26,6 @@ from gpu_worker.execution.sampling.grammar_mask import StagedGrammarMask
 from gpu_worker.execution.sampling.logprobs import PromptChunk, chunk_entries, prompt_chunks, score_chunk
 from gpu_worker.execution.sampling.logprobs import entries as entries_of
 from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
-from gpu_worker.layers.ranks import Ranks
 from gpu_worker.models.decoder import CausalLM
 from kernels.sampling import INVALID_TOKEN, TokenScores
 
@@ -165,6 +164,12 @@ class StagedHead(Struct, frozen=True, gc=False):
     chunks: list[tuple[PromptChunk, StagedArray]]
     pooled: list[PooledChunk]
 
+    def share_masks(self) -> None:
+        """Let those who draw tokens know what only one who does not may know: the masks of grammars."""
+        for feature in (feature for tile in self.tiles for feature in tile.sampling.features):
+            if isinstance(feature, StagedGrammarMask):
+                feature.shared()
+
 
 class StepHead:
     """Computes on the model's device.
@@ -195,18 +200,9 @@ class StepHead:
         pooled = pooled_chunks(step.shares, step.layout.query_starts)
         return StagedHead(tiles, list(zip(chunks, targets, strict=True)), pooled)
 
-    def tell_last(self, staged: StagedHead, ranks: Ranks) -> None:
-        """Send the last stage what only rank 0 of the first knows: the masks of grammars."""
-        if ranks.stage > 0 or ranks.rank > 0:
-            return
-        masks = [feature for tile in staged.tiles for feature in tile.sampling.features]
-        for mask in masks:
-            if isinstance(mask, StagedGrammarMask):
-                ranks.tell_last(mask.fill())
-
     def outputs(self, step: AssembledStep, staged: StagedHead, computed: ComputedRows) -> StepOutputs:
         """Compute the step's outputs from its launched rows, after the upload. Logits are overwritten."""
-        hidden, vocabulary, drawn = computed.hidden, self._sampler.vocabulary, []
+        hidden, drawn = computed.hidden, []
         for tile in staged.tiles:
             logits = computed.logits
             if logits is None:
@@ -219,10 +215,10 @@ class StepHead:
         if step.is_decode:
             return StepOutputs(step.samples, drawn, [], step.sampling_drafts)
         scores = [
-            (chunk, score_chunk(self._model, vocabulary, hidden, chunk, targets.tensor, step.adapters))
+            (chunk, score_chunk(self._model, hidden, chunk, targets.tensor, step.adapters))
             for chunk, targets in staged.chunks
         ]
-        pooled = pool(self._model, vocabulary, hidden, staged.pooled, step.adapters)
+        pooled = pool(self._model, hidden, staged.pooled, step.adapters)
         return StepOutputs(step.samples, drawn, scores, step.sampling_drafts, pooled)
 
     def _draw(self, step: AssembledStep, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.layers.placed_experts import ExpertShare
 from kernels.gpu_config import has_kernels
 from kernels.low_rank import AdapterRows, AdapterTable, LowRank, join, make_adapter_table
+from kernels.moe import ExpertWeights
 
 HEAD = "lm_head"
 EMBEDDING = "model.embed_tokens"
@@ -66,6 +66,30 @@ class AdaptedMatrix:
 
 Packed = Mapping[str, list[Any]]
 """An adapter as the kernels read it: by matrix, a value for each of its tables."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertShare:
+    """Which of a layer's experts are here, or which features of each.
+
+    Attributes:
+        places: The expert in each place of all processes, in the beginning.
+        rows: `[num_features]` int64, which features of an expert's first projection are here; None is all.
+        columns: Which inputs of the last projection; None is all.
+        stored: Both projections of all experts in the checkpoint, where experts move; else None.
+    """
+
+    num_experts: int
+    places: tuple[int, ...]
+    own: range
+    rows: torch.Tensor | None = None
+    columns: range | None = None
+    stored: tuple[ExpertWeights, ExpertWeights] | None = None
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """Those that are here."""
+        return self.places[self.own.start : self.own.stop]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ holds both the stored and the converted form of one expert at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -61,6 +62,12 @@ class MixtureNames:
     shared_matrices: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     shared_gate: str = "mlp.shared_expert_gate"
     latent: tuple[str, str] = ("mlp.fc1_latent_proj", "mlp.fc2_latent_proj")
+
+    @property
+    def pattern(self) -> str:
+        """What the names of experts' tensors match, below the name of the layer."""
+        stacks = sorted({name for pair in self.stacked for name in pair})
+        return "|".join([r".*\bexperts\..*", *(rf"{re.escape(name)}(?:[._].*)?" for name in stacks)])
 
 
 @dataclass(frozen=True, slots=True)

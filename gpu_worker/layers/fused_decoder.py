@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -14,20 +13,14 @@ from gpu_worker.layers.attention_context import AttentionContext, ScoredTokens
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
-from gpu_worker.layers.placed_experts import ExpertLoads
-from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.mixture import ExpertLoads
 from gpu_worker.layers.vocabulary import Embedding
-from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.decoder_stack import CpuDecoderStack, ReadQueries, StackInputs, StackShape, StackStep
+from kernels.cpu_library import CpuLibrary
+from kernels.decoder_stack import CpuDecoderStack, ReadQueries, StackShape, StackStep
 from kernels.low_rank.cpu import CpuAdapterTable
 from kernels.paged_attention import AttentionOptions
 
 _DTYPES = (torch.float32, torch.bfloat16)
-
-
-def fusing_library(shape: StackShape, dtype: torch.dtype, device: torch.device) -> CpuLibrary | None:
-    """Return the compiled kernels when they can compute such a decoder, else None."""
-    return cpu_library() if can_fuse(shape, dtype, device) else None
 
 
 def can_fuse(shape: StackShape, dtype: torch.dtype, device: torch.device) -> bool:
@@ -44,28 +37,25 @@ class FusedDecoder:
         self,
         library: CpuLibrary,
         shape: StackShape,
-        dtype: torch.dtype,
-        embedding: torch.Tensor,
+        embedding: Embedding,
         layers: Iterable[LayerWeights],
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
         tapped_layers: Sequence[int] = (),
         vocab_size: int | None = None,
         adapters: AdapterTargets | None = None,
-        ranks: Ranks = ALONE,
     ) -> None:
-        packed = [LayerPacking(library, dtype, adapters, ranks).pack(weights) for weights in layers]
+        packed = [LayerPacking(library, embedding.dtype, adapters).pack(weights) for weights in layers]
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
-        self._embedding, self._cos_sin = Embedding(embedding, dtype, ranks=ranks), cos_sin
+        self._embedding, self._cos_sin = embedding, cos_sin
         self._heads, self._options = (shape.num_heads, shape.head_dim), AttentionOptions(shape.head_dim**-0.5)
         self._num_layers, self._tapped_layers = len(packed), tuple(tapped_layers)
-        inputs = StackInputs(embedding, dtype, exchange=ranks.exchange, vocab_size=vocab_size)
+        table = None
         if adapters is not None:
-            table = CpuAdapterTable(library, adapters.num_slots, dtype, is_lookup=True)
-            adapters.add_embedding(vocab_size or len(embedding), shape.hidden_size, 1.0, table)
-            # Embeddings of all ranks are added up.
-            inputs = dataclasses.replace(inputs, adapters=table.address if ranks.rank == 0 else None)
+            table = CpuAdapterTable(library, adapters.num_slots, embedding.dtype, is_lookup=True)
+            adapters.add_embedding(vocab_size or len(embedding.weight), shape.hidden_size, 1.0, table)
+        inputs = embedding.stack_inputs(vocab_size, None if table is None else table.address)
         self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
 
     def interrupt_by(self, interrupt: StepInterrupt) -> None:

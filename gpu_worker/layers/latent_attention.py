@@ -18,9 +18,8 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, LinearShape, Partition, Projection
-from gpu_worker.layers.ranks import Ranks
 from gpu_worker.layers.rotations import GrowthTable, QueryGrowth
-from kernels.layer_cache import EVERY_TOKEN, CacheShape
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens, CacheShape
 from kernels.linear.dense import make_head_linear
 from kernels.linear.rounding import InputRounding, Rows, common_rounding
 from kernels.paged_attention import AttentionOptions, expanded_attention, is_expansion_less, products_saved
@@ -66,13 +65,13 @@ class LatentShape:
         """Numbers that are kept of a token."""
         return self.latent_dim + self.rotary_dim
 
-    def can_expand(self, device: torch.device, ranks: Ranks) -> bool:
+    def can_expand(self, device: torch.device, tokens: CachedTokens) -> bool:
         """Return True where steps of prompts may make keys and values.
 
-        On a CPU a token's result does not depend on how its prompt was cut, so there is one form. Where ranks keep some
-        tokens each, every rank attends for the heads of others, of whose vectors it makes no keys.
+        On a CPU a token's result does not depend on how its prompt was cut, so there is one form. Where some tokens
+        alone are cached here, we attend for the heads of others too, of whose vectors we make no keys.
         """
-        return device.type != "cpu" and ranks.tokens == EVERY_TOKEN
+        return device.type != "cpu" and tokens == EVERY_TOKEN
 
     def expands(self, sizes: StepSizes) -> bool:
         """Return True where a step makes keys and values, which is less to multiply and takes little memory.
@@ -83,9 +82,9 @@ class LatentShape:
         is_within = sizes.num_cached <= max(sizes.num_tokens, sizes.max_model_len)
         return is_within and is_expansion_less(*self._sums(sizes))
 
-    def outweighs_launches(self, sizes: StepSizes, num_ranks: int) -> bool:
+    def outweighs_launches(self, sizes: StepSizes) -> bool:
         """Return True where keys and values save more than it takes the host to launch a layer kernel by kernel."""
-        return self.num_heads // num_ranks * products_saved(*self._sums(sizes)) > _PRODUCTS_OF_LAUNCHES
+        return self.num_heads * products_saved(*self._sums(sizes)) > _PRODUCTS_OF_LAUNCHES
 
     def _sums(self, sizes: StepSizes) -> tuple[int, int, int, int, int, int]:
         dims = (self.plain_dim, self.latent_dim, self.value_dim)
@@ -194,7 +193,7 @@ class LatentAttention:
         self._query_norm = weights.query_norm
         self._latent_norm = weights.latent_norm
         self._attend, self._options = parts.attention(), AttentionOptions(weights.shape.scale)
-        can_expand = weights.shape.can_expand(weights.key_up.device, parts.ranks)
+        can_expand = weights.shape.can_expand(weights.key_up.device, parts.cached_tokens)
         self._expansion = (weights.key_up, weights.value_up) if can_expand else None
         self._key_up = make_head_linear(weights.key_up)
         self._value_up = make_head_linear(weights.value_up)

@@ -6,7 +6,7 @@ what it keeps, and how its weights are taken from a checkpoint. Its weights make
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -22,8 +22,6 @@ from gpu_worker.layers.linear import LayerParts, LinearShape, declare_experts, d
 from gpu_worker.layers.mixture import Mixture, MixtureShape
 from gpu_worker.layers.mlp import GatedShape, PlainShape
 from gpu_worker.layers.norms import NormWeights, make_norm, normalised
-from gpu_worker.layers.own_attention import OwnAttention
-from gpu_worker.layers.ranks import ALONE
 from kernels.linear.rounding import InputRounding, Rows
 from kernels.state_rows import StateRows
 
@@ -193,13 +191,6 @@ class LayerWeights:
     is_post_norm: bool = False
 
 
-def make_mixer(weights: MixerWeights, parts: LayerParts, index: int) -> MixerBlock:
-    """Make the block of a layer that mixes tokens: of all sequences, or of this rank's own."""
-    if not parts.ranks.divides_sequences:
-        return weights.block(parts, index)
-    return OwnAttention(weights.block(replace(parts, ranks=ALONE), index), parts.ranks)
-
-
 class DecoderLayer:
     """The blocks of one layer, with the normalisations before and after each."""
 
@@ -209,7 +200,7 @@ class DecoderLayer:
             None if norm is None else make_norm(norm)
             for norm in (norms.before_mixer, norms.after_mixer, norms.before_feed_forward, norms.after_feed_forward)
         ]
-        self._mixer = None if weights.mixer is None else make_mixer(weights.mixer, parts, index)
+        self._mixer: MixerBlock | None = None if weights.mixer is None else parts.mixer(weights.mixer, index)
         self._feed_forward = None if weights.feed_forward is None else weights.feed_forward.block(parts)
         assert self._mixer is not None or self._feed_forward is not None, "a layer has a block"
         self._is_parallel = weights.is_parallel

@@ -14,7 +14,6 @@ from gpu_worker.layers.linear import Projection, adapter_tables, expert_tables
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
 from gpu_worker.layers.mlp import GatedShape, GatedWeights
 from gpu_worker.layers.norms import NormWeights
-from gpu_worker.layers.ranks import ALONE, Ranks
 from kernels.activation.experts import GatedActivation
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import LayerAdapters, StackLayer
@@ -70,7 +69,6 @@ class LayerPacking:
     library: CpuLibrary
     dtype: torch.dtype
     adapters: AdapterTargets | None = None
-    ranks: Ranks = ALONE
 
     def pack(self, weights: LayerWeights) -> StackLayer:
         """Pack the matrices of a layer that `can_pack` lets pass, and make the others float32."""
@@ -106,7 +104,7 @@ class LayerPacking:
         form = projection.weight
         is_split = isinstance(form, SplitWeight)
         rows = tuple(part.shape[0] for part in form.parts) if isinstance(form, SplitWeight) else ()
-        tables = adapter_tables(self.adapters, projection, rows, is_gated=is_gated and not is_split, ranks=self.ranks)
+        tables = adapter_tables(self.adapters, projection, rows, is_gated=is_gated and not is_split)
         return [table.address for table in tables if isinstance(table, CpuAdapterTable)]
 
     def _mixture(self, weights: MixtureWeights) -> CpuMixture:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -11,13 +11,12 @@ from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import LayerState
-from gpu_worker.layers.layer import DecoderLayer, LayerWeights, make_mixer
+from gpu_worker.layers.layer import DecoderLayer, LayerWeights, MixerBlock
 from gpu_worker.layers.layer_inputs import LayerInputs
 from gpu_worker.layers.linear import LayerParts
+from gpu_worker.layers.mixture import ExpertLoads
 from gpu_worker.layers.norms import NormWeights, make_norm
-from gpu_worker.layers.placed_experts import ExpertLoads
-from gpu_worker.layers.ranks import ReceivedStream
-from gpu_worker.layers.vocabulary import Embedding, NormedEmbedding
+from gpu_worker.layers.vocabulary import Embedding
 from kernels.state_rows import StateRows
 
 
@@ -49,7 +48,7 @@ class PostNormLayer:
         assert norms.after_mixer is not None
         assert norms.after_feed_forward is not None
         assert (weights.layer_input, weights.residual_scale, weights.stream_scale) == (None, 1, 1)
-        self._mixer = make_mixer(weights.mixer, parts, index)
+        self._mixer: MixerBlock = parts.mixer(weights.mixer, index)
         self._feed_forward = weights.feed_forward.block(parts)
         self._after_mixer = make_norm(norms.after_mixer)
         self._after_feed_forward = make_norm(norms.after_feed_forward)
@@ -86,7 +85,7 @@ class LayeredDecoder:
 
     def __init__(
         self,
-        embedding: Embedding | NormedEmbedding | ReceivedStream,
+        embedding: Callable[[torch.Tensor], torch.Tensor],
         layers: Iterable[LayerWeights],
         final_norm: NormWeights | None,
         parts: LayerParts,

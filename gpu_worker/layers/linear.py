@@ -13,24 +13,28 @@ from typing import Any
 
 import torch
 
-from gpu_worker.layers.adapters import AdapterTargets, ExpertModules
+from gpu_worker.layers.adapters import AdapterTargets, ExpertModules, ExpertShare
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.placed_experts import ExpertShare, PlacedExperts
-from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
+from gpu_worker.layers.ranks.blocks import ContextAttention, OwnAttention, SpreadNorm
+from gpu_worker.layers.ranks.experts import PlacedExperts, SummedExperts
+from gpu_worker.layers.ranks.rank import ALONE, Ranks
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import whole
 from kernels.activation.experts import ExpertActivation
-from kernels.layer_cache import EVERY_TOKEN, LayerCache
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 from kernels.linear import Linear as Product
 from kernels.linear import LinearFactory, RoundsInputs
 from kernels.linear.forms import WeightForm
 from kernels.linear.rounding import InputRounding, RoundedRows, Rows
 from kernels.low_rank import AdapterTable
 from kernels.moe import AdaptableExperts, Experts, ExpertWeights, ReplaceableExperts, make_experts
-from kernels.paged_attention import AttentionOptions, Partial, merge_partials, paged_attention
+from kernels.paged_attention import paged_attention
+from kernels.rms_norm import rms_norm
 
 Attend = Callable[..., torch.Tensor]
 """Attention to cached tokens, which is called as `paged_attention` is."""
+VectorNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Normalisation of all heads of a token as one vector, which is called as `rms_norm` is."""
 
 
 class Partition(Enum):
@@ -104,11 +108,13 @@ class Projection:
 
     Attributes:
         shape: What a block declares of it; None where no block does.
-        inputs: `[in_features]` int64, which input features of all ranks it multiplies, of a layer that is divided by
-            rows; None is this rank's own.
+        inputs: `[in_features]` int64, which input features of all ranks it multiplies, where these are gathered; None
+            is those that are here.
         layer: The layer whose block declares it, `model.layers.3`.
         rows: `[out_features]` int64, which of the features of all ranks these are, of a layer that is divided by
             columns; None is all, in their order.
+        columns: `[in_features]` int64, which input features it multiplies, of a layer that is divided by rows; None is
+            all.
     """
 
     weight: WeightForm
@@ -117,6 +123,7 @@ class Projection:
     inputs: torch.Tensor | None = None
     layer: str = ""
     rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
 
 
 def adapter_tables(
@@ -125,17 +132,13 @@ def adapter_tables(
     parts: tuple[int, ...] = (),
     *,
     is_gated: bool = False,
-    ranks: Ranks = ALONE,
 ) -> tuple[AdapterTable, ...]:
     """Let adapters be beside a matrix of a block; return a table for each of its parts, or one, or none at all."""
     shape = projection.shape
     if targets is None or shape is None or not projection.layer:
         return ()
-    own_columns = projection.inputs
-    if own_columns is None and ranks.size > 1 and shape.partition is Partition.ROW:
-        own_columns = torch.arange(shape.columns).chunk(ranks.size)[ranks.rank]
-    placement = {"own_rows": projection.rows, "own_columns": own_columns}
-    return declare_matrix(targets, projection.layer, shape, parts=parts, is_gated=is_gated, **placement)
+    own = {"own_rows": projection.rows, "own_columns": projection.columns}
+    return declare_matrix(targets, projection.layer, shape, parts=parts, is_gated=is_gated, **own)
 
 
 def declare_matrix(
@@ -233,29 +236,6 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextAttention:
-    """Attention from a rank's heads to all tokens, of which its cache has some: each rank has some of each sequence.
-
-    Each attends to its own for the heads of all of them. What they come to is exchanged with the logs of the sums of
-    exponentials, and each rank merges its own heads.
-    Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
-    """
-
-    ranks: Ranks
-
-    def __call__(self, query: torch.Tensor, cache: LayerCache, *step: Any, options: AttentionOptions) -> torch.Tensor:
-        """Do what `paged_attention` promises; the KV heads are those of all ranks that share the tokens."""
-        tokens, (num_tokens, num_heads, _) = self.ranks.tokens, query.shape
-        heads = self.ranks.swap(query.expand(tokens.step, *query.shape)).transpose(0, 1).flatten(1, 2)
-        lse = torch.empty(heads.shape[:2], dtype=torch.float32, device=query.device)
-        attend: Attend = paged_attention
-        values = attend(heads, cache, *step, options=options, partial=Partial(tokens, lse))
-        attended = torch.cat((values, lse[..., None]), 2).view(num_tokens, tokens.step, num_heads, -1)
-        parts = self.ranks.swap(attended.transpose(0, 1))
-        return merge_partials(parts[..., :-1], parts[..., -1], options.sinks).to(query.dtype)
-
-
-@dataclass(frozen=True, slots=True)
 class LayerParts:
     """What the blocks of layers are made with; `placed` are the experts made so far that move between ranks."""
 
@@ -294,17 +274,28 @@ class LayerParts:
         placed: list[PlacedExperts] = []
         return cls(linears, experts, rotations, ranks, adapters, placed)
 
+    @property
+    def cached_tokens(self) -> CachedTokens:
+        """Which tokens the caches keep."""
+        return self.ranks.tokens
+
     def attention(self) -> Attend:
         """Make what attends to cached tokens, as `paged_attention` does."""
-        return paged_attention if self.ranks.tokens == EVERY_TOKEN else ContextAttention(self.ranks)
+        return paged_attention if self.cached_tokens == EVERY_TOKEN else ContextAttention(self.ranks)
 
     def vector_norm(self) -> VectorNorm:
-        """Make the normalisation of all heads of a token as one vector."""
-        return VectorNorm(self.ranks)
+        """Make the normalisation of vectors that are normalised as a whole."""
+        return rms_norm if self.ranks.size == 1 else SpreadNorm(self.ranks)
+
+    def mixer(self, weights: Any, index: int) -> Any:
+        """Make the block of a layer that mixes tokens: of all sequences, or of this rank's own."""
+        if not self.ranks.divides_sequences:
+            return weights.block(self, index)
+        return OwnAttention(weights.block(replace(self, ranks=ALONE), index), self.ranks)
 
     def linear(self, projection: Projection) -> Linear:
         """Make a linear layer of a block."""
-        tables = adapter_tables(self.adapters, projection, ranks=self.ranks)
+        tables = adapter_tables(self.adapters, projection)
         table = tables[0] if tables else None
         return Linear(self.product(projection), projection.shape, self.ranks, projection.inputs, table)
 

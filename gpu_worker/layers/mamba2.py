@@ -12,8 +12,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import LayerMemory, LayerState, matrix_memory
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, to_stream
-from gpu_worker.layers.ranks import VectorNorm
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection, VectorNorm, to_stream
 from kernels.activation import Activation, activate
 from kernels.causal_conv import causal_conv
 from kernels.matrix_state.walk import StateStep
@@ -108,7 +107,7 @@ class Mamba2Weights:
         conv_bias: `[num_features]`, if it has one.
         ssd: Of decays, and of what passes the state by.
         norm: `[inner_size]`, of the vectors read; None if they are not normalised.
-        is_norm_spread: A vector that is normalised as a whole is spread over ranks.
+        is_norm_spread: One vector is normalised as a whole, of which others may have features too.
     """
 
     shape: Mamba2Shape

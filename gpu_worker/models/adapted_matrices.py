@@ -1,13 +1,11 @@
-"""Which matrices adapters can be beside apart from those of a rank's own layers."""
+"""Which matrices adapters can be beside apart from those of the layers that are here."""
 
 from __future__ import annotations
 
 import torch
 
 from gpu_worker.layers.adapters import HEAD, AdapterTargets, EmbeddingAdapters
-from gpu_worker.layers.division import Division
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.ranks import Ranks, is_last, layers_of_stage
 from gpu_worker.layers.vocabulary import Embedding
 from gpu_worker.models.config import ModelConfig
 from kernels.low_rank import AdapterTable
@@ -25,26 +23,24 @@ def embedding_adapters(
 
 
 def head_adapters(
-    config: ModelConfig, adapters: AdapterTargets | None, division: Division | None
+    config: ModelConfig, adapters: AdapterTargets | None, tokens: torch.Tensor | None
 ) -> AdapterTable | None:
-    """Let adapters be beside the head, or a rank's tokens of it, and return their table; None where none can."""
+    """Let adapters be beside the head, or these tokens of it, and return their table; None where none can."""
     if adapters is None:
         return None
-    own_rows = None if division is None else division.tokens(config.vocab_size)
-    return adapters.add((HEAD,), (config.vocab_size,), config.hidden_size, own_rows=own_rows)[0]
+    return adapters.add((HEAD,), (config.vocab_size,), config.hidden_size, own_rows=tokens)[0]
 
 
 def declare_elsewhere(
-    config: ModelConfig, source: LayerSource, dtype: torch.dtype, ranks: Ranks, adapters: AdapterTargets | None
+    config: ModelConfig, source: LayerSource, dtype: torch.dtype, here: range, adapters: AdapterTargets | None
 ) -> None:
-    """Let adapters be beside the matrices of other stages: rank 0 reads adapters for all of them."""
+    """Let adapters be beside the matrices of other layers, the embedding and the head, where these are not here."""
     if adapters is None:
         return
-    own = layers_of_stage(config.num_layers, ranks.stage, ranks.num_stages)
     for index, layer in enumerate(config.layers):
-        if index not in own:
+        if index not in here:
             layer.declare(source, f"model.layers.{index}", adapters)
-    if ranks.stage > 0:
+    if here.start > 0:
         adapters.add_embedding(config.vocab_size, config.hidden_size, source.embedding_scale(dtype), None)
-    if not is_last(ranks):
+    if here.stop < config.num_layers:
         adapters.add((HEAD,), (config.vocab_size,), config.hidden_size, is_elsewhere=True)

@@ -12,20 +12,22 @@ from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import LayerState
-from gpu_worker.layers.division import Division, divided_weights
 from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
-from gpu_worker.layers.fused_decoder import FusedDecoder, can_fuse, fusing_library
+from gpu_worker.layers.fused_decoder import FusedDecoder, can_fuse
 from gpu_worker.layers.latent_attention import LatentShape
-from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_inputs import take_layer_inputs
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_source import LayerSource, Projections, QuantizedLayers, WeightSource
 from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Partition, Projection
+from gpu_worker.layers.mixture import ExpertLoads
 from gpu_worker.layers.mlp import GatedShape
 from gpu_worker.layers.norms import LayerNorm, make_norm
-from gpu_worker.layers.placed_experts import ExpertLoads, PlacedExperts
-from gpu_worker.layers.ranks import ALONE, Ranks, ReceivedStream, is_last, layers_of_stage
+from gpu_worker.layers.ranks.blocks import ReceivedStream
+from gpu_worker.layers.ranks.division import Division, divided_shape, divided_weights
+from gpu_worker.layers.ranks.experts import PlacedExperts
+from gpu_worker.layers.ranks.rank import ALONE, Ranks, is_last, layers_of_stage, sum_in_kernels
+from gpu_worker.layers.ranks.vocabulary import vocabulary_of
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import PartSource, has_input_order
 from gpu_worker.layers.vocabulary import Embedding, LMHead, NormedEmbedding
@@ -33,9 +35,8 @@ from gpu_worker.models.adapted_matrices import declare_elsewhere, embedding_adap
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import EncoderTraits, ModelConfig
 from kernels.build import can_build
-from kernels.cpu_library import CpuLibrary
+from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import StackShape
-from kernels.layer_cache import EVERY_TOKEN
 from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
 from kernels.low_rank import AdapterRows, AdapterTable
@@ -55,6 +56,8 @@ class CausalLM:
         linears: Makes its linear layers, and those of proposers of drafts.
         adapters: The adapters beside its matrices; None where there can be none.
         expanding: Attention by latent vectors, which says which steps make keys and values; None where none does.
+        vocabulary: Draws and scores tokens by what `logits()` returns.
+        has_head: It has the last layers, and the head: else nothing but `forward()` may be called.
     """
 
     def __init__(
@@ -65,8 +68,8 @@ class CausalLM:
         device: torch.device,
         linears: LinearFactory,
         quantized: QuantizedLayers | None = None,
-        ranks: Ranks = ALONE,
         adapters: AdapterTargets | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Take every weight that the configuration calls for; the rest stays in the checkpoint.
 
@@ -76,42 +79,54 @@ class CausalLM:
         self.config = config
         self.dtype, self.device = dtype, device
         self.linears = linears
-        self._ranks = ranks
-        latent = next((layer.mixer for layer in config.layers if isinstance(layer.mixer, LatentShape)), None)
-        self.expanding = latent if latent is not None and latent.can_expand(device, ranks) else None
-        words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
+        self._ranks, self.has_head = ranks, is_last(ranks)
+        self.vocabulary = vocabulary_of(ranks, config.vocab_size)
         division = None if ranks.size == 1 else Division.of(ranks)
-        if ranks.stage == 0 or (is_last(ranks) and config.tie_word_embeddings):
+        latent = next((layer.mixer for layer in config.layers if isinstance(layer.mixer, LatentShape)), None)
+        if latent is not None and division is not None and not division.has_whole_mixers:
+            latent = divided_shape(latent, division)
+        self.expanding = latent if latent is not None and latent.can_expand(device, ranks.tokens) else None
+        words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
+        if ranks.stage == 0 or (self.has_head and config.tie_word_embeddings):
             self.embedding = vocabulary = _take_words(config, checkpoint, words, division)
         else:
             checkpoint.discard(re.escape(words))
             self.embedding = vocabulary = checkpoint.ones(config.hidden_size).new_empty(0, config.hidden_size)
         source = config.layer_source(checkpoint, quantized, is_divided=division is not None)
-        self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
-        self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks, self.adapters)
-        declare_elsewhere(config, source, dtype, ranks, self.adapters)
-        has_bias = config.block.has_head_bias
+        self._rotations = rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
+        here = layers_of_stage(config.num_layers, ranks.stage, ranks.num_stages)
+        self._decoder = _decoder(config, source, vocabulary, dtype, linears, rotations, ranks, here, self.adapters)
+        declare_elsewhere(config, source, dtype, here, self.adapters)
+        if ranks.has_whole_experts:
+            # Those of other ranks.
+            patterns = {layer.mixture.names.pattern for layer in config.layers if layer.mixture is not None}
+            checkpoint.discard(rf"model\.layers\.\d+\.(?:{'|'.join(sorted(patterns))})")
         self._head_bias: torch.Tensor | None = None
         self._head: LMHead | None = None
         self._classes: Callable[[torch.Tensor], torch.Tensor] | None = None
-        if not is_last(ranks):
+        if self.has_head:
+            self._take_head(source, division)
+            self._classes = take_class_head(config, checkpoint, linears)
+        else:
             # The head is the last stage's.
             checkpoint.discard(r"lm_head\..*|model\.norm\..*")
-            return
+        if config.encoder is not None:
+            checkpoint.discard(_ENCODER_UNUSED)
+
+    def _take_head(self, source: LayerSource, division: Division | None) -> None:
+        config, checkpoint, has_bias = self.config, source.checkpoint, self.config.block.has_head_bias
+        tokens = None if division is None else division.tokens(config.vocab_size)
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
             bias = checkpoint.take("lm_head.bias", config.vocab_size) if has_bias else None
-            if division is not None and bias is not None:
-                bias = bias[division.tokens(config.vocab_size).to(bias.device)]
-            head = Projection(DenseWeight(vocabulary), bias)
+            if tokens is not None and bias is not None:
+                bias = bias[tokens.to(bias.device)]
+            head = Projection(DenseWeight(self.embedding), bias)
         else:
             head = source.projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
             head = head if division is None else division.vocabulary(head)
         self._head_bias = head.bias
-        self._head = self._lm_head(head.weight, dtype, head_adapters(config, self.adapters, division))
-        self._classes = take_class_head(config, checkpoint, linears)
-        if config.encoder is not None:
-            checkpoint.discard(_ENCODER_UNUSED)
+        self._head = self._lm_head(head.weight, self.dtype, head_adapters(config, self.adapters, tokens))
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Compute a step: write the tokens' keys and values into the cache, return their hidden vectors.
@@ -127,14 +142,19 @@ class CausalLM:
         if context.media is not None and context.media.positions is not None:
             self._rotations.cover(context.media.positions.flatten())
         hidden = self._decoder(token_ids, positions, context)
-        if not is_last(self._ranks):
+        if not self.has_head:
             self._ranks.send(hidden)
         return hidden
 
-    def interrupt_by(self, interrupt: StepInterrupt) -> None:
-        """From now on compute no further layer of a step with prompts that is asked to end, and return anything."""
-        assert isinstance(self._decoder, LayeredDecoder | FusedDecoder), "an encoder computes whole prompts"
+    def interrupt_by(self, interrupt: StepInterrupt) -> bool:
+        """From now on compute no further layer of a step with prompts that is asked to end, and return anything.
+
+        False where that cannot be: where others compute the step too, or whole prompts at once.
+        """
+        if self._ranks is not ALONE or not isinstance(self._decoder, LayeredDecoder | FusedDecoder):
+            return False
         self._decoder.interrupt_by(interrupt)
+        return True
 
     def rotary_table(self, layer: int) -> torch.Tensor:
         """Return the cosines, then the sines, by which an attention layer turns keys; `[max_model_len, head_dim]`."""
@@ -199,40 +219,27 @@ def _decoder(
     linears: LinearFactory,
     rotations: Rotations,
     ranks: Ranks,
+    here: range,
     adapters: AdapterTargets | None,
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call if possible, else operation by operation."""
     if config.encoder is not None:
         return _take_encoder(config, config.encoder, source.checkpoint, embedding, linears)
     # One after another, so that only one layer has both its plain and its packed weights.
-    own = layers_of_stage(config.num_layers, ranks.stage, ranks.num_stages)
-    layers = (_take_layer(config, source, index, ranks) for index in own)
-    if others := "|".join(str(index) for index in range(config.num_layers) if index not in own):
+    layers = (config.take_layer(source, index) for index in here)
+    if ranks.size > 1:
+        layers = (divided_weights(weights, Division.of(ranks)) for weights in layers)
+    if others := "|".join(str(index) for index in range(config.num_layers) if index not in here):
         source.checkpoint.discard(rf"model\.layers\.({others})\..*")
     final_norm = source.norm("model.norm") if config.block.has_final_norm and is_last(ranks) else None
     shape, library = stack_shape(config, ranks.size), _fusing_library(config, dtype, embedding.device, ranks.size)
-    if ranks.num_stages > 1:
-        library = None
-    is_divided_by_features = not (ranks.has_whole_experts or ranks.divides_sequences) and ranks.tokens == EVERY_TOKEN
-    if ranks.size > 1 and (ranks.exchange is None or not is_divided_by_features or _gathers_inputs(config, source)):
-        library = None
-    if library is not None:
+    if library is not None and sum_in_kernels(ranks) and not (ranks.size > 1 and _gathers_inputs(config, source)):
         assert final_norm is not None, "fused kernels normalise the stream at the end"
         attention = config.attention_shape(0)
         cos_sin = rotations.of(attention.rotary, attention.head_dim, attention.rotary_dim)
-        taps = config.tapped_layers
+        words = Embedding(embedding, dtype, ranks=ranks)
         return FusedDecoder(
-            library,
-            shape,
-            dtype,
-            embedding,
-            layers,
-            final_norm.weight,
-            cos_sin,
-            taps,
-            config.vocab_size,
-            adapters,
-            ranks,
+            library, shape, words, layers, final_norm.weight, cos_sin, config.tapped_layers, config.vocab_size, adapters
         )
     embed = _embedding(source, embedding, dtype, ranks)
     parts = LayerParts.made_by(linears, rotations, ranks, adapters)
@@ -267,17 +274,12 @@ def _gathers_inputs(config: ModelConfig, source: LayerSource) -> bool:
     return isinstance(checkpoint, PartSource) and any(has_input_order(checkpoint, module) for module in modules)
 
 
-def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ranks) -> LayerWeights:
-    weights = config.take_layer(source, index)
-    return weights if ranks.size == 1 else divided_weights(weights, Division.of(ranks))
-
-
 def _embedding(
     source: LayerSource, weight: torch.Tensor, dtype: torch.dtype, ranks: Ranks
 ) -> Embedding | NormedEmbedding | ReceivedStream:
     traits, size = source.block.embeddings, source.hidden_size
     if ranks.stage > 0:
-        return ReceivedStream(ranks, size, dtype, weight.device)
+        return ReceivedStream(ranks, size, dtype)
     words = Embedding(weight, dtype, source.embedding_scale(dtype), ranks)
     if traits is None:
         return words
@@ -303,33 +305,28 @@ def is_fused(
 
     Without `compiles`, kernels that a compiler could make are taken to be there.
     """
-    if config.encoder is not None:
-        return False
     if compiles:
         return _fusing_library(config, dtype, device, num_ranks) is not None
-    return (
-        can_build() and _divides_evenly(config, num_ranks) and can_fuse(stack_shape(config, num_ranks), dtype, device)
-    )
+    return can_build() and _can_fuse(config, dtype, device, num_ranks)
 
 
-def _fusing_library(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int = 1
-) -> CpuLibrary | None:
-    return fusing_library(stack_shape(config, num_ranks), dtype, device) if _divides_evenly(config, num_ranks) else None
+def _fusing_library(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> CpuLibrary | None:
+    return cpu_library() if _can_fuse(config, dtype, device, num_ranks) else None
 
 
-def _divides_evenly(config: ModelConfig, num_ranks: int) -> bool:
+def _can_fuse(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int) -> bool:
     mixtures = [layer.mixture for layer in config.layers if layer.mixture is not None]
-    return is_fusable(config) and not any(mixture.expert_size // num_ranks % 2 for mixture in mixtures)
+    is_odd = any(mixture.expert_size // num_ranks % 2 for mixture in mixtures)
+    is_suited = config.encoder is None and is_fusable(config) and not is_odd
+    return is_suited and can_fuse(stack_shape(config, num_ranks), dtype, device)
 
 
 def is_fusable(config: ModelConfig) -> bool:
     """Return True if the fused kernels of a CPU compute such a decoder: its layers differ in nothing but windows."""
     if not config.block.is_fusable or not all(can_pack(layer) for layer in config.layers):
         return False
-    kinds = {
-        (dataclasses.replace(config.attention_shape(index), sliding_window=None)) for index in range(config.num_layers)
-    }
+    shapes = map(config.attention_shape, range(config.num_layers))
+    kinds = {dataclasses.replace(shape, sliding_window=None) for shape in shapes}
     sizes = {layer.feed_forward.inner_size for layer in config.layers if isinstance(layer.feed_forward, GatedShape)}
     return len(kinds) == 1 and sizes <= {config.intermediate_size}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_source import QuantizedLayers
-from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.layers.rope_scaling import note_on_length
 from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.models.config import ModelConfig
@@ -94,7 +93,7 @@ def load_model(
     tapped_layers: tuple[int, ...] = (),
     progress: Progress | None = None,
     linears: LinearFactory | None = None,
-    ranks: Ranks = ALONE,
+    make: Callable[..., CausalLM] = CausalLM,
     num_adapters: int = 0,
 ) -> CausalLM:
     """Load a model. A file, field or tensor that is missing, malformed or not supported is a `HeadraceError`.
@@ -108,7 +107,7 @@ def load_model(
         tapped_layers: As of `ModelConfig`.
         progress: As of `Checkpoint`.
         linears: Makes its linear layers; None makes one for this model alone.
-        ranks: Among which the model is divided; each loads it at the same time.
+        make: Takes the weights: all of them, or those that a process has of a model which several have.
         num_adapters: Adapters that may be loaded at once.
     """
     config = read_model_config(directory)
@@ -124,14 +123,8 @@ def load_model(
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
         linears = linears or LinearFactory(free_host_bytes, dtype)
         adapters = AdapterTargets(num_adapters, device, dtype) if num_adapters else None
-        model = CausalLM(config, checkpoint, dtype, device, linears, quantized, ranks, adapters)
+        model = make(config, checkpoint, dtype, device, linears, quantized, adapters)
         checkpoint.discard(_STORED_FREQUENCIES)
-        if ranks.has_whole_experts:
-            # Those of other ranks.
-            mixtures = [layer.mixture for layer in config.layers if layer.mixture is not None]
-            stacks = {name for mixture in mixtures for pair in mixture.names.stacked for name in pair}
-            names = "|".join([r".*\bexperts\..*", *(rf"{re.escape(name)}(?:[._].*)?" for name in sorted(stacks))])
-            checkpoint.discard(rf"model\.layers\.\d+\.(?:{names})")
         for pattern in config.block.names.unused:
             # Those of other formats were left out when the files were opened.
             checkpoint.discard(pattern)

@@ -267,7 +267,8 @@ class DraftModelRecipe(Recipe):
         max_model_len = min(draft.max_model_len, config.max_model_len or draft.max_model_len)
         dtype, _ = _draft_model_dtype(draft, config)
         draft_config = dataclasses.replace(
-            config,
+            # Of several ranks the first one makes the drafts, with all of the smaller model.
+            config.undivided(),
             model=directory,
             dtype=str(dtype).removeprefix("torch."),
             max_model_len=max_model_len,
@@ -277,13 +278,6 @@ class DraftModelRecipe(Recipe):
             # Its sequences are text without adapters, whatever those of the model have.
             takes_images=False,
             max_loras=0,
-            # Of several ranks the first one makes the drafts, with all of the smaller model.
-            tensor_parallel_size=1,
-            decode_context_parallel_size=1,
-            enable_dp_attention=False,
-            enable_expert_parallel=False,
-            enable_eplb=False,
-            num_redundant_experts=0,
         )
         try:
             draft_runner = build_runner(draft_config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_worker.layers.ranks.settings import RankSettings
 from gpu_worker.speculative.registry import RECIPES, describe_proposers, describe_weights
 from shared.audit import AUDIT_HELP
 from shared.config import setting
@@ -21,7 +22,7 @@ from shared.tracing import ENDPOINT_HELP
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerConfig(NatsFiles):
+class WorkerConfig(RankSettings, NatsFiles):
     """Everything an operator can choose about a worker. Sizes are bytes, times seconds."""
 
     model: Path | None = setting(
@@ -59,57 +60,6 @@ class WorkerConfig(NatsFiles):
         synonyms={"half": "float16", "float": "float32"},
     )
     num_threads: int | None = setting(None, "Threads of CPU operations; all cores but one if not given.", minimum=1)
-    tensor_parallel_size: int = setting(
-        1,
-        "Ranks that the model is divided among: processes on this host, each with a GPU or a part of the CPU's cores, "
-        "which compute every step together. Not run on GPUs yet.",
-        minimum=1,
-        maximum=62,
-    )
-    pipeline_parallel_size: int = setting(
-        1,
-        "Stages that the model's layers are divided among, each of as many ranks as --tensor-parallel-size says; as "
-        "many parts of the running requests are computed at once. Not run on GPUs yet.",
-        minimum=1,
-        maximum=62,
-    )
-    decode_context_parallel_size: int = setting(
-        1,
-        "Ranks among those of --tensor-parallel-size that share the tokens of each sequence: each keeps the keys and "
-        "values of some tokens, for the heads of all. Where there are fewer key and value heads than ranks, the KV "
-        "cache holds as many times more tokens. Not run on GPUs yet.",
-        minimum=1,
-        maximum=62,
-    )
-    enable_dp_attention: bool = setting(
-        False,
-        "With several ranks: each keeps the keys and values of some sequences alone, and attends for those with all "
-        "heads (data-parallel attention); experts and the rest stay divided. --num-blocks and --kv-cache-bytes are of "
-        "each rank then, so the KV cache holds as many times more sequences. Not run on GPUs yet.",
-    )
-    enable_expert_parallel: bool = setting(
-        False, "With several ranks: each has some of a model's experts, not some features of each expert."
-    )
-    enable_eplb: bool = setting(
-        False,
-        "With --enable-expert-parallel: count the tokens of each expert, and move experts between ranks while steps "
-        "are computed, so that all ranks have as much to do. Not run on GPUs yet.",
-    )
-    num_redundant_experts: int = setting(
-        0,
-        "With --enable-eplb: places for experts in each layer, over all ranks, beyond one for each; busy experts are "
-        "in several places, and each has some of their tokens. Experts and these have to divide among the ranks.",
-        minimum=0,
-        maximum=4096,
-    )
-    eplb_step_interval: int = setting(
-        3000, "With --enable-eplb: steps after which experts may move again.", minimum=1, maximum=1_000_000
-    )
-    nnodes: int = setting(
-        1,
-        "Hosts that the ranks are on, as many on each; start a worker on each host, with its own --node-rank.",
-        minimum=1,
-    )
     node_rank: int = setting(
         0, "Number of this host. Host 0 is the worker, the others start ranks for it and need no NATS.", minimum=0
     )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
-    from gpu_worker.layers.placed_experts import ExpertLoads
+    from gpu_worker.layers.mixture import ExpertLoads
     from gpu_worker.models.config import ModelConfig
     from gpu_worker.models.vision.processor import MediaProcessor
     from gpu_worker.models.vision.vision_config import VisionConfig
@@ -294,15 +294,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         num_threads=config.num_threads,
         state_checkpoint_ratio=config.state_checkpoint_ratio if config.enable_prefix_caching else 0.0,
         cuda_graphs=config.cuda_graphs,
-        tensor_parallel_size=config.tensor_parallel_size,
-        decode_context_parallel_size=config.decode_context_parallel_size,
-        enable_dp_attention=config.enable_dp_attention,
-        enable_expert_parallel=config.enable_expert_parallel,
-        enable_eplb=config.enable_eplb,
-        num_redundant_experts=config.num_redundant_experts,
-        eplb_step_interval=config.eplb_step_interval,
-        pipeline_parallel_size=config.pipeline_parallel_size,
-        nnodes=config.nnodes,
+        **config.of_ranks(),
         takes_images=sizes.media is not None,
         max_loras=max(config.max_loras, len(lora_modules(config))),
     )

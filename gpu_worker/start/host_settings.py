@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.tier_setup import asked_tier
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def check_ranks(config: WorkerConfig) -> None:
     _check_balancing(config)
     _check_context(config)
     _check_dp_attention(config)
+    if config.num_ranks > 1 and (tier := asked_tier(config)) is not None:
+        raise ConfigError(tier[0], f"is {tier[1]}, but several ranks have no tiers below the device's memory yet")
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         size, problem = getattr(config, name), None
         if size == 1:
@@ -115,13 +118,13 @@ def _check_balancing(config: WorkerConfig) -> None:
 
 def check_hosts(config: WorkerConfig) -> None:
     """Refuse with `ConfigError` settings of hosts that do not go together."""
-    nnodes, size = config.nnodes, config.tensor_parallel_size * config.pipeline_parallel_size
+    nnodes = config.nnodes
     if nnodes == 1:
         if config.node_rank:
             raise ConfigError("HEADRACE_NODE_RANK", f"is {config.node_rank}, but --nnodes says that there is one host")
         return
-    if size % nnodes:
-        raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {size}, which {nnodes} hosts cannot share equally")
+    if config.num_ranks % nnodes:
+        raise config.error(f"which {nnodes} hosts cannot share equally")
     if config.node_rank >= nnodes:
         raise ConfigError("HEADRACE_NODE_RANK", f"is {config.node_rank}; allowed: 0 to {nnodes - 1}")
     if config.master_addr is None:

@@ -31,7 +31,7 @@ STAGING_BYTES = 256_000_000
 
 def check_tiers(config: WorkerConfig) -> None:
     """Refuse tiers that are asked for and cannot be, before anything is loaded, with `ConfigError`."""
-    asked = _asked_by(config)
+    asked = asked_tier(config)
     if asked is None:
         return
     variable, value = asked
@@ -40,8 +40,6 @@ def check_tiers(config: WorkerConfig) -> None:
         problem = "a simulated engine keeps no keys and values"
     elif not config.enable_prefix_caching:
         problem = "tiers need the prefix cache, which HEADRACE_ENABLE_PREFIX_CACHING turns off"
-    elif config.tensor_parallel_size * config.pipeline_parallel_size > 1:
-        problem = "a model that is divided among several ranks has no tiers below the device's memory yet"
     elif (needed := config.kv_host_bytes or STAGING_BYTES) > (free := free_host_bytes()):
         problem = f"{needed} bytes of memory are wanted, and {free} are free"
     if problem is not None:
@@ -50,7 +48,7 @@ def check_tiers(config: WorkerConfig) -> None:
 
 def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | None:
     """Build the tiers of a runner; None where none are asked for, `ConfigError` if they cannot be built."""
-    if _asked_by(config) is None:
+    if asked_tier(config) is None:
         return None
     from gpu_worker.execution.memory.budget import shown_bytes
     from gpu_worker.execution.tiers.block_files import BlockFiles
@@ -78,7 +76,7 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     return BlockTiers(groups, runner.block_size, host, files, transfer)
 
 
-def _asked_by(config: WorkerConfig) -> tuple[str, object] | None:
+def asked_tier(config: WorkerConfig) -> tuple[str, object] | None:
     """Return the setting that asks for tiers, and its value; None where none does."""
     if config.kv_host_bytes is not None:
         return "HEADRACE_KV_HOST_BYTES", config.kv_host_bytes

@@ -50,11 +50,7 @@ class Exchange:
         self.slot_bytes = slot_bytes
         self._size = size
         self._structure = ExchangeStructure(*self._memory, slot_bytes, rank, size)
-
-    @property
-    def address(self) -> int:
-        """Where the kernels find it."""
-        return ctypes.addressof(self._structure)
+        self.address = ctypes.addressof(self._structure)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all tensors, added in the order of ranks: the same bits everywhere. `x` may be overwritten.
@@ -64,7 +60,7 @@ class Exchange:
         """
         data = x.contiguous() if x.dtype in _SUMMED else x.float().contiguous()
         is_bfloat16 = data.dtype is torch.bfloat16
-        self._check(
+        self.check(
             self._library.exchange_sum(
                 *self._memory, data.data_ptr(), self.slot_bytes, data.numel(), self.rank, self._size, is_bfloat16
             )
@@ -81,7 +77,7 @@ class Exchange:
         num_rows, row_bytes = x.shape[0], x.shape[1] * x.itemsize
         result = x.new_empty(num_rows, self._size * x.shape[1])
         target = result.data_ptr()
-        self._check(
+        self.check(
             self._library.exchange_gather(
                 *self._memory, x.data_ptr(), target, self.slot_bytes, num_rows, row_bytes, self.rank, self._size
             )
@@ -89,6 +85,7 @@ class Exchange:
         return result
 
     @staticmethod
-    def _check(has_ended: int) -> None:
+    def check(has_ended: int) -> None:
+        """Raise `ExchangeEndedError` if others have ended."""
         if has_ended:
             raise ExchangeEndedError

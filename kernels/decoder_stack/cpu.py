@@ -9,11 +9,10 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from kernels.collectives import Exchange, ExchangeEndedError
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import (
     MAX_PARTS,
@@ -122,6 +121,21 @@ class StackStep(NamedTuple):
     read: ReadQueries | None = None
 
 
+class Collective(Protocol):
+    """By what processes sum that divide the layers and the vocabulary among them.
+
+    Attributes:
+        address: Where the kernel finds it.
+        slot_bytes: Room for the stream of a step, in float32.
+    """
+
+    address: int
+    slot_bytes: int
+
+    def check(self, has_ended: bool) -> None:
+        """Raise if the processes do nothing together any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class StackInputs:
     """How the residual stream begins.
@@ -129,17 +143,18 @@ class StackInputs:
     Attributes:
         embedding: `[vocab_size, hidden_size]`, of the type that the stack computes in, float16 or bfloat16.
         dtype: What the stack computes in: float32 or bfloat16.
-        exchange: By which processes sum that divide the layers and the vocabulary among them; a slot has room for the
-            stream of a step, in float32.
+        collective: What sums with processes that have other tokens and features; None where all are here.
+        vocab_size: How many tokens there are, where the embedding is that of some.
         adapters: Address of the table of adapters beside the embedding.
-        vocab_size: Where they do, how many tokens there are; the embedding is that of as many on each process.
+        first_token: The token of the embedding's first row.
     """
 
     embedding: torch.Tensor
     dtype: torch.dtype
-    exchange: Exchange | None = None
+    collective: Collective | None = None
     vocab_size: int | None = None
     adapters: int | None = None
+    first_token: int = 0
 
 
 class CpuDecoderStack:
@@ -166,8 +181,8 @@ class CpuDecoderStack:
         self._taps = torch.tensor(tapped_layers, dtype=torch.int32)
         # The structures hold addresses only.
         self._parts = (shape, inputs, layers, final_norm, cos_sin)
-        exchange = inputs.exchange
-        self._max_tokens = sys.maxsize if exchange is None else exchange.slot_bytes // (4 * shape.hidden_size)
+        self._collective = collective = inputs.collective
+        self._max_tokens = sys.maxsize if collective is None else collective.slot_bytes // (4 * shape.hidden_size)
         self._result_size = shape.hidden_size * (1 + len(self._taps))
         self._layers = (LayerStructure * len(layers))(*map(_layer_structure, layers))
         self._stack = self._structure()
@@ -176,7 +191,7 @@ class CpuDecoderStack:
 
     def _structure(self) -> StackStructure:
         shape, inputs, layers, final_norm, cos_sin = self._parts
-        embedding, exchange = inputs.embedding, inputs.exchange
+        embedding, collective = inputs.embedding, inputs.collective
         return StackStructure(
             embedding=embedding.data_ptr(),
             cos_sin=cos_sin.data_ptr(),
@@ -198,8 +213,8 @@ class CpuDecoderStack:
             cache_dtype=DTYPE_NUMBERS[inputs.dtype],
             eps=shape.eps,
             scale=shape.head_dim**-0.5,
-            exchange=None if exchange is None else exchange.address,
-            first_token=0 if exchange is None else exchange.rank * len(embedding),
+            exchange=None if collective is None else collective.address,
+            first_token=inputs.first_token,
             num_own_tokens=len(embedding),
             embedding_adapters=inputs.adapters,
         )
@@ -216,7 +231,7 @@ class CpuDecoderStack:
 
         Raises:
             IndexError: A token id or position is out of range.
-            ExchangeEndedError: The processes that sum do nothing together any more.
+            Exception: The collective's: processes do nothing together any more.
         """
         stack, structure = self.structures(step)
         # A sixth of what `len` takes of a tensor, here and below: this runs in every step.
@@ -225,7 +240,7 @@ class CpuDecoderStack:
         scratch = self.scratch(self.library.decoder_stack_scratch(stack, num_tokens))
         result = torch.empty(num_tokens, self._result_size, dtype=self.dtype)
         num_threads = torch.get_num_threads()
-        check_fault(self.library.decoder_stack(stack, structure, scratch, result.data_ptr(), num_threads))
+        self._check(self.library.decoder_stack(stack, structure, scratch, result.data_ptr(), num_threads))
         return result
 
     def from_vectors(
@@ -249,9 +264,8 @@ class CpuDecoderStack:
         stack = type(self._stack).from_buffer_copy(self._stack)
         stack.embedding, stack.embedding_dtype = vectors.data_ptr(), DTYPE_NUMBERS[vectors.dtype]
         stack.vocab_size = len(vectors)
-        # All processes have all vectors, and sum what they put down: one of them does.
-        exchange = self._parts[1].exchange
-        stack.first_token, stack.num_own_tokens = 0, len(vectors) if exchange is None or exchange.rank == 0 else 0
+        # All processes have all vectors, and sum what they put down: that with the first tokens does.
+        stack.first_token, stack.num_own_tokens = 0, len(vectors) if self._parts[1].first_token == 0 else 0
         stack.cos_sin, stack.max_positions = cos_sin.data_ptr(), len(cos_sin)
         stack.layers += layers.start * ctypes.sizeof(LayerStructure)
         stack.num_tapped = 0
@@ -264,7 +278,7 @@ class CpuDecoderStack:
         fault = self.library.decoder_stack(
             ctypes.byref(stack), structure, scratch, result.data_ptr(), torch.get_num_threads()
         )
-        check_fault(fault)
+        self._check(fault)
         return result
 
     def structures(self, step: StackStep) -> tuple[Any, Any]:
@@ -292,6 +306,13 @@ class CpuDecoderStack:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         return self._scratch.data_ptr()
 
+    def _check(self, fault: int) -> None:
+        """Raise an IndexError for what the kernel refused, if it did, or let the collective say that it has ended."""
+        if fault and self._collective is not None:
+            self._collective.check(fault == _HAS_ENDED)
+        if fault:
+            raise IndexError(_FAULTS[fault])
+
     def _place_caches(self, step: StackStep) -> None:
         if self._caches is step.caches:
             return
@@ -306,14 +327,6 @@ class CpuDecoderStack:
 
 def _read_addresses(read: ReadQueries) -> tuple[int, int, int]:
     return read.rows.data_ptr(), read.queries.data_ptr(), read.queries.shape[1]
-
-
-def check_fault(fault: int) -> None:
-    """Raise an IndexError for what a kernel refused, if it did, or tell that the processes that sum have ended."""
-    if fault == _HAS_ENDED:
-        raise ExchangeEndedError
-    if fault:
-        raise IndexError(_FAULTS[fault])
 
 
 def _layer_structure(layer: StackLayer) -> LayerStructure:

@@ -128,6 +128,6 @@ class LinearFactory:
         if form.values.device.type == "cpu":
             return DequantizedLinear(form, bias, self.make, self._copy_memory)
         if isinstance(form, GroupQuantizedWeight):
-            # Groups that the kernels do not take, as ranks may cut them: the formula would write them out at each call.
+            # Groups that the kernels do not take, as they may be cut: the formula would write them out at each call.
             return NarrowingLinear(form.dequantize().to(self.dtype), None if bias is None else bias.to(self.dtype))
         return OperationLinear(partial(form_linear_reference, form=form, bias=bias))

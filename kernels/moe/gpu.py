@@ -78,7 +78,7 @@ class GpuExperts:
         num_places: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Take experts; pairs are shared out among `num_places` of all ranks, or among these alone.
+        """Take experts; pairs are shared out among all `num_places`, or among these alone.
 
         `dtype` is what the stacks were made with, and those of later experts are.
         """

@@ -31,7 +31,7 @@ class Experts(Protocol):
         """Return the sum over a token's experts of weight times `down(activation(gate_up(x)))`, in the type of `x`.
 
         `adapters` are those of the tokens, with room for `top_k` experts each. Experts that are not here contribute
-        nothing and are not counted: those of other ranks, and ids below zero.
+        nothing and are not counted: those elsewhere, and ids below zero.
 
         Shapes:
             x, result: `[num_tokens, hidden_size]`
@@ -156,8 +156,8 @@ def make_experts(
             projection's, which are alone where the activation has no gate.
         down: `[num_experts, hidden_size, intermediate_size]`.
         activation: Of all experts.
-        first_expert: The number of the first of these experts among those of all ranks, as routing counts them.
-        num_places: Experts of all ranks, by which the rows of each are estimated; None is these alone.
+        first_expert: The number of the first of these experts among all, as routing counts them.
+        num_places: All experts, by which the rows of each are estimated; None is these alone.
     """
     is_gated = isinstance(activation, GatedActivation)
     layouts = layout_of(gate_up), layout_of(down)

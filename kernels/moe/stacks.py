@@ -54,7 +54,7 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool, dtype: torch.dtype 
     """Put all experts into one stack: packed if all have one form that kernels know, else as plain numbers.
 
     With `is_gated`, the rows of each matrix are all gates and then all up projections; in the stack they alternate.
-    Plain ones keep their type, but float32 and its biases become `dtype`: quantized matrices that ranks took apart are
+    Plain ones keep their type, but float32 and its biases become `dtype`: quantized matrices that were cut apart are
     float32, whatever the model computes in. Matrices of different or unknown forms are dequantized to `WIDENED`:
     experts one after another would have to ask the device which of them have tokens, which no captured step can.
     """

@@ -1,4 +1,4 @@
-"""The rows of a step that this rank attends for, where each rank has one part of the KV blocks."""
+"""The rows of a step whose KV blocks are here, where each of several processes has one part of these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gpu_worker.execution.batch.step_table import HostStep, StagedStep, StepArra
 from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.layers.attention_context import OwnTokens
-from gpu_worker.layers.ranks import Ranks
 
 
 class OwnRows:
@@ -21,7 +20,7 @@ class OwnRows:
     """
 
     def __init__(self, step: HostStep, is_own: npt.NDArray[np.bool_], upload: Upload) -> None:
-        """Select the sequences, `[num_seqs]`, whose blocks this rank has."""
+        """Select the sequences, `[num_seqs]`, whose blocks are here."""
         lengths = np.diff(step.query_starts)
         tokens = np.flatnonzero(np.repeat(is_own, lengths)).astype(np.int64)
         self._places = upload.add(tokens)
@@ -44,9 +43,9 @@ class OwnRows:
         self._staged = StagedStep(self.layout, upload)
 
     @classmethod
-    def of(cls, step: HostStep, rows: BatchRows, ranks: Ranks, upload: Upload) -> OwnRows | None:
-        """Select those of a rank; None where all ranks attend for all."""
-        return cls(step, rows.parts[step.rows] == ranks.rank, upload) if ranks.divides_sequences else None
+    def of(cls, step: HostStep, rows: BatchRows, cache: KVCache, upload: Upload) -> OwnRows | None:
+        """Select those of a cache; None where it has all."""
+        return cls(step, rows.parts[step.rows] == cache.part, upload) if cache.num_parts > 1 else None
 
     def tokens(self, rows: BatchRows, cache: KVCache, num_expanded_blocks: int) -> OwnTokens:
         """Return the tokens; the upload was sent."""

@@ -35,6 +35,7 @@ class KVCache:
         layers: In order; a layer that reads another's has the same, one that keeps no tokens has one of no bytes.
         groups: Those of the layout, in its order.
         block_size: Tokens of sequences that a block stands for; it has room for the `tokens` among them.
+        part: Which of `num_parts` equal parts of all blocks these are; the others are elsewhere.
     """
 
     layers: Sequence[LayerCache]
@@ -43,6 +44,8 @@ class KVCache:
     block_size: int
     device: torch.device
     tokens: CachedTokens = EVERY_TOKEN
+    part: int = 0
+    num_parts: int = 1
 
     @property
     def num_blocks(self) -> int:
@@ -72,6 +75,8 @@ def allocate_groups(
     dtype: torch.dtype,
     device: torch.device,
     tokens: CachedTokens = EVERY_TOKEN,
+    part: int = 0,
+    num_parts: int = 1,
 ) -> KVCache:
     """Allocate blocks of each group for keys and values of type `dtype`. Their contents are undefined."""
     room = block_size // tokens.step
@@ -89,7 +94,7 @@ def allocate_groups(
     for layer, memory in enumerate(layout.layers):
         if isinstance(memory, ReadsLayer):
             layers[layer] = layers[memory.layer]
-    return KVCache(layers, tuple(groups), layout, block_size, device, tokens)
+    return KVCache(layers, tuple(groups), layout, block_size, device, tokens, part, num_parts)
 
 
 def bytes_per_block(block_size: int, model: ModelConfig, dtype: torch.dtype) -> int:

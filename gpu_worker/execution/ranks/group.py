@@ -124,10 +124,6 @@ class RankGroup:
             readings.append(RankReading(rank, is_alive, life.step, self._watch.silent_s(rank), life.loads))
         return tuple(readings)
 
-    def loads(self, rank: int) -> int:
-        """Return how often processes of a rank have read its part of the weights."""
-        return self._life(rank).loads
-
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Tell of a rank that is lost meanwhile, in place of what this one fails by then; end the others if it fails.
@@ -149,7 +145,7 @@ class RankGroup:
             self.close(_REFUSAL_S)
             if problem is None:
                 raise
-            raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {self.size}, but {problem}") from error
+            raise self._config.error(f"but {problem}") from error
 
     def begin(self) -> None:
         """Say that loading is over: from now on a rank that stands still is missed at once."""
@@ -303,8 +299,7 @@ class RankGroup:
             assert isinstance(said, messages.Hello)
             for name, value in own.items():
                 if (other := said.identity.get(name)) != value:
-                    problem = f"rank {rank} has another {name}: {other}, and rank 0 has {value}"
-                    raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {self.size}, but {problem}")
+                    raise self._config.error(f"but rank {rank} has another {name}: {other}, and rank 0 has {value}")
 
     def _meet(self) -> None:
         """Let all ranks meet, who then warm up, for which there is a little more time than for a tick."""

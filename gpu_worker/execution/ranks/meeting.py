@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import OneStage
+from gpu_worker.layers.ranks.rank import OneStage
 from kernels.collectives import Exchange
 from kernels.cpu_library import cpu_library
 from kernels.layer_cache import CachedTokens
@@ -68,23 +68,12 @@ class SharedMemoryRanks(_ConfiguredRank, OneStage):
     def __init__(self, number: int, config: RunnerConfig, exchange: Exchange) -> None:
         super().__init__(number, config)
         self.exchange = exchange
+        self.sum, self.gather = exchange.sum, exchange.gather
 
-    def join(self, store: str) -> None:
+    def join(self, store: str = "") -> None:
         """Do nothing: who waits for another rank looks at the board."""
 
-    def abort(self) -> None:
-        """Do nothing."""
-
-    def leave(self) -> None:
-        """Do nothing."""
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Do what `Ranks` promises."""
-        return self.exchange.sum(x)
-
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Do what `Ranks` promises."""
-        return self.exchange.gather(x)
+    abort = leave = join
 
     def swap(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
@@ -135,7 +124,7 @@ class ProcessGroupRanks(_ConfiguredRank):
         self._sockets = [] if is_on_gpu else sorted(_open_sockets() - before)
 
     def abort(self) -> None:
-        """Make threads that wait for another rank fail. Any thread may call it."""
+        """Make threads that wait for another rank fail; the group is left until `join`. Any thread may call it."""
         sockets, self._sockets = self._sockets, []
         # Gloo's own `abort` does not release a rank that waits for a stopped process.
         for fd, _ in _open_sockets().intersection(sockets):
@@ -148,9 +137,7 @@ class ProcessGroupRanks(_ConfiguredRank):
             with contextlib.suppress(Exception):
                 _abort_process_group()
 
-    def leave(self) -> None:
-        """Leave the group until `join` is called again."""
-        self.abort()
+    leave = abort
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""

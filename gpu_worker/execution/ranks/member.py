@@ -7,7 +7,6 @@ waits for the next meeting.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
@@ -16,9 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import IO
 
 import torch
@@ -32,7 +30,7 @@ from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.ranks.meeting import GroupRanks, device_of, group_ranks
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import is_last
+from gpu_worker.layers.ranks.rank import is_last
 from gpu_worker.models.revision import model_revision
 from shared.errors import HeadraceError
 from shared.features import own_version
@@ -46,13 +44,13 @@ _log = logging.getLogger(__name__)
 def identity(config: RunnerConfig) -> dict[str, str]:
     """Return what all ranks must have alike: their files and what computes with them."""
     # A host may have them at another place, and other cores.
-    settings = replace(config, model=Path(), num_threads=None)
+    names = {item.name for item in fields(config)} - {"model", "num_threads"}
     return {
         "revision of the model": model_revision(config.model),
-        "settings": hashlib.sha256(messages.encode(settings)).hexdigest()[:16],
         "version of Headrace": own_version(),
         "torch": torch.__version__,
         "python": sys.version.split()[0],
+        **{f"setting {name}": str(getattr(config, name)) for name in sorted(names)},
     }
 
 

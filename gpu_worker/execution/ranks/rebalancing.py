@@ -19,7 +19,8 @@ from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.member import TICK_S
 from gpu_worker.execution.ranks.messages import MoveExperts, PrepareExperts, encode
 from gpu_worker.execution.ranks.replies import RankLostError
-from gpu_worker.layers.placed_experts import ExpertLoads, PlacedExperts
+from gpu_worker.layers.mixture import ExpertLoads
+from gpu_worker.layers.ranks.experts import PlacedExperts
 
 Loads = npt.NDArray[np.float64]
 

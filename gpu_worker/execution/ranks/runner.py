@@ -25,7 +25,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.layers.adapters import AdapterTargets
-from gpu_worker.layers.ranks import is_last
+from gpu_worker.layers.ranks.rank import is_last
 from shared.errors import HeadraceError
 
 _MAX_IN_VAIN = 3

@@ -29,7 +29,7 @@ from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.rows import RowTable
 from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from gpu_worker.execution.sampling.grammar_mask import GrammarMask
-from gpu_worker.layers.divided_vocabulary import Vocabulary
+from gpu_worker.layers.vocabulary import Vocabulary
 from kernels.logits_bitmask import forbid_tokens
 from kernels.sampling import PenaltyTable, apply_penalties, count_tokens
 from shared.sampling import Sampling

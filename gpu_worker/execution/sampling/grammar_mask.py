@@ -13,7 +13,7 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.transfers import Int32s, Int64s, StagedArray, Upload
-from gpu_worker.layers.divided_vocabulary import Vocabulary
+from gpu_worker.layers.vocabulary import Vocabulary
 from kernels.logits_bitmask import forbid_tokens
 from shared.sampling import Sampling
 
@@ -22,7 +22,7 @@ class GrammarMask:
     """Keeps the constraint of each row whose output follows a grammar, and the memory of a step's masks."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device, vocabulary: Vocabulary) -> None:
-        """Know nothing of any row; of several ranks the first one fills masks for all."""
+        """Know nothing of any row."""
         self._vocabulary = vocabulary
         self._num_words = -(-vocab_size // 32)
         self._device = device
@@ -86,7 +86,7 @@ class StagedGrammarMask(Struct, frozen=True, gc=False):
     """The masks of a step, not filled yet.
 
     Attributes:
-        constraints: The constraint of each; None where another rank has it.
+        constraints: The constraint of each; None where another process has it.
         paths: The drafts that each takes for granted; None where there are no drafts.
     """
 
@@ -99,7 +99,7 @@ class StagedGrammarMask(Struct, frozen=True, gc=False):
 
     def __call__(self, logits: torch.Tensor) -> None:
         """Forbid tokens; see `Adjust`."""
-        masks = self.vocabulary.share(self.fill())
+        masks = self.shared()
         if self.device.type == "cpu":
             forbid_tokens(logits, self.places.tensor, masks)
             return
@@ -109,10 +109,10 @@ class StagedGrammarMask(Struct, frozen=True, gc=False):
         upload.send()
         forbid_tokens(logits, self.places.tensor, staged.tensor)
 
-    def fill(self) -> torch.Tensor:
-        """Fill the masks whose constraints are known here, and return them: `[num_masks, num_words]` on the host."""
+    def shared(self) -> torch.Tensor:
+        """Fill the masks whose constraints are known here, and return all: `[num_masks, num_words]` on the host."""
         paths = self.paths or [()] * len(self.constraints)
         for constraint, drafts, address in zip(self.constraints, paths, self.masks.addresses, strict=True):
             if constraint is not None:
                 constraint.fill_mask(drafts, address)
-        return self.masks.tensor
+        return self.vocabulary.share(self.masks.tensor)

@@ -13,7 +13,7 @@ from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.transfers import Int32s, Int64s, StagedArray, Upload
-from gpu_worker.layers.divided_vocabulary import Vocabulary
+from gpu_worker.layers.vocabulary import Vocabulary
 from gpu_worker.models.decoder import CausalLM
 from kernels.low_rank import AdapterRows
 from kernels.sampling import TokenScores
@@ -168,7 +168,6 @@ def prompt_chunks(shares: Values[Share], query_starts: Int32s) -> list[PromptChu
 
 def score_chunk(
     model: CausalLM,
-    vocabulary: Vocabulary,
     hidden: torch.Tensor,
     chunk: PromptChunk,
     targets: torch.Tensor,
@@ -186,7 +185,7 @@ def score_chunk(
         part = slice(first, first + _ROWS)
         rows = hidden[part]
         own = None if adapters is None else adapters.of(np.arange(len(rows)) + chunk.first_row + first)
-        scores.append(vocabulary.score(model.logits(rows, own), targets[part], chunk.num_top))
+        scores.append(model.vocabulary.score(model.logits(rows, own), targets[part], chunk.num_top))
     return scores
 
 

@@ -25,8 +25,7 @@ from gpu_worker.execution.batch.rows import RowTable
 from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
 from gpu_worker.execution.sampling.features import Adjust, Feature, StagedPenalties, make_features
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
-from gpu_worker.layers.divided_vocabulary import Vocabulary
-from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.vocabulary import Vocabulary
 from kernels.sampling import SamplingParameters, TokenScores
 from shared.sampling import LEAST_TEMPERATURE, Sampling
 from shared.watermark import CONTEXT, mark_of
@@ -205,11 +204,11 @@ class _SamplingRequests(Struct, frozen=True, gc=False):
 class Sampler:
     """Owns the sampling state of each row of the batch."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, ranks: Ranks = ALONE) -> None:
-        self.vocabulary = Vocabulary(ranks, vocab_size)
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._distributions = Distributions(num_rows, vocab_size, device)
-        self._features = make_features(num_rows, vocab_size, device, self.vocabulary)
-        self._logprobs = LogprobRows(num_rows, vocab_size, self.vocabulary)
+        self._features = make_features(num_rows, vocab_size, device, vocabulary)
+        self._logprobs = LogprobRows(num_rows, vocab_size, vocabulary)
         self._watermarks = Watermarks()
         # What each row asks for: the bits below, and above them one for each feature.
         self._asks = np.zeros(num_rows, dtype=np.int64)
@@ -286,10 +285,10 @@ class Sampler:
         slots, logprobs = staged.slots.tensor, staged.logprobs
         kept = None if logprobs is None else logprobs.keep(logits)
         if staged.features:
-            logits = self.vocabulary.widened(logits)
+            logits = self._vocabulary.widened(logits)
         for adjust in staged.features:
             adjust(logits)
-        token_ids = staged.draw.draw(logits, slots, self.vocabulary)
+        token_ids = staged.draw.draw(logits, slots, self._vocabulary)
         for adjust in staged.features:
             if isinstance(adjust, StagedPenalties):
                 adjust.count(token_ids)

@@ -25,7 +25,7 @@ from gpu_worker.consumer.heartbeat import REFRESH_S, MetricsSource, Readings
 from gpu_worker.consumer.peer_services import ADOPT_S, GatewayServiceBeat, PeerServices
 from gpu_worker.consumer.prefixes.peers import PeerBeat
 from gpu_worker.core.fleet_service import HeardServices
-from gpu_worker.layers.placed_experts import ExpertLoad
+from gpu_worker.layers.mixture import ExpertLoad
 from shared.messages import GatewayHeartbeat, Heartbeat, encode
 from shared.sampling import Sampling
 from shared.services import TenantService

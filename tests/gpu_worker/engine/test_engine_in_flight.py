@@ -327,7 +327,7 @@ def test_real_steps_that_were_given_up_leave_nothing_behind(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if form == "layered":
-        monkeypatch.setattr("gpu_worker.models.decoder.fusing_library", lambda *_: None)
+        monkeypatch.setattr("gpu_worker.models.decoder._fusing_library", lambda *_: None)
     save_tiny_model(tmp_path)
     runner = make_runner(tmp_path, max_num_seqs=6)
     outputs = []

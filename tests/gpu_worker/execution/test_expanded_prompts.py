@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +15,8 @@ from gpu_worker.execution.warm_up import StepLimits, warm_up_plans
 from gpu_worker.layers import latent_attention
 from gpu_worker.layers.attention_context import StepSizes
 from gpu_worker.layers.latent_attention import LatentShape
-from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM
-from kernels.layer_cache import CachedTokens
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 from kernels.paged_attention import ExpandedBlocks
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, TOKEN_BUDGET, load, make_device_runner
@@ -116,9 +115,9 @@ def test_only_large_savings_repay_launches() -> None:
     """DeepSeek-V2-Lite: a new prompt that fits into graphs never does, a chunk behind a long context does."""
     saving = {(2048, 2048): False, (256, 2000): False, (512, 20_000): True, (2048, 6000): True}
     for lengths, expected in saving.items():
-        assert LITE.outweighs_launches(sizes_of([lengths], 131_072), 1) is expected
+        assert LITE.outweighs_launches(sizes_of([lengths], 131_072)) is expected
     # A rank of eight has an eighth of the heads.
-    assert not LITE.outweighs_launches(sizes_of([(512, 20_000)], 131_072), 8)
+    assert not replace(LITE, num_heads=2).outweighs_launches(sizes_of([(512, 20_000)], 131_072))
 
 
 def test_a_cpu_has_one_form_and_a_gpu_both(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +128,10 @@ def test_a_cpu_has_one_form_and_a_gpu_both(model: Path, monkeypatch: pytest.Monk
     shape = loaded.config.layers[0].mixer
     assert isinstance(shape, LatentShape)
     cuda = torch.device("cuda")
-    assert shape.can_expand(cuda, ALONE)
+    assert shape.can_expand(cuda, EVERY_TOKEN)
     # Tokens of ranks are read from a message: equal, not the same.
-    assert shape.can_expand(cuda, cast("Ranks", SimpleNamespace(tokens=CachedTokens())))
-    assert not shape.can_expand(cuda, cast("Ranks", SimpleNamespace(tokens=CachedTokens(1, 2))))
+    assert shape.can_expand(cuda, CachedTokens())
+    assert not shape.can_expand(cuda, CachedTokens(1, 2))
 
 
 # The sizes of DeepSeek-V2-Lite.

@@ -317,7 +317,7 @@ def test_plain_torch_generates_the_same(
     directory: Path, seeded_outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The references take padding as the kernels do."""
-    modules = ("gpu_worker.layers.fused_decoder", "kernels.paged_attention.dispatch", "kernels.rope_kv_write.dispatch")
+    modules = ("gpu_worker.models.decoder", "kernels.paged_attention.dispatch", "kernels.rope_kv_write.dispatch")
     for module in modules:
         monkeypatch.setattr(f"{module}.cpu_library", lambda: None)
     runner = make_device_runner(load(directory, "cpu"), is_graphed=True)

@@ -20,6 +20,7 @@ from gpu_worker.execution.warm_up import WarmUpProposer
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import CacheLayout
+from gpu_worker.layers.vocabulary import Vocabulary
 from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner
@@ -161,6 +162,7 @@ class ValuelessModel:
     dtype = torch.float32
     adapters = None
     expanding = None
+    vocabulary, has_head = Vocabulary(), True
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         sizes = [len(context.block_tables), len(context.query_starts) - 1, len(context.context_lens)]

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from gpu_worker.layers import divided_vocabulary as vocabulary_module
-from gpu_worker.layers.divided_vocabulary import Vocabulary
+from gpu_worker.layers.ranks import vocabulary as vocabulary_module
+from gpu_worker.layers.ranks.vocabulary import vocabulary_of
 from gpu_worker.layers.vocabulary import LMHead
 from kernels.sampling import INVALID_TOKEN, SamplingParameters, sample_tokens, score_tokens
 from tests.gpu_worker.execution.ranks.thread_ranks import ThreadRanks, on_ranks
@@ -51,6 +51,14 @@ def test_head_of_one_rank_scores_all_tokens() -> None:
     assert torch.equal(head(torch.zeros(NUM_ROWS, 4)), logits / 2)
 
 
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+def test_head_scores_no_tokens_behind_the_last_one(soft_cap: float | None) -> None:
+    """Also where scores are capped: a cap would make minus infinity a score."""
+    ranks, product = Mock(size=2, rank=1), Mock(to_float32=lambda hidden: torch.ones(1, 4))
+    scores = LMHead(product, torch.float32, 1.0, soft_cap, ranks, vocab_size=7)(torch.zeros(1, 4))
+    assert scores.isneginf().tolist() == [[False, False, False, True]]
+
+
 def drawn(
     logits: torch.Tensor, size: int, given: SamplingParameters, *, is_widened: bool = False
 ) -> list[torch.Tensor]:
@@ -58,7 +66,7 @@ def drawn(
     may_truncate = bool((given.top_k > 0).any() or (given.top_p < 1).any() or given.log_min_p.isfinite().any())
 
     def draw(ranks: ThreadRanks) -> torch.Tensor:
-        vocabulary = Vocabulary(ranks, logits.shape[1])
+        vocabulary = vocabulary_of(ranks, logits.shape[1])
         own = own_part(logits, ranks)
         own = vocabulary.widened(own) if is_widened else own
         return vocabulary.draw(own, slots, positions, given, may_truncate=may_truncate)
@@ -98,7 +106,7 @@ def test_ranks_score_as_one_process(vocab_size: int, size: int, num_top: int) ->
     token_ids = (torch.arange(NUM_ROWS) * 31) % vocab_size
     expected = score_tokens(logits, token_ids, num_top)
     found = on_ranks(
-        size, lambda ranks: Vocabulary(ranks, vocab_size).score(own_part(logits, ranks), token_ids, num_top)
+        size, lambda ranks: vocabulary_of(ranks, vocab_size).score(own_part(logits, ranks), token_ids, num_top)
     )
     for scores in found:
         torch.testing.assert_close(scores.chosen, expected.chosen, atol=1e-5, rtol=0)
@@ -121,7 +129,7 @@ def bytes_of_a_row(vocab_size: int, given: SamplingParameters) -> float:
 
     def sample(ranks: ThreadRanks) -> int:
         counting = CountingRanks(ranks.rank, ranks.size, ranks._meeting, has_whole_experts=False)
-        vocabulary, own = Vocabulary(counting, vocab_size), own_part(logits, ranks)
+        vocabulary, own = vocabulary_of(counting, vocab_size), own_part(logits, ranks)
         tokens = vocabulary.draw(own, slots, slots, given, may_truncate=bool((given.top_p < 1).any()))
         vocabulary.score(own, tokens, 5)
         return counting.num_bytes
@@ -148,7 +156,7 @@ def test_marked_rows_draw_the_same_on_any_number_of_ranks(vocab_size: int) -> No
     expected = sample_tokens(logits, slots, positions, given, marks=marks)
 
     def draw(ranks: ThreadRanks) -> torch.Tensor:
-        vocabulary = Vocabulary(ranks, vocab_size)
+        vocabulary = vocabulary_of(ranks, vocab_size)
         return vocabulary.draw(own_part(logits, ranks), slots, positions, given, may_truncate=True, marks=marks)
 
     for drawn_by_rank in on_ranks(3, draw):
@@ -158,7 +166,15 @@ def test_marked_rows_draw_the_same_on_any_number_of_ranks(vocab_size: int) -> No
 
 @pytest.mark.parametrize(("size", "num_stages", "is_shared"), [(1, 1, False), (2, 1, True), (1, 2, True)])
 def test_numbers_of_the_first_rank_reach_ranks_and_stages(size: int, num_stages: int, is_shared: bool) -> None:
-    ranks = Mock(size=size, num_stages=num_stages, rank=0)
+    ranks = Mock(size=size, num_stages=num_stages, rank=0, stage=num_stages - 1)
     numbers = torch.ones(3)
-    shared = Vocabulary(ranks, 16).share(numbers)
+    shared = vocabulary_of(ranks, 16).share(numbers)
     assert (shared is ranks.share.return_value, shared is numbers) == (is_shared, not is_shared)
+
+
+@pytest.mark.parametrize(("rank", "num_told"), [(0, 1), (1, 0)])
+def test_first_rank_of_the_first_stage_tells_its_numbers_to_the_last(rank: int, num_told: int) -> None:
+    ranks = Mock(size=2, num_stages=3, rank=rank, stage=0)
+    numbers = torch.ones(3)
+    assert vocabulary_of(ranks, 16).share(numbers) is numbers
+    assert (ranks.tell_last.call_count, ranks.share.call_count) == (num_told, 0)

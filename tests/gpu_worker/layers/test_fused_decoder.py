@@ -18,7 +18,7 @@ from msgspec import structs
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
+from gpu_worker.layers.fused_decoder import FusedDecoder, can_fuse
 from gpu_worker.layers.layer import LayerNorms, LayerTraits, LayerWeights
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_source import Projections
@@ -34,6 +34,7 @@ from gpu_worker.layers.vocabulary import Embedding
 from gpu_worker.models.json_file import CheckpointError
 from kernels.activation import Activation
 from kernels.activation.experts import RELU_SQUARED
+from kernels.cpu_library import cpu_library
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import INT4, INT8, DenseWeight, GroupQuantizedWeight, ScaledWeight, WeightForm, concatenate
@@ -147,9 +148,9 @@ def make_decoders(
     norm = torch.linspace(0.5, 1.5, SHAPE.hidden_size).to(dtype)
     rotations = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 64)], 64, CPU)
     table = rotations.of(0, SHAPE.head_dim)
-    library = fusing_library(SHAPE, dtype, CPU)
+    library = cpu_library()
     assert library is not None, "the tests need g++"
-    fused = FusedDecoder(library, SHAPE, dtype, embedding, layers, norm, table, taps)
+    fused = FusedDecoder(library, SHAPE, Embedding(embedding, dtype), layers, norm, table, taps)
     parts = LayerParts.made_by(LinearFactory(free_host_bytes), rotations)
     return fused, LayeredDecoder(Embedding(embedding, dtype), layers, NormWeights(norm, SHAPE.eps), parts, taps)
 
@@ -285,8 +286,8 @@ def test_unknown_token_or_position_beyond_the_table_raises(token: int, position:
 
 
 def test_float16_and_odd_sizes_are_not_fused() -> None:
-    assert fusing_library(SHAPE, torch.float16, CPU) is None
-    assert fusing_library(replace(SHAPE, hidden_size=53), torch.bfloat16, CPU) is None
+    assert not can_fuse(SHAPE, torch.float16, CPU)
+    assert not can_fuse(replace(SHAPE, hidden_size=53), torch.bfloat16, CPU)
 
 
 ATTENTION = AttentionShape(4, 2, 16)

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from gpu_worker.layers import linear
-from gpu_worker.layers.adapters import ExpertModules
+from gpu_worker.layers.adapters import ExpertModules, ExpertShare
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.linear import LayerParts, LinearShape, Partition
-from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.layers.placed_experts import ExpertLoads, ExpertShare
+from gpu_worker.layers.mixture import ExpertLoads, MixtureShape
 from gpu_worker.layers.rotations import Rotations
 from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation
 from kernels.linear import LinearFactory

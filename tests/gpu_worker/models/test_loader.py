@@ -115,7 +115,7 @@ def test_16_bits_in_float32_stay_16_bits_and_change_no_logit(
     directory: Path, tmp_path: Path, half: torch.dtype, is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_fused:
-        monkeypatch.setattr(decoder, "fusing_library", lambda *_: None)
+        monkeypatch.setattr(decoder, "_fusing_library", lambda *_: None)
     wide = shutil.copytree(directory, tmp_path / "wide")
     stored = {name: tensor.to(half) for name, tensor in load_file(directory / "model.safetensors").items()}
     save_file(stored, directory / "model.safetensors")
@@ -132,7 +132,7 @@ def test_16_bits_in_float32_stay_16_bits_and_change_no_logit(
 def test_16_bits_in_float32_are_widened_without_kernels(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change_tensors(directory, lambda t: t.update({name: tensor.half() for name, tensor in t.items()}))
     expected = logits_of(load(directory))
-    monkeypatch.setattr(decoder, "fusing_library", lambda *_: None)
+    monkeypatch.setattr(decoder, "_fusing_library", lambda *_: None)
     monkeypatch.setattr(dense_cpu, "cpu_library", lambda: None)
     model = load(directory)
     assert model.embedding.dtype is torch.float32

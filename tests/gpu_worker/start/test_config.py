@@ -99,6 +99,8 @@ def test_settings_that_go_together_pass() -> None:
     [
         ({"nnodes": 1}, "HEADRACE_NODE_RANK", "one host"),
         ({"nnodes": 3}, "HEADRACE_TENSOR_PARALLEL_SIZE", "is 4, which 3 hosts cannot share equally"),
+        ({"nnodes": 3, "pipeline_parallel_size": 2}, "HEADRACE_TENSOR_PARALLEL_SIZE", "is 4 and .*SIZE is 2, which 3"),
+        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 3}, "HEADRACE_PIPELINE_PARALLEL_SIZE", "is 3, which 2"),
         ({"node_rank": 2}, "HEADRACE_NODE_RANK", "is 2; allowed: 0 to 1"),
         ({"master_addr": None}, "HEADRACE_MASTER_ADDR", "is required"),
         ({"group_token": None}, "HEADRACE_GROUP_TOKEN", "at least 16 characters"),
@@ -123,6 +125,12 @@ def test_what_ranks_cannot_share_is_refused_before_anything_is_read(settings: di
     with pytest.raises(ConfigError) as raised:
         worker.main(WorkerConfig(model=Path("/nothing/here"), decode_context_parallel_size=2, **settings))
     assert str(raised.value) == f"HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE: {problem}"
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_have_no_tiers(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"HEADRACE_KV_HOST_BYTES: is 1048576, but several ranks have no tiers"):
+        check_ranks(WorkerConfig(kv_host_bytes=1 << 20, **{name: 2}))
 
 
 def test_draft_model_is_refused_where_ranks_divide_sequences() -> None:

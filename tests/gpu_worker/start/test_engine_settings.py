@@ -18,6 +18,7 @@ import torch
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS
 from gpu_worker.execution.memory.state_sizes import CHECKPOINT_TOKENS
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.layers.ranks.settings import RankSettings
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start import engine_setup
 from gpu_worker.start.config import WorkerConfig
@@ -65,9 +66,16 @@ OWN = {"max_loras"}
 def test_every_setting_of_the_runner_is_the_workers() -> None:
     config = WorkerConfig(model=DEMO_MODEL, **SETTINGS)
     runner_config, _ = engine_setup._runner_config(config, read_model_directory(DEMO_MODEL))
-    shared = {field.name for field in dataclasses.fields(RunnerConfig)} & set(WorkerConfig.__annotations__)
-    assert shared == {"model", *SETTINGS, *OWN}
+    names = ({field.name for field in dataclasses.fields(settings)} for settings in (RunnerConfig, WorkerConfig))
+    assert set.intersection(*names) == {"model", *SETTINGS, *OWN}
     assert {name: getattr(runner_config, name) for name in SETTINGS} == SETTINGS
+
+
+def test_what_one_process_computes_is_on_one_host() -> None:
+    """A draft model beside ranks of several hosts."""
+    ranks = {name: SETTINGS[name] for name in RankSettings().of_ranks()}
+    config = RunnerConfig(DEMO_MODEL, **ranks).undivided()
+    assert (config, config.ranks_per_host) == (RunnerConfig(DEMO_MODEL), 1)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +166,7 @@ BALANCED = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_e
         ),
         ({**DIVIDING, "max_loras": 1}, "adapters are not beside attention of some sequences; leave out --max-loras"),
         ({"num_redundant_experts": 2}, "_EXPERTS: is 2, but only --enable-eplb decides which experts are redundant"),
-        (BALANCED, "HEADRACE_TENSOR_PARALLEL_SIZE: is 2: HEADRACE_ENABLE_EPLB is set, but the model has no experts"),
+        (BALANCED, "HEADRACE_ENABLE_EPLB: is set, but the model has no experts"),
     ],
 )
 def test_settings_of_ranks_that_do_not_go_together_are_told(settings: dict[str, Any], problem: str) -> None:
@@ -200,8 +208,6 @@ def test_cuda_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({"simulate": 1.0}, "a simulated engine keeps no keys and values"),
         ({"enable_prefix_caching": False}, "HEADRACE_ENABLE_PREFIX_CACHING turns off"),
-        ({"tensor_parallel_size": 2}, "divided among several ranks"),
-        ({"pipeline_parallel_size": 2}, "divided among several ranks"),
         ({"kv_host_bytes": 1 << 60}, "bytes of memory are wanted, and "),
     ],
 )

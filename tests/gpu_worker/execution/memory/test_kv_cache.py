@@ -200,7 +200,7 @@ def test_plain_torch_says_the_same(
 ) -> None:
     for module in ("paged_attention", "rope_kv_write"):
         monkeypatch.setattr(f"kernels.{module}.dispatch.cpu_library", lambda: None)
-    monkeypatch.setattr("gpu_worker.layers.fused_decoder.cpu_library", lambda: None)
+    monkeypatch.setattr("gpu_worker.models.decoder.cpu_library", lambda: None)
     dtype = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}[runner.cache.layers[0].keys.dtype]
     plain = run(make_runner(directory, kv_cache_dtype=dtype), sequences(PROMPTS), token_budget=20)
     agreeing = sum(plain.tokens[name][:8] == tokens[:8] for name, tokens in alone.items())

@@ -21,7 +21,7 @@ from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece, Done, Pa
 from gpu_worker.execution.ranks.replies import RankProblemError
 from gpu_worker.execution.ranks.runner import GroupRunner
 from gpu_worker.layers.adapters import AdapterTargets
-from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.ranks.rank import ALONE, Ranks
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from kernels.low_rank import LowRank, LowRankPart
 from shared.errors import HeadraceError

@@ -8,14 +8,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
-from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.ranks.division import Division, IndivisibleError, divided_layer
+from gpu_worker.layers.ranks.rank import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM, is_fused
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
@@ -82,7 +83,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
 
 def load(directory: Path, ranks: Ranks, **settings: Any) -> CausalLM:
     """Load a rank's part of a model, whose configuration is that of the part."""
-    model = load_model(directory, torch.float32, CPU, ranks=ranks, **settings)
+    model = load_model(directory, torch.float32, CPU, make=partial(CausalLM, ranks=ranks), **settings)
     if ranks.size > 1:
         layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
         model.config = replace(model.config, layers=layers)

@@ -151,7 +151,7 @@ def test_attention_weights_are_counted_at_each_rank(experts: bool, tmp_path: Pat
 def test_model_with_states_is_refused(tmp_path: Path) -> None:
     save_recurrent("lfm2", tmp_path)
     with pytest.raises(
-        ConfigError, match="HEADRACE_ENABLE_DP_ATTENTION is set, but states of recurrent layers are not"
+        ConfigError, match="HEADRACE_ENABLE_DP_ATTENTION: is set, but states of recurrent layers are not"
     ):
         make_plan(RunnerConfig(tmp_path, **DEFAULTS, tensor_parallel_size=2, enable_dp_attention=True))
 
@@ -184,4 +184,4 @@ def test_rank_that_is_killed_is_replaced_and_its_sequences_are_answered(tmp_path
         assert_same(run.answer(sequences(8)), expected)
         replace_rank(run, group, 1, signal.SIGKILL)
         assert_same(run.answer(sequences(8)), expected)
-        assert [group.loads(rank) for rank in range(2)] == [1, 2]
+        assert [each.loads for each in group.readings()] == [1, 2]

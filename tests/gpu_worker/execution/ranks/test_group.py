@@ -89,7 +89,7 @@ def check(
         # What was drafted and cached before is of no use now; the answers are the same.
         for way, outcome in zip(ways, expected, strict=True):
             assert_same(run.answer(sequences(), **way), outcome)
-        assert [group.loads(rank) for rank in range(size)] == [1, *[2] * (size - 1)]
+        assert [each.loads for each in group.readings()] == [1, *[2] * (size - 1)]
         pids = group.pids.values()
     assert expected[1].num_preemptions > 0
     assert_gone(pids)
@@ -102,7 +102,7 @@ def replace_rank(run: Run, group: RankGroup, rank: int, number: signal.Signals) 
     steps = begin(run)
     for _ in range(5):
         next(steps)
-    before, loads = group.pids, [group.loads(each) for each in range(group.size)]
+    before, loads = group.pids, [each.loads for each in group.readings()]
     os.kill(before[rank], number)
     hurt = time.monotonic()
     with pytest.raises(InterruptedRunnerError, match=f"rank {rank}") as interruption:
@@ -117,7 +117,7 @@ def replace_rank(run: Run, group: RankGroup, rank: int, number: signal.Signals) 
     assert group.lost is None
     loads[rank] += 1
     # Of another host it is known with the next pulse.
-    wait_for(lambda: [group.loads(each) for each in range(group.size)] == loads, 5)
+    wait_for(lambda: [each.loads for each in group.readings()] == loads, 5)
     assert [each for each, pid in group.pids.items() if before[each] != pid] == [rank]
 
 
@@ -208,7 +208,7 @@ def test_rank_that_fails_within_a_step_keeps_its_weights(directory: Path) -> Non
             deque(steps)
         interruption.value.recover()
         assert group.pids == before
-        assert [group.loads(rank) for rank in range(2)] == [1, 1]
+        assert [each.loads for each in group.readings()] == [1, 1]
         next(begin(run))
 
 
@@ -318,13 +318,20 @@ def test_ranks_have_room_to_sum_the_stream_of_the_largest_step(directory: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["torch", "version of Headrace"])
+@pytest.mark.parametrize("name", ["torch", "version of Headrace", "setting max_num_seqs"])
 def test_rank_of_another_version_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     own = group_module.identity
     monkeypatch.setattr(group_module, "identity", lambda config: {**own(config), name: "0.0.9"})
     problem = rf"is 2, but rank 1 has another {name}: \d.*, and rank 0 has 0\.0\.9"
     with pytest.raises(ConfigError, match=problem):
         RankGroup(config(directory))
+
+
+def test_settings_that_differ_are_told_by_name(directory: Path) -> None:
+    one, other = (
+        group_module.identity(replace(config(directory), max_num_seqs=number, num_threads=number)) for number in (3, 4)
+    )
+    assert [name for name in one if one[name] != other[name]] == ["setting max_num_seqs"]
 
 
 def test_rank_that_never_comes_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

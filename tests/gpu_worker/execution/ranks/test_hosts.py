@@ -83,7 +83,7 @@ def test_ranks_on_two_hosts_give_the_tokens_of_one_also_after_deaths_on_both(tmp
         assert_same(run.answer(sequences()), expected)
         replace_rank(run, group, 2, signal.SIGSTOP)
         replace_rank(run, group, 1, signal.SIGKILL)
-        assert [group.loads(rank) for rank in range(4)] == [1, 2, 2, 1]
+        assert [each.loads for each in group.readings()] == [1, 2, 2, 1]
         assert_same(run.answer(sequences()), expected)
         # The whole host dies, and another one takes its place.
         before = group.pids
@@ -130,7 +130,7 @@ def test_host_that_takes_nothing_any_more_is_missed_in_time_and_serves_again(tmp
         # It finds that it was cut off, ends its rank, and connects again.
         group.reform(run.own.num_blocks, run.own.restart)
         assert_same(run.answer(sequences()), expected)
-        assert [group.loads(rank) for rank in range(2)] == [1, 1]
+        assert [each.loads for each in group.readings()] == [1, 1]
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_host_whose_cable_was_pulled_out_is_missed_in_time_and_serves_again(
             cable.plug_in()
             group.reform(run.own.num_blocks, run.own.restart)
             assert_same(run.answer(sequences()), expected)
-            assert [group.loads(rank) for rank in range(2)] == [1, 1]
+            assert [each.loads for each in group.readings()] == [1, 1]
 
 
 def test_rank_of_a_silent_host_is_not_taken_for_one_that_wants_a_core(remote: Remote) -> None:

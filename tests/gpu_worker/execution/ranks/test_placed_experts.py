@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,11 +11,10 @@ import torch
 
 from gpu_worker.execution.ranks.runner import GroupRunner
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
-from gpu_worker.models.loader import load_model
+from gpu_worker.layers.ranks.division import Division, IndivisibleError
 from kernels import cpu_library as library_module
 from kernels.moe import layers as experts_module
-from tests.gpu_worker.execution.ranks.test_divided_models import CPU, MODELS, TOKENS, logits
+from tests.gpu_worker.execution.ranks.test_divided_models import MODELS, TOKENS, load, logits
 from tests.gpu_worker.execution.ranks.thread_ranks import ThreadRanks, on_ranks
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.quantization.test_mxfp4 import CASE, Case, save_packed
@@ -36,9 +34,7 @@ MIXTURES: dict[str, Callable[[Path], object]] = {
 def moving_logits(directory: Path, ranks: ThreadRanks, redundant: int) -> torch.Tensor:
     """Score a prompt, and move experts between its steps: those that were prepared meanwhile, or all at once."""
     ranks.num_redundant_experts = redundant
-    model = load_model(directory, torch.float32, CPU, ranks=ranks)
-    layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
-    model.config = replace(model.config, layers=layers)
+    model = load(directory, ranks)
     run, found = PagedRun(model, [TOKENS]), []
     assert model.placed_experts
     for number, count in enumerate(STEPS):
@@ -72,9 +68,7 @@ def test_experts_that_move_score_as_those_of_one_process(name: str, redundant: i
 def recovered_logits(directory: Path, ranks: ThreadRanks) -> torch.Tensor:
     """Score a prompt after moves that failed at rank 0 when all but one of a layer's experts were written."""
     ranks.num_redundant_experts = 2
-    model = load_model(directory, torch.float32, CPU, ranks=ranks)
-    layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
-    model.config = replace(model.config, layers=layers)
+    model = load(directory, ranks)
     own = Mock(spec=TorchModelRunner, model=model)
     runner = Mock(spec=GroupRunner, own=own)
     for experts in model.placed_experts:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.execution.ranks.rebalancing import better_places, rank_loads
 from gpu_worker.execution.ranks.runner import GroupRunner
-from gpu_worker.layers.placed_experts import PlacedExperts
+from gpu_worker.layers.ranks.experts import PlacedExperts
 from tests.gpu_worker.execution.ranks.group_run import Run, started
 from tests.gpu_worker.execution.ranks.test_group import assert_same, begin, replace_rank, sequences
 from tests.gpu_worker.execution.ranks.test_same_tokens import SIZES

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from gpu_worker.models import tensor_reader
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.execution.ranks.test_divided_models import FORMS, assert_divisible
+from tests.gpu_worker.execution.ranks.test_divided_models import load as load_part
 from tests.gpu_worker.execution.ranks.thread_ranks import ThreadRanks, on_ranks
 from tests.gpu_worker.models.families.random_models import Case, save_case
 from tests.gpu_worker.quantization.checkpoints import make_checkpoint
@@ -71,7 +72,7 @@ def reading(directory: Path, *, has_whole_experts: bool = False) -> list[int]:
 
     def load(ranks: ThreadRanks) -> None:
         before = bytes_read()
-        load_model(directory, torch.float32, CPU, ranks=ranks)
+        load_part(directory, ranks)
         counts.append(bytes_read() - before)
 
     def by_turns(ranks: ThreadRanks) -> None:

@@ -18,7 +18,7 @@ from gpu_worker.execution.ranks.beside import encoded_pieces
 from gpu_worker.execution.ranks.meeting import ProcessGroupRanks
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets
-from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.ranks.rank import ALONE, Ranks
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import linear_sizes, write_adapter

@@ -20,7 +20,7 @@ from gpu_worker.execution.ranks.board import make_board
 from gpu_worker.execution.ranks.meeting import SharedMemoryRanks
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import OneStage, Ranks
+from gpu_worker.layers.ranks.rank import OneStage, Ranks
 from kernels.cpu_library import cpu_library
 from kernels.layer_cache import CachedTokens
 

@@ -17,6 +17,7 @@ from gpu_worker.execution.batch.assembled_step import SampledRows, rows_behind_d
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import StepOutputs, SubmittedStep
+from gpu_worker.layers.vocabulary import Vocabulary
 from shared.sampling import Sampling
 from tests.gpu_worker.plans import batch_sequence
 
@@ -28,7 +29,7 @@ class SamplerRun:
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.sampler = Sampler(NUM_ROWS, vocab_size, self.device)
+        self.sampler = Sampler(NUM_ROWS, vocab_size, self.device, Vocabulary())
         self._rows: dict[Sequence, int] = {}
         self._free = list(range(NUM_ROWS - 2, -1, -1))
 

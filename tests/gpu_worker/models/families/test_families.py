@@ -16,7 +16,7 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
-from gpu_worker.layers.placed_experts import ExpertLoad
+from gpu_worker.layers.mixture import ExpertLoad
 from gpu_worker.models.families import Family, families
 from gpu_worker.models.json_file import CheckpointError, JsonFile
 from gpu_worker.models.loader import load_model

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
-from gpu_worker.layers.division import Division, divided_layer
 from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.ranks.division import Division, divided_layer
 from ops.bench.gpu.shapes import (
     DEEPSEEK_V2_LITE,
     GPT_OSS_20B,

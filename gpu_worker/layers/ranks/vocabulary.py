@@ -10,31 +10,48 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_worker.layers.ranks import Ranks
+from gpu_worker.layers.ranks.rank import Ranks, is_last
+from gpu_worker.layers.vocabulary import Vocabulary
 from kernels import sampling
 
 _MAX_LISTED = 512
 """Logits of a row that a rank tells where `top_k` or `top_p` cut it off; if these are too few, the row is gathered."""
 
 
-class Vocabulary:
-    """All tokens, or those of a rank among others.
+def vocabulary_of(ranks: Ranks, vocab_size: int) -> Vocabulary:
+    """Return what draws and scores tokens at a rank."""
+    if ranks.size > 1:
+        return DividedVocabulary(ranks, vocab_size)
+    return Vocabulary() if ranks.num_stages == 1 else StageVocabulary(ranks)
 
-    Attributes:
-        is_divided: Logits are those of a rank's tokens: `[num_rows, ceil(vocab_size / num_ranks)]`.
-    """
+
+class StageVocabulary(Vocabulary):
+    """All tokens, whose grammars rank 0 of the first stage knows."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.is_first = ranks.rank == 0 and ranks.stage == 0
+
+    def share(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the rank that `is_first` at the last stage; at others, let them come there."""
+        if is_last(self._ranks):
+            return self._ranks.share(numbers)
+        if self.is_first:
+            self._ranks.tell_last(numbers)
+        return numbers
+
+
+class DividedVocabulary(StageVocabulary):
+    """Those of a rank, whose logits are `[num_rows, ceil(vocab_size / num_ranks)]`."""
 
     def __init__(self, ranks: Ranks, vocab_size: int) -> None:
-        self._ranks = ranks
+        super().__init__(ranks)
         self._size = vocab_size
-        self.is_divided = ranks.size > 1
         self._count = -(-vocab_size // ranks.size)
         self._first = ranks.rank * self._count
 
     def widened(self, logits: torch.Tensor) -> torch.Tensor:
         """Return `[num_rows, vocab_size]`: minus infinity for the tokens of others."""
-        if not self.is_divided:
-            return logits
         wide = logits.new_full((len(logits), self._size), -torch.inf)
         own = max(0, min(self._count, self._size - self._first))
         wide[:, self._first : self._first + own] = logits[:, :own]
@@ -57,12 +74,10 @@ class Vocabulary:
         positions: torch.Tensor,
         parameters: sampling.SamplingParameters,
         *,
-        may_truncate: bool,
+        may_truncate: bool = True,
         marks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Do what `sample_tokens` does, with a rank's logits, widened or not."""
-        if not self.is_divided:
-            return sampling.sample_tokens(logits, slots, positions, parameters, may_truncate=may_truncate, marks=marks)
         own = self._own(logits)
         highest, columns = sampling.part_highest(own)
         told = self._told(torch.stack((highest.double(), (columns + self._first).double()), 1))
@@ -147,8 +162,6 @@ class Vocabulary:
 
     def score(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> sampling.TokenScores:
         """Do what `score_tokens` does, with a rank's logits as the model computed them."""
-        if not self.is_divided:
-            return sampling.score_tokens(logits, token_ids, num_top)
         highest = self.highest(logits)
         ones = torch.ones_like(highest)
         totals = self._told(sampling.part_masses(logits, ones, highest, -torch.inf * ones)).sum(0)
@@ -164,37 +177,22 @@ class Vocabulary:
         return sampling.TokenScores(chosen, every.gather(1, order).clamp_(max=self._size - 1), top_values)
 
     def values(self, logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return logits of some tokens of each row, both of that shape: `[num_rows, num_tokens]`."""
-        if not self.is_divided:
-            return logits.gather(1, token_ids)
+        """Do what `Vocabulary` promises."""
         columns = token_ids - self._first
         is_own = (columns >= 0) & (columns < self._count)
         own = logits.gather(1, columns.clamp(0, self._count - 1)).masked_fill_(~is_own, -torch.inf)
         return self._told(own).amax(0)
 
     def columns(self, logits: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits of the same tokens of all rows, `[num_rows, num_tokens]`; nothing waits for the device."""
-        if not self.is_divided:
-            return torch.stack([logits[:, token_id] for token_id in token_ids], dim=1)
+        """Do what `Vocabulary` promises."""
         other, places = logits.new_full((len(logits),), -torch.inf), [each - self._first for each in token_ids]
         own = [logits[:, place] if 0 <= place < self._count else other for place in places]
         return self._told(torch.stack(own, dim=1)).amax(0)
-
-    def share(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Overwrite numbers by those of rank 0, and return them."""
-        return self._ranks.share(numbers) if self.is_divided or self._ranks.num_stages > 1 else numbers
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank knows the grammars, and informs the others."""
-        return self._ranks.rank == 0 and self._ranks.stage == 0
 
     def _padded(self, own: torch.Tensor) -> torch.Tensor:
         missing = self._count - own.shape[1]
         return torch.nn.functional.pad(own, (0, missing), value=-torch.inf) if missing else own
 
     def _told(self, own: torch.Tensor) -> torch.Tensor:
-        if not self.is_divided:
-            return own[None]
         gathered = self._ranks.gather(own.reshape(1, -1))
         return gathered.view(self._ranks.size, *own.shape)

@@ -7,44 +7,46 @@ rank knows which expert each place has, so all of them compute the same places o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gpu_worker.layers.ranks import Ranks, SummedExperts
+from gpu_worker.layers.adapters import ExpertShare
+from gpu_worker.layers.ranks.rank import Ranks
 from gpu_worker.layers.stored_matrix import whole
-from kernels.moe import ExpertWeights, ReplaceableExperts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertShare:
-    """What a rank has of a layer's experts.
-
-    Attributes:
-        places: The expert in each place of all ranks, in the beginning.
-        rows: `[num_features]` int64, which features of an expert's first projection it has; None is all.
-        columns: Which inputs of the last projection; None is all.
-        stored: Both projections of all experts in the checkpoint, where experts move; else None.
-    """
-
-    num_experts: int
-    places: tuple[int, ...]
-    own: range
-    rows: torch.Tensor | None = None
-    columns: range | None = None
-    stored: tuple[ExpertWeights, ExpertWeights] | None = None
-
-    @property
-    def experts(self) -> tuple[int, ...]:
-        """The experts that this rank has."""
-        return self.places[self.own.start : self.own.stop]
+from kernels.low_rank import AdapterRows
+from kernels.moe import Experts, ExpertWeights, ReplaceableExperts
 
 
 def weights_of(experts: ExpertWeights, chosen: Sequence[int]) -> ExpertWeights:
     """Return the weights of some experts, read where they are still stored."""
     bias = None if experts.bias is None else experts.bias[list(chosen)]
     return ExpertWeights(tuple(whole(experts.forms[expert]) for expert in chosen), bias)
+
+
+class SummedExperts:
+    """Experts of which each rank has some, or some features of each: their results are summed."""
+
+    def __init__(self, experts: Experts, ranks: Ranks, num_experts: int) -> None:
+        self._experts = experts
+        self._ranks = ranks
+        own = experts.tokens_per_expert
+        # Who has some experts counts the tokens of those alone.
+        self._counted = own.new_zeros(num_experts) if ranks.has_whole_experts else None
+        self.tokens_per_expert = own if self._counted is None else self._counted
+
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None
+    ) -> torch.Tensor:
+        """Do what `Experts` promises."""
+        if self._counted is not None:
+            chosen = ids.flatten().long()
+            self._counted.index_add_(0, chosen.clamp(min=0), (chosen >= 0).to(self._counted.dtype))
+        return self._ranks.sum(self._experts(x, self._placed(ids), weights, adapters))
+
+    def _placed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the places of experts, among those of all ranks, that compute each token."""
+        return ids
 
 
 class PlacedExperts(SummedExperts):
@@ -115,43 +117,3 @@ class PlacedExperts(SummedExperts):
         chosen = ids.long().clamp(min=0)
         turns = torch.arange(len(ids), device=ids.device)[:, None] % self._num_places[chosen]
         return torch.where(ids < 0, ids, self._places[chosen, turns])
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLoad:
-    """Tokens on experts since the model was loaded.
-
-    Attributes:
-        tokens: Times that an expert was given a token, over all layers.
-        imbalance: The most that an expert got over the mean of its layer, in the layer where that is most; 0 before
-            the first token.
-        unused: Experts, over all layers, that no token went to.
-    """
-
-    tokens: int
-    imbalance: float
-    unused: int
-
-
-class ExpertLoads:
-    """Reads the counters of a model's mixtures; any thread may do so while steps are computed. It waits for a GPU."""
-
-    def __init__(self, tokens_per_expert: Sequence[torch.Tensor]) -> None:
-        self._counters = tuple(tokens_per_expert)
-        self._sizes = [len(counter) for counter in self._counters]
-        device = self._counters[0].device
-        # A stream of its own, because that of the model has steps before and behind whatever is put into it.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def by_layer(self) -> list[torch.Tensor]:
-        """Return the tokens that each expert got since the model was loaded, `[num_experts]` int64 a layer."""
-        with torch.cuda.stream(self._stream):
-            # One copy from the device, however many layers there are.
-            return list(torch.cat(self._counters).cpu().split_with_sizes(self._sizes))
-
-    def read(self) -> ExpertLoad:
-        """Return the numbers of this moment."""
-        counts = [counter.double() for counter in self.by_layer()]
-        busiest = [float(layer.max() / layer.mean()) for layer in counts if layer.any()]
-        unused = sum(int((layer == 0).sum()) for layer in counts)
-        return ExpertLoad(int(sum(float(layer.sum()) for layer in counts)), max(busiest, default=0.0), unused)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gpu_worker.layers.adapters import ExpertShare
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
 from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape, AttentionBesideMamba2Weights
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape, DenseAndMixtureWeights
@@ -23,8 +24,8 @@ from gpu_worker.layers.linear import Partition, Projection
 from gpu_worker.layers.mamba2 import Mamba2Shape, Mamba2Weights, OutputNorm
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights, SharedExpertWeights
 from gpu_worker.layers.mlp import GatedShape, GatedWeights, PlainShape, PlainWeights
-from gpu_worker.layers.placed_experts import ExpertShare, weights_of
-from gpu_worker.layers.ranks import Ranks
+from gpu_worker.layers.ranks.experts import weights_of
+from gpu_worker.layers.ranks.rank import Ranks
 from gpu_worker.layers.short_conv import ShortConvShape, ShortConvWeights
 from gpu_worker.layers.stored_matrix import columns_of, rows_of, whole
 from kernels.moe import ExpertWeights
@@ -113,8 +114,10 @@ class Division:
             rows = self.features(shape.divided_parts) if rows is None else rows
             bias = None if layer.bias is None else layer.bias[rows.to(layer.bias.device)]
             return replace(layer, weight=rows_of(layer.weight, rows), bias=bias, rows=rows)
-        weight, inputs = columns_of(layer.weight, self.columns(shape.columns))
-        return replace(layer, weight=weight, bias=layer.bias if self.rank == 0 else None, inputs=inputs)
+        own = self.columns(shape.columns)
+        weight, inputs = columns_of(layer.weight, own)
+        bias, columns = layer.bias if self.rank == 0 else None, torch.tensor(own) if inputs is None else inputs
+        return replace(layer, weight=weight, bias=bias, inputs=inputs, columns=columns)
 
     def columns(self, num_columns: int) -> range:
         """Return which columns a rank has of a matrix that is divided by rows."""

@@ -1,0 +1,1 @@
+"""Models that are divided among ranks: the part of each, and sums and exchanges over all of them."""
