@@ -70,10 +70,10 @@ class ChatTemplate:
         if is_trusted and self.needs.has_null_content and not self._takes_call(None) and self._takes_call(""):
             # It looks whether something else is none.
             self.needs = replace(self.needs, has_null_content=False)
-        if is_trusted and _READS_PARTS.search(source) and not self._shows(_PROBE) and self._shows(text_parts(_PROBE)):
-            self.needs = replace(self.needs, has_parts=True)
         if is_trusted and _READS_PARTS.search(source):
-            self.needs = replace(self.needs, part_roles=frozenset(filter(self._shows_parts, _PART_ROLES)))
+            has_parts = not self._shows(_PROBE) and self._shows(text_parts(_PROBE))
+            part_roles = frozenset(filter(self._shows_parts, _PART_ROLES))
+            self.needs = replace(self.needs, has_parts=has_parts, part_roles=part_roles)
 
     def _shows(self, content: object) -> bool:
         return _PROBE in self._rendered([{"role": "user", "content": content}])
