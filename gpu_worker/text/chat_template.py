@@ -26,7 +26,7 @@ from gpu_worker.models.json_file import is_inside, read_small_file
 from gpu_worker.text.model_directory import ModelDirectory, read_json
 from gpu_worker.text.spelled_tokens import Shield, new_mark
 from gpu_worker.text.template_messages import CallArguments, TemplateNeeds, template_messages, text_parts
-from gpu_worker.text.template_sandbox import TemplateSandbox
+from gpu_worker.text.template_sandbox import TemplateSandbox, check_widths
 from shared.conversation import Conversation
 from shared.errors import BadRequestError, ConfigError
 
@@ -185,6 +185,7 @@ def _text_of(file: Path, directory: Path) -> str:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """Return JSON without Jinja's HTML escaping, as `transformers` does."""
+    check_widths([indent])
     allowed = {key: options[key] for key in ("separators", "sort_keys") if key in options}
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **allowed)
 

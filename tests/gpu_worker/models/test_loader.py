@@ -190,6 +190,9 @@ def test_tensors_of_two_shards_are_compared_where_each_is(tmp_path: Path) -> Non
         save_file({"b": torch.tensor([1.0, last])}, tmp_path / shards["b"])
         with Checkpoint(tmp_path, torch.float32, CPU) as checkpoint:
             assert checkpoint.are_same("a", "b") is checkpoint.are_same("b", "a") is (last == 2.0)
+            for take in (checkpoint.take, checkpoint.take_float32):
+                with pytest.raises(CheckpointError, match=r"'b' has shape \[2\]; config\.json calls for \[3\]"):
+                    take("b", 3)
 
 
 def test_quantization_named_over_plain_numbers_is_logged(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
