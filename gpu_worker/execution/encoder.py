@@ -97,7 +97,6 @@ class ImageEncoder:
             image = self._images.get(digest)
             if image is None:
                 raise MissingImageError
-            self._encoded.pop(digest, None)
             self._begun[digest] = tower.begin(image)
         encoding = self._begun[digest]
         tower.advance(encoding, work.end)

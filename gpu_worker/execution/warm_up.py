@@ -244,7 +244,7 @@ def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
 def _mixtures(limits: StepLimits) -> Iterator[tuple[int, int]]:
     """Yield numbers of sequences, and of query tokens of one of them, that attention may be compiled for."""
     max_query_len = min(limits.max_model_len, limits.max_num_batched_tokens)
-    for count in powers_of_two(min(limits.max_num_seqs, limits.max_num_batched_tokens)):
+    for count in powers_of_two(limits.max_num_seqs):
         for query_len in powers_of_two(max_query_len):
             is_distinct = query_len <= _MAX_DISTINCT_QUERY_LEN or count == 1
             if is_distinct and query_len + count - 1 <= limits.max_num_batched_tokens:

@@ -26,7 +26,7 @@ from gpu_worker.models.json_file import is_inside, read_small_file
 from gpu_worker.text.model_directory import ModelDirectory, read_json
 from gpu_worker.text.spelled_tokens import Shield, new_mark
 from gpu_worker.text.template_messages import CallArguments, TemplateNeeds, template_messages, text_parts
-from gpu_worker.text.template_sandbox import TemplateSandbox
+from gpu_worker.text.template_sandbox import TemplateSandbox, check_widths
 from shared.conversation import Conversation
 from shared.errors import BadRequestError, ConfigError
 
@@ -70,10 +70,10 @@ class ChatTemplate:
         if is_trusted and self.needs.has_null_content and not self._takes_call(None) and self._takes_call(""):
             # It looks whether something else is none.
             self.needs = replace(self.needs, has_null_content=False)
-        if is_trusted and _READS_PARTS.search(source) and not self._shows(_PROBE) and self._shows(text_parts(_PROBE)):
-            self.needs = replace(self.needs, has_parts=True)
         if is_trusted and _READS_PARTS.search(source):
-            self.needs = replace(self.needs, part_roles=frozenset(filter(self._shows_parts, _PART_ROLES)))
+            has_parts = not self._shows(_PROBE) and self._shows(text_parts(_PROBE))
+            part_roles = frozenset(filter(self._shows_parts, _PART_ROLES))
+            self.needs = replace(self.needs, has_parts=has_parts, part_roles=part_roles)
 
     def _shows(self, content: object) -> bool:
         return _PROBE in self._rendered([{"role": "user", "content": content}])
@@ -185,6 +185,7 @@ def _text_of(file: Path, directory: Path) -> str:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """Return JSON without Jinja's HTML escaping, as `transformers` does."""
+    check_widths([indent])
     allowed = {key: options[key] for key in ("separators", "sort_keys") if key in options}
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **allowed)
 

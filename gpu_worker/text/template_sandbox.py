@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,9 +29,11 @@ MAX_TEXT_CHARACTERS = 16 << 20
 
 MAX_WIDTH = 1 << 16
 
-_FILTERS_WITH_WIDTHS = ("center", "format", "indent", "wordwrap")
-_METHODS_WITH_WIDTHS = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "format"])
-_WIDE_FORMAT = re.compile(r"(%[^a-zA-Z%]*|\{[^{}]*:[^{}]*)\d{5}")
+_FILTERS_WITH_WIDTHS = ("batch", "center", "format", "indent", "slice", "wordwrap")
+_METHODS_WITH_WIDTHS = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"])
+# Each takes time linear in the text. A key in which brackets are nested is taken for a width.
+_PERCENT = re.compile(r"%(?:\(([^)]*+)(?:\)|\Z))?([^a-zA-Z%]*+)")
+_WIDE_BRACES = re.compile(r"\{[^{}:]*+:[^{}]*?\d{5}")
 _NESTED_FORMAT = re.compile(r"\{[^{}]*\{")
 _WIDTH = re.compile(r"\d{5}")
 
@@ -56,6 +58,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Take Jinja's own options. A template that is not trusted pays for filters, tests and comparisons too."""
         self._is_trusted = is_trusted
         super().__init__(**options)
+        # It makes texts of any length.
+        del self.globals["lipsum"]
         self.filters["_counted"] = _counted
         self.filters["_measured"] = _measured
         for name in _FILTERS_WITH_WIDTHS:
@@ -77,10 +81,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Count a call; what a recursive loop is called with is looped over too."""
         _take_steps(STEPS_OF_A_CALL)
         if (name := getattr(obj, "__name__", "")) in _METHODS_WITH_WIDTHS:
-            _check_widths(args)
-            if name == "format":
+            given = (*args, *kwargs.values())
+            if name == "format_map":
+                given = tuple(value for each in args if isinstance(each, Mapping) for value in each.values())
+            check_widths(given)
+            if name.startswith("format"):
                 # The sandbox wraps `str.format`.
-                _check_format(getattr(getattr(obj, "__wrapped__", obj), "__self__", None), args)
+                _check_format(getattr(getattr(obj, "__wrapped__", obj), "__self__", None), given)
         if isinstance(obj, LoopContext) and args:
             args = (_counted(args[0]), *args[1:])
         return super().call(context, obj, *args, **kwargs)
@@ -89,6 +96,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Refuse results that are too large before they are computed."""
         _take_steps(1)
         if operator == "%" and isinstance(left, str):
+            check_widths(right if isinstance(right, tuple) and "*" in left else ())
             _check_format(left, ())
         if operator == "**" and not _is_small(left, right):
             raise jinja2.TemplateError("the power is too large")
@@ -141,26 +149,34 @@ def _is_small(base: Any, exponent: Any) -> bool:
     return bool(abs(base) <= MAX_WIDTH and abs(exponent) <= 1 << 6)
 
 
-def _check_widths(values: Iterable[Any]) -> None:
+def check_widths(values: Iterable[Any]) -> None:
+    """Raise `TemplateError` if a number is no width that a text may be given."""
     for value in values:
-        if isinstance(value, int) and value > MAX_WIDTH:
+        if isinstance(value, int) and abs(value) > MAX_WIDTH:
             raise jinja2.TemplateError(f"the width {value} is larger than {MAX_WIDTH}")
 
 
 def _check_format(form: Any, values: Iterable[Any]) -> None:
-    """Refuse a form with large widths, also those that values are, which stand in the forms of others."""
-    has_width = isinstance(form, str) and _WIDE_FORMAT.search(form)
-    takes_widths = isinstance(form, str) and _NESTED_FORMAT.search(form)
-    if has_width or (takes_widths and any(isinstance(value, str) and _WIDTH.search(value) for value in values)):
+    """Refuse a form with large widths, also those that values are or hold, which stand in the forms of others."""
+    if not isinstance(form, str):
+        return
+    is_wide = any("(" in (each[1] or "") or _WIDTH.search(each[2]) for each in _PERCENT.finditer(form))
+    if not is_wide and _NESTED_FORMAT.search(form):
+        is_wide = any(_may_be_wide(value) for value in values)
+    if is_wide or _WIDE_BRACES.search(form):
         raise jinja2.TemplateError("a text is formatted too widely")
+
+
+def _may_be_wide(value: Any) -> bool:
+    return not isinstance(value, str | int | float) or _WIDTH.search(str(value)) is not None
 
 
 def _narrow(function: Callable[..., Any], *, is_format: bool) -> Callable[..., Any]:
     @wraps(function)
     def apply(*args: Any, **kwargs: Any) -> Any:
-        _check_widths((*args, *kwargs.values()))
+        check_widths((*args, *kwargs.values()))
         if is_format:
-            _check_format(args[0], (*args[1:], *kwargs.values()))
+            _check_format(args[0], ())
         return function(*args, **kwargs)
 
     return apply

@@ -74,6 +74,7 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "decode_256": partial(plain, gpu, 64, 1, 256, 1024, 50.0),
         "decode_80": partial(plain, gpu, 256, 1, 80),
         "verify": partial(plain, gpu, 256, 5, 128),
+        "verify_64_rows": partial(plain, gpu, 256, 9, 128),
         "chunk_64": partial(plain, gpu, 1, chunk, 64),
         "chunk_128": partial(plain, gpu, 1, chunk, 128),
         "chunk_128_window": partial(plain, gpu, 1, chunk, 128, 4096),

@@ -43,6 +43,7 @@ VARIANTS = {
     "nothing in eight bits": Variant(4, 2, 24, 0, cache_dtype=torch.float8_e4m3fn),
     "smaller values": Variant(4, 2, 24, 24, value_dim=16, dtype=torch.float16),
     "larger values": Variant(4, 2, 24, 8, value_dim=40, cache_dtype=torch.int8),
+    "values of more heads than a program takes": Variant(17, 17, 24, 24, value_dim=16),
     "keys that hold the values": Variant(6, 1, 72, 8, first=64, has_values=False),
     "keys in int8 that hold the values": Variant(6, 1, 72, 8, first=64, has_values=False, cache_dtype=torch.int8),
     "large keys": Variant(2, 1, 576, 64, first=512, has_values=False),

@@ -172,13 +172,14 @@ async def test_server_that_falls_back_to_clear_text_after_a_restart_is_not_recon
 
     client = await connect(url, role="worker", name="w", user="u", password="secret", files=files, on_error=note)
     server.kill()
-    async with clear_text_server(server.port) as (fake, _):
-        await until(lambda: any("does not offer TLS" in str(error) for error in errors))
+    async with clear_text_server() as (named, other), clear_text_server(server.port, connect_urls=[other]) as (fake, _):
+        await until(lambda: sum("does not offer TLS" in str(error) for error in errors) > 1)
         # What waits for a connection must not leave with the last words of a client that is closed.
         await client.publish("hr.req.m.interactive", b"a secret prompt")
         async with asyncio.timeout(5):
             await client.close()
         assert (client.is_connected, fake.connections > 0, fake.received) == (False, True, b"")
+        assert named.connections == 0
 
 
 @needs_openssl

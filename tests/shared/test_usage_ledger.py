@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from shared.messages import Lane
 from shared.receipt import Receipt
@@ -307,3 +307,8 @@ async def test_days_are_counted_apart_by_tenant_and_old_ones_are_deleted(js: Jet
     await delete_old_days(js, now[0] + 400 * 86400)
     assert (await day(0), (await day(1))["requests"]) == ({}, 1)
     assert (await totals(js))["acme & co", "m", "interactive", "requests"] == 2
+
+
+async def test_totals_without_their_stream_are_an_error_and_not_none_at_all(bare: JetStreamContext) -> None:
+    with pytest.raises(NotFoundError, match="stream not found"):
+        await anext(read_usage(bare))

@@ -211,7 +211,7 @@ class GGUFCheckpoint:
         field = f"{architecture}.attention.head_count_kv"
         by_layer = metadata.fields.get(field)
         # Of hybrids, layers that do not attend have none.
-        if isinstance(by_layer, np.ndarray) and by_layer.size and by_layer.dtype.kind in "iu":
+        if isinstance(by_layer, np.ndarray) and by_layer.dtype.kind in "iu":
             num_kv_heads = int(by_layer.max())
         else:
             num_kv_heads = metadata.integer(field, num_heads)

@@ -195,6 +195,17 @@ def test_embeddings_of_an_image_are_shared_within_a_tenant_alone() -> None:
     assert found[0] == found[1] != found[2]
 
 
+def fail_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    decode, failures = Decoder.decode, iter("f")
+
+    async def decode_or_fail(self: Decoder, ref: MediaRef, data: bytes, cpu_s: float) -> Any:
+        if next(failures, None) is not None:
+            raise error
+        return await decode(self, ref, data, cpu_s)
+
+    monkeypatch.setattr(Decoder, "decode", decode_or_fail)
+
+
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
@@ -210,19 +221,21 @@ async def test_request_whose_images_cannot_be_decoded_now_goes_back(
     error: Exception,
     ending: tuple[str, str | None],
 ) -> None:
-    decode, failures = Decoder.decode, iter("f")
-
-    async def fail_once(self: Decoder, ref: MediaRef, data: bytes, cpu_s: float) -> Any:
-        if next(failures, None) is not None:
-            raise error
-        return await decode(self, ref, data, cpu_s)
-
-    monkeypatch.setattr(Decoder, "decode", fail_once)
+    fail_once(monkeypatch, error)
     media = await stored(gateway, PNG)
     # Its gateway queues it once more, or its client asks again.
     ends = [(await ask(gateway, asking(gateway, media, 0))).finish for _ in range(2)]
     assert [(end.reason, end.error_code) for end in ends] == [ending, ("length", None)]
     assert len(given) == 1
+
+
+async def test_job_whose_images_have_no_room_now_is_done_later(
+    gateway: TestGateway, worker: RunningWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_once(monkeypatch, ImagesBusyError("Many images wait."))
+    media = await stored(gateway, PNG, tenant="acme")
+    job = await gateway.publish_job(asking(gateway, media, 0, tenant="acme", lane="batch", reply=None))
+    assert (await gateway.result(job.id, timeout_s=20)).finish == "length"
 
 
 async def test_images_of_another_tenant_are_not_there(gateway: TestGateway, worker: RunningWorker) -> None:

@@ -157,17 +157,22 @@ async def test_cancelled_waiting_request_is_dropped(make_worker: MakeWorker, gat
     await gateway.wait_until_acknowledged()
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
 async def test_request_cancelled_before_it_is_pulled_is_acknowledged_unread(
-    worker: RunningWorker, gateway: TestGateway
+    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch, is_silent: bool
 ) -> None:
+    """Also one of a gateway that is not heard, whose other requests wait for it."""
     request = gateway.request()
     await gateway.cancel(request.id)
     # Queue and cancellations come by different subscriptions: an answer shows that it has read what came before.
     await gateway.ask()
+    if is_silent:
+        monkeypatch.setattr(type(worker.worker.consumer._interactive.gateways), "is_silent", lambda *_: True)
     answer = await gateway.publish(request)
+    await gateway.wait_until_acknowledged()
+    monkeypatch.undo()
     await gateway.ask()
     assert answer.deltas == []
-    await gateway.wait_until_acknowledged()
 
 
 async def test_cancellation_of_an_old_epoch_leaves_the_new_one(worker: RunningWorker, gateway: TestGateway) -> None:

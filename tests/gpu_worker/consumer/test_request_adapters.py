@@ -252,7 +252,8 @@ async def test_adapter_that_its_request_gave_up_is_forgotten_and_not_one_that_wa
     await bench.adapters.close()
 
 
-async def test_batch_request_gives_way_to_a_person(tmp_path: Path) -> None:
+async def test_batch_request_gives_way_to_a_person_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_adapters, "PATIENCE_S", 400.0)
     bench = Bench(tmp_path)
     job, person = bench.hold(await bench.put(1), lane="batch"), bench.hold(await bench.put(2))
     given_back: list[HeldRequest] = []
@@ -263,7 +264,8 @@ async def test_batch_request_gives_way_to_a_person(tmp_path: Path) -> None:
 
     bench.adapters.give_back = give_back
     await bench.prepare(job)
-    await bench.prepare(person)
+    async with asyncio.timeout(20):
+        await bench.prepare(person)
     assert (given_back, bench.slots.residents) == ([job], (person.adapter,))
     await bench.adapters.close()
 

@@ -42,6 +42,17 @@ def test_new_sequence_is_told_in_full_and_then_only_what_has_changed() -> None:
     assert (plan.token_ids, plan.tokens) == ([UNKNOWN_TOKEN], [Written(0, 4, [1, 2, 3])])
 
 
+def test_drafts_are_told_of_decodes_alone() -> None:
+    decode, chunk = make_sequence(3), make_sequence(9)
+    shares = [
+        ScheduledSequence(decode, 2, 1, True, num_draft_tokens=2, forced=(5, 6)),
+        ScheduledSequence(chunk, 0, 8, False),
+    ]
+    plan = PlanWriter().write_any(shares)
+    assert (plan.num_decodes, plan.num_drafts, plan.forced) == (1, [2], [(0, (5, 6))])
+    assert (plan.lengths, plan.samples, plan.num_tokens) == ([8], [False], 9)
+
+
 def test_blocks_of_a_window_are_told_once_and_not_again_when_some_were_given_back() -> None:
     writer, sequence = PlanWriter(), make_sequence(3)
     sequence.window_tables = (table := WindowTable([4, 5], 0, 0, 0),)

@@ -280,6 +280,25 @@ def test_step_is_not_given_up_for_its_own_client_nor_for_batch_work() -> None:
         assert not beside.num_given_up
 
 
+def test_step_is_not_given_up_soon_after_another_one_was() -> None:
+    """Other clients pay for each out of the same share of their time."""
+    beside = Beside()
+    for seed in range(20):
+        beside.ask(8 + 8 * seed, 0.03 + 0.007 * seed, seed)
+    for tenant, num_tokens, after_s, num_steps, is_given_up in (
+        ("first", 520, 0.012, 50, True),
+        ("soon", 8, 0.016, 0, False),
+        ("late", 8, 0.016, 50, True),
+    ):
+        for _ in range(num_steps):
+            beside.step()
+        before = beside.num_given_up
+        beside._newcomer = make_sequence(num_tokens, max_tokens=1, tenant=tenant)
+        beside._due = beside.now + after_s
+        beside.step()
+        assert (beside.num_given_up > before) is is_given_up
+
+
 def test_tokens_are_those_of_steps_that_were_never_given_up() -> None:
     def tokens(*, can_give_up: bool) -> list[list[int]]:
         beside = Beside(can_give_up=can_give_up)

@@ -57,6 +57,16 @@ async def test_pixels_are_those_that_pillow_shows(decoder: Decoder, name: str) -
     np.testing.assert_array_equal(pixels, expected)
 
 
+async def test_where_no_file_is_in_memory_alone_the_other_one_is_removed(
+    decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pixels = await decoder.decode(reference(FILES["PNG"]), FILES["PNG"])
+    np.testing.assert_array_equal(pixels, np.asarray(picture()))
+    assert not os.listdir(tmp_path)
+
+
 async def test_what_is_transparent_is_white(decoder: Decoder) -> None:
     image = picture(4, 4).convert("RGBA")
     image.putpixel((1, 2), (9, 9, 9, 0))

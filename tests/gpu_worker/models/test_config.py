@@ -265,6 +265,13 @@ def test_models_that_can_forget_tokens_are_those_of_one_rotated_cache(architectu
     assert found is None if problem is None else problem in (found or "")
 
 
+def test_whole_model_that_is_called_as_layers_alone_keeps_its_head(tmp_path: Path) -> None:
+    fields = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 99}
+    for is_tied in (False, True):
+        config = read(tmp_path, {"architectures": ["GPT2LMHeadModel"], **fields, "tie_word_embeddings": is_tied})
+        assert config.tie_word_embeddings is is_tied
+
+
 def test_rotations_that_depend_on_the_length_forget_no_tokens(tmp_path: Path) -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     assert "dynamic" in (eviction_problem(read(tmp_path, {**LLAMA, "rope_parameters": dynamic}), 4096) or "")

@@ -32,3 +32,13 @@ def test_numbers_of_fewer_layers_or_below_0_are_refused(value: list[int]) -> Non
     told = f"'llama.heads' has {len(value)} numbers; it must have 3, none of them below 0"
     with pytest.raises(GGUFError, match=told):
         fields_of(block_count=3, heads=value).by_layer("heads")
+
+
+@pytest.mark.parametrize(("kind", "is_read"), [("u1", True), ("i1", True), ("i4", False), ("?", False)])
+def test_bytes_are_integers_of_one_byte(kind: str, is_read: bool) -> None:
+    metadata = Metadata(Path("model.gguf"), {"table": np.array([1, 0], kind)})
+    if is_read:
+        assert metadata.octets("table") == b"\1\0"
+        return
+    with pytest.raises(GGUFError, match="'table' is an array of 2; it must be an array of bytes"):
+        metadata.octets("table")

@@ -181,6 +181,20 @@ def test_stored_head_that_is_not_the_embedding_is_the_head_whatever_the_flag_say
     assert sizes[model.config.tie_word_embeddings] == sizes[0] > sizes[1]
 
 
+def test_tensors_of_two_shards_are_compared_where_each_is(tmp_path: Path) -> None:
+    """Both stand at the same place of their files."""
+    shards = {name: f"model-{number}.safetensors" for number, name in enumerate("ab")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    for last in (2.0, 3.0):
+        save_file({"a": torch.tensor([1.0, 2.0])}, tmp_path / shards["a"])
+        save_file({"b": torch.tensor([1.0, last])}, tmp_path / shards["b"])
+        with Checkpoint(tmp_path, torch.float32, CPU) as checkpoint:
+            assert checkpoint.are_same("a", "b") is checkpoint.are_same("b", "a") is (last == 2.0)
+            for take in (checkpoint.take, checkpoint.take_float32):
+                with pytest.raises(CheckpointError, match=r"'b' has shape \[2\]; config\.json calls for \[3\]"):
+                    take("b", 3)
+
+
 def test_quantization_named_over_plain_numbers_is_logged(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = logits_of(load(directory))
     assert not caplog.messages

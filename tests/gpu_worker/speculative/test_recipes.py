@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.models.json_file import CheckpointError
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.speculative.draft_files import draft_dtype, rows_num_bytes
+from gpu_worker.speculative.draft_files import draft_dtype, open_draft_weights, rows_num_bytes
 from gpu_worker.speculative.ngram.proposer import BYTES_PER_TOKEN
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import with_room_for_proposer
@@ -50,6 +51,15 @@ def test_draft_model_takes_its_weights_and_a_cache_of_as_many_tokens() -> None:
     rows = 2 * 4 * ROWS * model.vocab_size
     assert config.proposer_bytes == 4 * numbers + rows
     assert config.proposer_block_bytes == bytes_per_block(16, model, torch.float32)
+
+
+def test_pickled_layer_is_to_be_converted_unless_it_stands_beside_the_same_numbers(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"model\.bin: is pickled, .*; convert its tensors to model\.safetensors"):
+        open_draft_weights(tmp_path, torch.float32, torch.device("cpu"))
+    save_file({"fc.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with open_draft_weights(tmp_path, torch.float32, torch.device("cpu")) as weights:
+        assert weights.has("fc.weight")
 
 
 def test_draft_model_whose_states_cannot_take_drafts_back_is_refused(tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def test_every_family_of_decoders_generates(copied: CopiedModel, tokenizer: Mode
 
 def test_layers_alone_only_make_vectors(tasks_of: Tasks) -> None:
     assert tasks_of(architectures=["Qwen3Model"]).names == ("embed",)
+    files = modules("Transformer", "Pooling", pooling={"pooling_mode": "mean"})
+    assert tasks_of(files, architectures=["Qwen3Model"]).names == ("embed",)
 
 
 @pytest.mark.parametrize(

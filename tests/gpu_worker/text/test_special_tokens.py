@@ -213,3 +213,9 @@ def test_class_is_chosen_as_transformers_does(copied: CopiedModel, model_type: s
     (copied.path / "tokenizer_config.json").write_text(json.dumps(settings))
     expected = transformers.AutoTokenizer.from_pretrained(copied.path).special_tokens_map
     assert default_tokens(model_type, named, is_byte_level=True) == expected
+
+
+def test_tokenizer_of_llama_2_has_the_tokens_of_its_class() -> None:
+    """Its pieces are no bytes."""
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert default_tokens("llama", "LlamaTokenizer", is_byte_level=False) == tokens

@@ -144,6 +144,10 @@ def test_arguments_stream_as_they_come() -> None:
     assert understood(reader.feed(" York and")[:0]).calls == ()
     (event,) = reader.feed(" more")
     assert getattr(event, "text", "") == " more"
+    reader = format_named("lfm").reader(tools())
+    # An escape is told with the last of its digits.
+    events = reader.feed('<|tool_call_start|>[get_weather(city="caf\\u00e')
+    assert understood([*events, *reader.feed("9")]).calls == (("get_weather", '{"city": "caf\\u00e9'),)
 
 
 @pytest.mark.parametrize(("types", "arguments"), [(["string", "null"], '{"page": "5"}'), (["integer"], '{"page": 5}')])

@@ -17,7 +17,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.placed_tokens import Frame, axis_positions, text_positions
-from gpu_worker.execution.batch.rows import BatchRows
+from gpu_worker.execution.batch.rows import BatchRows, BlockTables
 from gpu_worker.execution.batch.step_table import FIELDS, copy_states, lay_out, no_step, padded
 from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.memory.kv_cache import StatePool
@@ -40,6 +40,11 @@ def in_rows(*items: tuple[int | None, StateWork | None]) -> tuple[list[BatchSequ
     rows = [sequence.row for sequence in sequences]
     works = [(place, work) for place, (_, work) in enumerate(items) if work is not None]
     return sequences, StepPlan(1, rows, [0] * len(rows), len(rows), len(rows), [1] * len(rows), states=works)
+
+
+def test_tables_on_a_device_are_of_the_form_of_the_hosts() -> None:
+    tables = BlockTables(3, 5, torch.device("meta"))
+    assert (tables.device.shape, tables.device.dtype) == (tables.host.shape, torch.from_numpy(tables.host).dtype)
 
 
 def test_arrays_have_the_types_of_the_table_at_any_size() -> None:

@@ -63,7 +63,7 @@ class FailingProposer:
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         self._called("propose")
-        return [Draft((5,)) for _ in requests]
+        return [Draft((5,)) for _ in requests[self.failing == "count" :]]
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         self._called("observe")
@@ -72,7 +72,7 @@ class FailingProposer:
         self._called("forget")
 
 
-@pytest.mark.parametrize("failing", ["propose", "observe", "forget"])
+@pytest.mark.parametrize("failing", ["propose", "count", "observe", "forget"])
 def test_proposer_that_fails_is_never_called_again(failing: str) -> None:
     proposer = FailingProposer(failing)
     drafting = Drafting(proposer, vocab_size=50)
@@ -81,7 +81,7 @@ def test_proposer_that_fails_is_never_called_again(failing: str) -> None:
         drafting.forget([make_sequence(3)])
         drafting.drafts(scheduled)
         drafting.observe(decode_step([make_sequence(3)], 2))
-    assert proposer.num_calls == {"propose": 2, "observe": 4, "forget": 1}[failing]
+    assert proposer.num_calls == {"propose": 2, "count": 2, "observe": 4, "forget": 1}[failing]
     assert drafting.drafts(scheduled) is None
     assert not drafting.wants_hidden
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.layers.fused_decoder import FusedDecoder
 from gpu_worker.layers.ranks.division import Division, IndivisibleError, divided_layer
 from gpu_worker.layers.ranks.rank import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM, is_fused
@@ -90,9 +91,11 @@ def load(directory: Path, ranks: Ranks, **settings: Any) -> CausalLM:
     return model
 
 
-def logits(directory: Path, ranks: Ranks = ALONE) -> torch.Tensor:
-    """Score a prompt in chunks and then token by token."""
-    run = PagedRun(load(directory, ranks), [TOKENS], kept=ranks.tokens)
+def logits(directory: Path, ranks: Ranks = ALONE, form: type = object) -> torch.Tensor:
+    """Score a prompt in chunks and then token by token, with layers of this form."""
+    model = load(directory, ranks)
+    assert isinstance(model._decoder, form)
+    run = PagedRun(model, [TOKENS], kept=ranks.tokens)
     return torch.cat([run.step({0: count})[0] for count in (13, 14, 1, 1, 1)])
 
 
@@ -100,7 +103,9 @@ def assert_divisible(directory: Path, size: int, *, in_one_call: bool = False, *
     share = sharing_memory(size) if in_one_call else None
 
     def scores(ranks: Any) -> torch.Tensor:
-        return logits(directory, ranks if share is None or ranks is ALONE else share(ranks))
+        if share is None or ranks is ALONE:
+            return logits(directory, ranks)
+        return logits(directory, share(ranks), FusedDecoder)
 
     whole, side_by_side = both(scores, size, **division)
     assert whole.std() > 0.05

@@ -254,7 +254,11 @@ def test_an_image_may_be_encoded_piece_by_piece(seeing: Seeing) -> None:
     image = seeing.run.processor.prepare(ref, pixels)
     whole = tower.begin(image)
     num_passes, sizes = tower.num_passes(whole), random.Random(7)
-    assert num_passes == len(vision.stages(1000)) * image.num_rows
+    stages = vision.stages(1000)
+    assert num_passes == len(stages) * image.num_rows
+    # In the second of a layer's three stages patches look at others: at all, where there is no window.
+    assert all(stage.row > 0 for stage in stages)
+    assert [stage.pair > 0 for stage in stages[:4]] == [False, False, 0 not in vision.windows, False]
     tower.advance(whole, num_passes)
     expected = tower.finish(whole)
     for most in (1, 7, 40):

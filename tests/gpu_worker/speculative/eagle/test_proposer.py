@@ -14,9 +14,9 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.models.json_file import CheckpointError
+from gpu_worker.models.json_file import CheckpointError, JsonFile
 from gpu_worker.models.loader import load_model
-from gpu_worker.speculative.eagle.layer import load_eagle_layer
+from gpu_worker.speculative.eagle.layer import is_third, load_eagle_layer
 from gpu_worker.speculative.hidden_vectors.layer import DraftLayer, EntryStep
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from gpu_worker.speculative.registry import recipe_of_weights
@@ -325,6 +325,19 @@ def test_third_version_with_tensors_that_do_not_fit_is_refused(
     model = load_model(directory, torch.float32, torch.device("cpu"), tapped_layers=(0, 1, 2))
     with pytest.raises(CheckpointError, match=problem):
         load_eagle_layer(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_its"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32}, True),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, True),
+        ({"speculators_model_type": "eagle3"}, True),
+        ({"architectures": ["LlamaForCausalLMEagle"], "vocab_size": 32}, False),
+    ],
+)
+def test_third_version_is_told_by_its_name_or_its_vocabulary(fields: dict[str, Any], is_its: bool) -> None:
+    assert is_third(JsonFile(Path("config.json"), fields)) is is_its
 
 
 def test_model_of_its_own_is_told_apart(pair_of: PairOf) -> None:

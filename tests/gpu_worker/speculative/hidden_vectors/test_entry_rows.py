@@ -31,6 +31,16 @@ def test_vectors_that_continue_are_kept_and_taken_with_the_tokens_behind_them() 
     assert pending.take(2)[1][:, 0].tolist() == [5.0, 6.0]
 
 
+def test_vectors_behind_rejected_drafts_replace_those_of_the_drafts() -> None:
+    original = BatchSequence(0, "s", list(TOKENS), 6, Sampling())
+    pending = PendingEntries(original)
+    pending.add(computed(original, 0, 7))
+    pending.add(computed(original, 4, 6))
+    assert (pending.start, pending.end) == (4, 6)
+    assert pending.shifted.token_ids == TOKENS[1:7]
+    assert pending.take(2)[1][:, 0].tolist() == [4.0, 5.0]
+
+
 def test_vectors_behind_a_gap_replace_those_before_it() -> None:
     original = BatchSequence(0, "s", list(TOKENS), 6, Sampling())
     pending = PendingEntries(original)
