@@ -236,7 +236,8 @@ BOTH: list[dict[str, Any]] = [
 COMPLETIONS: list[dict[str, Any]] = [
     {"seed": 7, "logprobs": 3},
     {"seed": 7, "echo": True, "logprobs": 2},
-    {"temperature": 0, "best_of": 3, "n": 2},
+    {"seed": 7, "best_of": 3, "n": 2},
+    {"seed": 7, "best_of": 3, "n": 2, "logprobs": 1},
 ]
 
 
