@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 
 from ops.chaos import aftermath, disturbance
+from ops.chaos import load as load_module
 from ops.chaos.disturbance import Disturbance
 from ops.chaos.faults import Kill
 from ops.chaos.ledger import Entry, Ledger
 from ops.chaos.mix import plain_bodies
-from ops.chaos.outcome import NotPossibleHereError, Outcome
+from ops.chaos.outcome import NotPossibleHereError, Outcome, table
 from ops.chaos.part import Part
 from ops.chaos.scenarios import IN_TURN, NUM_IN_TURN, QUICK, SCENARIOS, fairness, of_ci, poison, resumed_streams
 from ops.chaos.system import System, SystemOptions, _unpack
@@ -37,6 +39,9 @@ class FakeSystem:
 
     def port(self, name: str) -> int:
         return self._port
+
+    def part(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, num_kills=0, is_running=True)
 
     async def __aenter__(self) -> FakeSystem:
         return self
@@ -66,6 +71,10 @@ class FakeLoad:
 
     def stop(self) -> None:
         pass
+
+    @asynccontextmanager
+    async def going_on(self, concurrency: int) -> AsyncIterator[None]:
+        yield
 
 
 @pytest.fixture
@@ -264,6 +273,66 @@ async def test_first_tokens_beside_long_prompts_are_compared_with_those_alone(
     assert outcome.figures["longest TTFT beside them s"] == 9.0
     assert outcome.problems[-1:] == ["TTFT was 9.0x"]
     assert len(checks) == 1
+
+
+def test_table_has_a_head_for_every_column() -> None:
+    outcome = Outcome("kill", "0 failed", 8, 1, 2, 3, [0.5], [], ["one was lost"], {"num kept": 1, "kills": 4})
+    heads, _, row, *told = table([outcome]).splitlines()
+    assert re.split(r"  +", heads) == [
+        "case", "n", "failed", "wrong", "refused", "silence p50/p99/max s", "promise", "kept",
+    ]  # fmt: skip
+    assert re.split(r"  +", row) == ["kill", "8", "1", "2", "3", "0.50/0.50/0.50", "0 failed", "NO"]
+    assert told == ["kill: kills 4", "kill: PROBLEM: one was lost"]
+
+
+async def test_reference_that_is_answered_is_asked_for_once_and_one_that_is_refused_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statuses = [429, 200, 200]
+
+    async def ask(body: object, port: int, key: str, entry: Entry, timeout_s: float) -> None:
+        entry.status, entry.num_done, entry.retry_after_s = statuses.pop(0), 1, 0.001
+
+    monkeypatch.setattr(load_module, "ask", ask)
+    load = load_module.Load(FakeSystem(), [BODY])  # type: ignore[arg-type]
+    assert (await load._ask_undisturbed(0, "gateway-0")).status == 200
+    assert statuses == [200]
+
+
+async def test_workers_that_a_poisonous_job_kills_are_started_again_until_it_is_given_up(
+    checks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, is_supervised = FakeSystem(), list[bool]()
+
+    @asynccontextmanager
+    async def supervised(restart_s: float) -> AsyncIterator[None]:
+        is_supervised.append(True)
+        yield
+        is_supervised.clear()
+
+    class Publisher:
+        def __init__(self, system: object) -> None:
+            pass
+
+        async def __aenter__(self) -> Publisher:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+        async def publish_surely(self, job_id: str, *kind: int, **fields: object) -> None:
+            assert is_supervised or job_id.startswith("undisturbed")
+
+        async def results(self, job_ids: list[str], timeout_s: float) -> dict[str, dict[str, Any]]:
+            return {job_id: {"text": "", "finish": "failed", "error": "given up"} for job_id in job_ids}
+
+    monkeypatch.setattr(system, "supervised", supervised)
+    monkeypatch.setattr(poison, "System", lambda options: system)
+    monkeypatch.setattr(poison, "Publisher", Publisher)
+    monkeypatch.setattr(poison, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(poison, "_BESIDE_PEOPLE_S", 0.0)
+    outcome = await poison.batch_poison(8)
+    assert (outcome.figures["poisons"], outcome.problems) == (1, [])
 
 
 def test_results_that_are_missing_or_others_than_undisturbed_ones_are_counted_and_the_first_three_told() -> None:
