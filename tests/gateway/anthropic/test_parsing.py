@@ -283,6 +283,7 @@ def test_document_in_a_document_is_refused_by_its_type_whatever_it_holds() -> No
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.[0].role"),
         (user_block(type="image"), "messages.[0].content.[0].source"),
         (user_block(type="text"), "messages.[0].content.[0].text"),
+        (user_block(type="text", text="a", tool_use_id="b"), "messages.[0].content.[0].tool_use_id"),
         (user_block(type="image", source=PNG_SOURCE), "messages.[0].content.[0].source.data"),
         (user_block(type="image", source={"type": "url", "url": "a"}), "messages.[0].content.[0].source.url"),
         (user_block(type="document", source=PDF_SOURCE), "messages.[0].content.[0].source"),

@@ -209,6 +209,7 @@ def kept(route: str, body: dict[str, Any], *, keeps_texts: bool = True) -> tuple
     record = RequestRecord(route, "r")
     record.tenant, record.generation = "t", generation
     record.end(200, keeps_texts=keeps_texts)
+    assert "secret" not in repr(record.generation)
     return generation, record.timeline("gw")
 
 

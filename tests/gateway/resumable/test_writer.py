@@ -166,6 +166,23 @@ async def test_a_stream_that_was_too_large_is_not_written_again_after_a_round_th
     await case.writer.close()
 
 
+async def test_an_urgent_round_writes_no_pieces_that_can_wait() -> None:
+    case = Case()
+    case.uses_journal = True
+    case.say("a")
+    case.log.answers.put_nowait(1)
+    await until(lambda: case.shown == "a")
+    case.say("b")
+    case.log.answers.put_nowait(2)
+    await until(lambda: case.shown == "ab")
+    assert case.log.texts == "a", "the journal has the rest"
+    for is_urgent, texts in ((True, "a"), (False, "ab")):
+        case.writer._is_urgent = is_urgent
+        case.writer._write([])
+        assert case.log.texts == texts
+    await case.writer.close()
+
+
 async def test_a_stream_that_ends_before_its_round_takes_none() -> None:
     case = Case()
     case.say("ab")

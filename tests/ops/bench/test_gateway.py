@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ops.bench import gateway
-from ops.bench.systems import Target
+from ops.bench.systems import Target, address_of
 from ops.load_generator.connection import Address
 from ops.load_generator.rounds import Samples
 
@@ -24,3 +24,9 @@ async def test_row_has_the_middle_and_the_longest_times_of_the_streams(monkeypat
     assert [row[f"gap_p{percent}_ms"] for percent in (50, 95, 99)] == [4.0] * 3
     assert [row[f"delay_p{percent}_ms"] for percent in (50, 95, 99)] == [None] * 3
     assert (row["requests_per_s"], row["tokens_per_s"], row["failures"]) == (5.0, 200, 1)
+
+
+def test_system_elsewhere_is_not_driven() -> None:
+    assert address_of({"url": "http://127.0.0.1:8000", "api_key": "k"}, "m") == Address("127.0.0.1", 8000, "m", "k")
+    with pytest.raises(SystemExit, match="is not on loopback"):
+        address_of({"url": "http://gateway.example:8000", "api_key": "k"}, "m")

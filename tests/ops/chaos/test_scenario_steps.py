@@ -96,15 +96,18 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 async def test_process_that_the_scenario_kills_is_not_one_that_died(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
+    script = "import time; print('ready', time.monotonic_ns(), flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", script]
     part = Part("p", command, {}, tmp_path / "log", lambda log: "ready" in log)
     await part.start()
     assert (part.is_running, part.is_expected_dead, part.num_kills) == (True, False, 0)
+    first = part.log
     assert part.rss_bytes > 1 << 20
     part.kill()
     assert (part.is_running, part.is_expected_dead, part.num_kills, part.rss_bytes) == (False, True, 1, 0)
     await part.start()
     assert not part.is_expected_dead
+    assert first not in part.log
     await part.terminate()
     assert (part.is_running, part.is_expected_dead, part.num_kills) == (False, True, 1)
 
@@ -250,7 +253,7 @@ def test_commit_that_the_history_lacks_cannot_be_tried_here(tmp_path: Path) -> N
 async def test_first_tokens_beside_long_prompts_are_compared_with_those_alone(
     checks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_asked: list[bool] = []
+    is_asked, numbers = list[bool](), set[int]()
 
     @asynccontextmanager
     async def polite_key(options: SystemOptions, num_greedy: int) -> AsyncIterator[tuple[object, ...]]:
@@ -263,11 +266,15 @@ async def test_first_tokens_beside_long_prompts_are_compared_with_those_alone(
         is_asked.clear()
 
     async def seconds(load: FakeLoad, number: int, outcome: Outcome) -> list[float]:
+        numbers.add(number)
         return [9.0 if is_asked else 1.0] * number
 
     monkeypatch.setattr(fairness, "_polite_key", polite_key)
     monkeypatch.setattr(fairness, "_asked_meanwhile", asked_meanwhile)
     monkeypatch.setattr(fairness, "_seconds_to_first_tokens", seconds)
+    await fairness.long_prompts(100)
+    assert numbers == {20}
+    checks.clear()
     outcome = await fairness.long_prompts(4)
     assert outcome.figures["TTFT p50 alone and beside 1,000 long prompts s"] == [1.0, 9.0]
     assert outcome.figures["longest TTFT beside them s"] == 9.0
