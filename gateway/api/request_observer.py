@@ -286,12 +286,14 @@ def _asked_parameters(generation: Generation) -> dict[str, int | float | str | b
         asked["seed"] = sampling.seed
     if generation.echo:
         asked["echo"] = True
-    if generation.ranking is not None:
+    ranking = generation.ranking
+    if ranking is not None:
         asked["best_of"] = generation.n
     if (singles := _singles(sampling)) != _PLAIN_SINGLES:
         told = zip(_SINGLE, singles, _PLAIN_SINGLES, strict=True)
         asked |= {name: value for name, value, plain in told if value != plain}
-    if sampling.logprobs is not None:
+    # Those by which the best ones are chosen are not told.
+    if sampling.logprobs is not None and (ranking is None or ranking.shows_logprobs):
         is_chat = generation.kind == "chat"
         asked |= {"logprobs": True, "top_logprobs": sampling.logprobs} if is_chat else {"logprobs": sampling.logprobs}
     if generation.details is not None and generation.details.prompt_logprobs:

@@ -126,8 +126,10 @@ class FileCatalog:
         """Return the record of a tenant's file, None if there is none or it has expired."""
         with self.answering():
             record = await self.find(tenant, file_id)
-        is_over = record is not None and record.expires_at is not None and record.expires_at <= self.now()
-        return None if is_over else record
+        return None if record is None or self._is_over(record) else record
+
+    def _is_over(self, record: FileRecord) -> bool:
+        return record.expires_at is not None and record.expires_at <= self.now()
 
     async def find(self, tenant: str, file_id: str) -> FileRecord | None:
         """Return the record of a tenant's file, also of one that has expired and still lies in the store."""
@@ -305,7 +307,9 @@ class FileCatalog:
             if is_data and file_id not in records and modified < self.now() - _ORPHAN_S:
                 await self.delete(tenant, file_id)
         for file_id in records:
-            if FILE_ID.fullmatch(file_id) is not None and await self.get(tenant, file_id) is None:
+            record = await self.find(tenant, file_id)
+            # One that cannot be read may be of a later version.
+            if record is not None and self._is_over(record):
                 is_used = self.hooks is not None and await self.hooks.user_of(tenant, file_id, ReadSize()) is not None
                 if not is_used:
                     await self.delete(tenant, file_id)

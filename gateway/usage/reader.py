@@ -85,9 +85,8 @@ class UsageReader:
             async with self._turns.setdefault(tenant, asyncio.Lock()), self._reads:
                 yield
         finally:
-            self._in_hand[tenant] -= 1
-            if not self._in_hand[tenant]:
-                del self._in_hand[tenant]
+            # A tenant with none is forgotten.
+            self._in_hand -= Counter((tenant,))
 
     async def _read(self, tenant: str, periods: Sequence[str | None], measures: tuple[Measure, ...]) -> list[Counts]:
         now, found = self._clock(), {}

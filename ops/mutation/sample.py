@@ -92,8 +92,6 @@ def _code(function: Function) -> Iterator[tuple[ast.AST, bool]]:
         node = waiting.pop()
         if isinstance(node, Function | ast.ClassDef | ast.JoinedStr) or is_logging(node):
             continue
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue
         yield node, False
         for name, value in ast.iter_fields(node):
             is_type = name == "annotation" or (name == "slice" and isinstance(node, ast.Subscript))

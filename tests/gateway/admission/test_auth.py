@@ -253,7 +253,8 @@ def test_without_auth_anyone_of_this_machine_is_let_in_and_a_key_still_counts(pa
 
 
 @pytest.mark.parametrize(
-    "header", [(b"origin", b"https://evil.example"), (b"origin", b"null"), (b"host", b"evil.example:8000")]
+    "header",
+    [(b"origin", b"https://evil.example"), (b"origin", b"null"), (b"host", b"evil.example:8000"), (b"host", b"\xff")],
 )
 def test_without_auth_web_pages_still_need_a_key(path: Path, header: tuple[bytes, bytes]) -> None:
     store = KeyStore(path, "sk-mine", GatewayMetrics(), asks_for_key=False)

@@ -244,7 +244,10 @@ async def test_tokens_not_used_come_back_and_tokens_used_too_much_are_counted(li
     second = await limiter.admit(principal, 1, 60)
     assert second.headers["x-ratelimit-remaining-tokens"] == "10"
     second.release(75)
-    assert (await refused(limiter, principal, tokens=1)).headers["x-ratelimit-remaining-tokens"] == "0"
+    refusal = await refused(limiter, principal, tokens=1)
+    assert refusal.headers["x-ratelimit-remaining-tokens"] == "0"
+    # It has used 105 of 100.
+    assert ", 0 are left" in refusal.message
 
 
 async def test_concurrency_counts_sequences_until_they_are_released(limiter: RateLimiter) -> None:

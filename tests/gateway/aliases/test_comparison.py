@@ -117,6 +117,8 @@ def test_one_error_of_few_requests_is_noise() -> None:
     assert found is not None
     assert found[0] == "errors"
     assert "20.00% of the canary's answers failed, and 0.00% of the others" in found[1]
+    # Whatever is certain: as many more as are allowed are no reason.
+    assert reason_to_roll_back(arms, Rules(min_requests=20, max_error_rate=0.2), 0) is None
 
 
 def test_quantiles_are_within_five_percent() -> None:

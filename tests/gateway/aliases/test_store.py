@@ -17,7 +17,16 @@ import pytest
 from gateway.aliases.book import AliasBook
 from gateway.aliases.comparison import ArmCounts, BothArms, look_of
 from gateway.aliases.store import AliasStore
-from gateway.aliases.table import Alias, AliasTable, Rules, end_canary, set_alias, set_percent, start_canary
+from gateway.aliases.table import (
+    Alias,
+    AliasTable,
+    Rules,
+    end_canary,
+    remove_alias,
+    set_alias,
+    set_percent,
+    start_canary,
+)
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from shared.direct_client import DirectClient
@@ -136,6 +145,12 @@ async def test_worse_canary_is_rolled_back_once_by_what_all_gateways_counted(mak
         "canary": "two",
         "reason": "",
     }
+    # Nothing is kept of a canary whose alias is gone.
+    await gateways[0].store.change(lambda table: remove_alias(table, "chat", None))
+    for each in gateways:
+        await each.store.sync()
+        store = each.store
+        assert [store._others, store._read_to, store._sent, store._looks] == [{}] * 4
 
 
 async def test_restarted_gateway_goes_on_with_the_share_and_the_counts(make: Make) -> None:

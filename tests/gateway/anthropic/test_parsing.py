@@ -259,6 +259,12 @@ def test_field_of_another_type_of_block_is_refused_by_name(block: dict[str, Any]
     refused(parse_count_tokens, json.dumps(body).encode())
 
 
+def test_image_of_the_file_store_is_named_by_its_id() -> None:
+    block = user_block(type="image", source={"type": "file", "file_id": "file_011"})
+    (image,) = parsed(**block).prompts[0].images
+    assert (image.file_id, image.where) == ("file_011", "messages.[0].content.[0].source.file_id")
+
+
 def test_document_in_a_document_is_refused_by_its_type_whatever_it_holds() -> None:
     block: dict[str, Any] = {"type": "text", "text": "a", "id": "b"}
     for _ in range(3):
@@ -277,6 +283,7 @@ def test_document_in_a_document_is_refused_by_its_type_whatever_it_holds() -> No
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.[0].role"),
         (user_block(type="image"), "messages.[0].content.[0].source"),
         (user_block(type="text"), "messages.[0].content.[0].text"),
+        (user_block(type="text", text="a", tool_use_id="b"), "messages.[0].content.[0].tool_use_id"),
         (user_block(type="image", source=PNG_SOURCE), "messages.[0].content.[0].source.data"),
         (user_block(type="image", source={"type": "url", "url": "a"}), "messages.[0].content.[0].source.url"),
         (user_block(type="document", source=PDF_SOURCE), "messages.[0].content.[0].source"),

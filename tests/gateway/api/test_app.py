@@ -51,6 +51,7 @@ from shared.messages import Heartbeat, encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerReply
+from tests.gateway.admission.test_limits import limited
 from tests.gateway.http1.raw_server import served
 from tests.waiting import until
 
@@ -357,6 +358,15 @@ async def test_tokenize_and_detokenize_ask_a_worker(http: httpx2.AsyncClient, co
     assert calls[-1].chat == ChatOptions(add_generation_prompt=False)
     assert not calls[-1].add_special_tokens
     assert (await http.post("/detokenize", json={"tokens": [1, 2, 3]})).json() == {"prompt": "abc"}
+
+
+async def test_call_of_the_tokenizer_holds_a_place_no_longer_than_it_lasts(
+    services: RouteServices, connection: Client
+) -> None:
+    await respond(connection, "org/demo", lambda call: TokenizerReply(token_ids=(1,)))
+    principal = limited(concurrent=1)
+    for _ in range(2):
+        assert (await services.ask_tokenizer(principal, "org/demo", TokenizeCall(text="a"))).token_ids == (1,)
 
 
 @pytest.mark.parametrize(

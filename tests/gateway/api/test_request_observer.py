@@ -209,6 +209,7 @@ def kept(route: str, body: dict[str, Any], *, keeps_texts: bool = True) -> tuple
     record = RequestRecord(route, "r")
     record.tenant, record.generation = "t", generation
     record.end(200, keeps_texts=keeps_texts)
+    assert "secret" not in repr(record.generation)
     return generation, record.timeline("gw")
 
 
@@ -236,7 +237,8 @@ BOTH: list[dict[str, Any]] = [
 COMPLETIONS: list[dict[str, Any]] = [
     {"seed": 7, "logprobs": 3},
     {"seed": 7, "echo": True, "logprobs": 2},
-    {"temperature": 0, "best_of": 3, "n": 2},
+    {"seed": 7, "best_of": 3, "n": 2},
+    {"seed": 7, "best_of": 3, "n": 2, "logprobs": 1},
 ]
 
 

@@ -307,6 +307,15 @@ async def test_page_that_cannot_be_is_refused(
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+async def test_page_that_no_page_before_told_is_refused_in_anthropics_form_too(
+    gateway: GatewayProcess, headers: dict[str, str]
+) -> None:
+    async with httpx2.AsyncClient(headers=headers | {"anthropic-version": "2023-06-01"}) as raw:
+        answer = await raw.get(f"{gateway.url}/v1/files?page=page_nope")
+        assert (answer.status_code, answer.json()["type"]) == (400, "error")
+        assert "'page' must be as the page before told it" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any, cast
-from unittest.mock import AsyncMock, Mock, PropertyMock
+from unittest.mock import AsyncMock, Mock, PropertyMock, call
 
 import msgspec
 import pytest
 from nats.errors import MaxPayloadError
+from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import NotFoundError
 
 from gateway.admission.stored_reads import StoredReads
@@ -31,7 +32,7 @@ from shared.media import IMAGE_NOT_FOUND
 from shared.messages import BatchResult, Cancel, Request, Usage
 from shared.objects.store import MissingObjectError, StoreError
 from shared.sampling import Sampling
-from shared.subjects import cancel_subject
+from shared.subjects import cancel_subject, stored_subject
 
 GENERATION = Generation("completion", "m", (Prompt(1, text="a"),), 1, Sampling(), deterministic=True)
 
@@ -192,6 +193,18 @@ async def test_line_whose_result_or_image_is_not_kept_is_published_again_some_ti
     assert list(map(len, jobs.take())) == [not is_repeated, is_repeated]
 
 
+async def test_end_of_a_batch_is_written_again_each_second_while_nats_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept = AsyncMock()
+    monkeypatch.setattr(asyncio, "sleep", slept)
+    driver: Any = Mock(_lease=Mock(record=record(), revision=7), _services=Mock(catalog=AsyncMock()))
+    driver._services.log.end = AsyncMock(side_effect=[NatsTimeoutError, NatsTimeoutError, None])
+    await BatchDriver._close(driver)
+    assert driver._services.log.end.await_args_list == [call(driver._lease.record, 7)] * 3
+    assert slept.await_args_list == [call(1.0)] * 2
+
+
 async def test_work_on_a_store_that_fails_is_done_again_and_each_failure_is_noted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -250,6 +263,17 @@ def test_lines_that_are_set_aside_are_not_gone_through_when_a_result_comes() -> 
     aside.wait(InputLine(1, 0, 9, b""), 0, "images")
     driver._unanswered.side_effect = AssertionError
     assert not BatchDriver._is_all_answered(driver, [])
+
+
+async def test_results_of_other_batches_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = LineJobs(Mock(stats={"reconnects": 0}), Mock(), "t", "batch_1")
+    decoded = Mock(side_effect=jobs._decode)
+    monkeypatch.setattr(jobs, "_decode", decoded)
+    result = msgspec.json.encode(BatchResult(id="x", model="m", tenant="t", text="", finish="stop"))
+    for batch_id, count in (("batch_2", 0), ("batch_1", 1)):
+        jobs._hear(Mock(subject=stored_subject("t", f"{batch_id}-1-0"), data=result))
+        assert jobs.take() == ([], [])
+        assert decoded.call_count == count
 
 
 async def test_results_are_decoded_once_while_jobs_end(monkeypatch: pytest.MonkeyPatch) -> None:

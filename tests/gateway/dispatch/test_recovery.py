@@ -170,6 +170,15 @@ async def test_moves_that_are_no_workers_fault_have_no_limit(moves: Moves) -> No
     await moves.settle()
 
 
+async def test_requests_that_died_with_a_worker_are_told_where_there_were_any(
+    moves: Moves, caplog: pytest.LogCaptureFixture
+) -> None:
+    await moves.die("idle")
+    moves.flight("a", "busy")
+    await moves.die("busy")
+    assert [record.getMessage() for record in caplog.records] == ["worker busy died with 1 requests"]
+
+
 async def test_suspects_are_published_one_per_worker(moves: Moves) -> None:
     for name in "abc":
         moves.flight(name, "w")

@@ -119,6 +119,16 @@ async def test_file_whose_time_is_over_is_not_found(tmp_path: Path) -> None:
     admitted: list[int] = []
     assert await catalog.read_whole("acme", f"file-{0:032x}", admitted.append) is None
     assert admitted == [7]
+    await catalog.write_part("acme/files/file-" + 32 * "f" + ".json", b"{}")
+    assert await catalog.get("acme", "file-" + 32 * "f") is None
+    sweeping = asyncio.create_task(catalog.sweep_forever())
+    async with asyncio.timeout(10):
+        while await catalog.find("acme", f"file-{1:032x}") is not None:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.005)
+    sweeping.cancel()
+    await catalog.sweep()
+    assert f"file-{32 * 'f'}.json" in {each.name for each in await store.objects("acme/files")}
+    assert await catalog.get("acme", f"file-{2:032x}") is not None
     for error, status in ((StoreError("gone"), 503), (StoreFullError("full"), 507)):
         with pytest.raises(ApiError) as caught, catalog.answering():
             raise error

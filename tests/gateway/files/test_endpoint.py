@@ -39,3 +39,6 @@ async def test_deletions_look_for_batches_in_turns_of_their_tenant_and_pay_for_t
     assert catalog.delete.await_count == num_deletions
     assert num_most == CONCURRENT_READERS
     assert [call.args for call in lease.release.call_args_list] == [(2,)] * num_deletions
+    # Whoever reads a file pays for its record too.
+    assert (await routes._found(request, Principal("key", "t"))).record == FILE
+    assert [call.args for call in lease.release.call_args_list[num_deletions:]] == [(1,)]

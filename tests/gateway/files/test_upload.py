@@ -41,6 +41,7 @@ async def test_fields_before_and_after_the_file_are_kept_and_the_file_is_none_of
     assert (content, upload.texts, upload.filename, upload.mime_type) == (b"x", fields, "a", None)
     record = upload.record("acme", "file-1", "digest", 1000)
     assert (record.purpose, record.num_bytes, record.created_at, record.expires_at) == ("batch", 1, 1000, 8200)
+    assert (record.filename, record.mime_type) == ("a", None)
 
 
 async def test_upload_that_was_cut_off_is_refused_as_that_wherever_it_was_cut() -> None:

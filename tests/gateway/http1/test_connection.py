@@ -225,6 +225,7 @@ async def test_head_that_is_too_large_gets_a_431(head: bytes) -> None:
         status, headers = await read_head(reader)
         error = json.loads(await reader.read())["error"]
         assert (status, error["code"], headers["x-request-id"][:4]) == (431, "headers_too_large", "req_")
+        assert "date" in headers
         assert set(error) == {"message", "type", "param", "code"}
 
 

@@ -150,6 +150,18 @@ async def test_address_that_is_not_public_is_never_connected_to(host: Host) -> N
     assert host.heads == []
 
 
+async def test_name_that_tls_cannot_show_is_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def addresses(tenant: str, name: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    name = f"{64 * 'a'}.test:{host.port}"
+    fetcher = ImageFetcher(AllowedHosts((name,)), 10, is_allowed=lambda address: True)
+    monkeypatch.setattr(fetcher._lookup, "addresses", addresses)
+    with pytest.raises(ApiError, match="its host does not answer") as e:
+        await fetcher.fetch("t", f"https://{name}/x", WHERE)
+    assert e.value.status == 400
+
+
 async def test_host_with_one_address_that_is_not_public_is_never_connected_to(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ async def read_file(tenant: str, file_id: str, admit: Callable[[int], None]) -> 
     return PNG
 
 
-async def test_files_are_read_for_their_tenant(parts: Parts) -> None:
+async def test_files_are_read_for_their_tenant(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     images = intake(parts)
     images.read_file = read_file
     asked = [source(file_id="file-1", data=None)]
@@ -155,6 +155,13 @@ async def test_files_are_read_for_their_tenant(parts: Parts) -> None:
     with pytest.raises(ApiError, match=f"is a file of {len(PNG)} bytes; at most") as e:
         await small.references(asked, "t", 1.0)
     assert (e.value.param, e.value.code) == ("messages.[0].content.[0]", "image_too_large")
+    # Nor is there room for it: nobody is told to come again with what is too large.
+    monkeypatch.setattr(intake_module, "MAX_HELD_BYTES", 1)
+    small = intake(parts, max_bytes=len(PNG) - 1)
+    small.read_file = read_file
+    with pytest.raises(ApiError) as e:
+        await small.stored(generation(*asked), "t")
+    assert e.value.code == "image_too_large"
 
 
 @pytest.mark.parametrize("given", [{}, {"file_id": "file-1", "data": None}, {"url": "https://x/png", "data": None}])

@@ -97,7 +97,7 @@ def test_limits_of_connections_are_those_of_the_settings() -> None:
     config = GatewayConfig(
         max_connections=11,
         max_body_bytes=5 << 20,
-        max_body_bytes_in_flight=10 << 20,
+        max_body_bytes_in_flight=11 << 20,
         max_connections_per_address=3,
         head_timeout_s=4.0,
         body_timeout_s=5.0,
@@ -106,7 +106,7 @@ def test_limits_of_connections_are_those_of_the_settings() -> None:
     )
     assert assembly._connection_limits(config) == ConnectionLimits(
         max_connections=11,
-        max_body_bytes_in_flight=10 << 20,
+        max_body_bytes_in_flight=11 << 20,
         max_per_address=3,
         head_timeout_s=4.0,
         body_timeout_s=5.0,
@@ -185,10 +185,10 @@ async def test_login_and_files_of_the_settings_are_those_of_the_connection(monke
         raise Reached
 
     monkeypatch.setattr(assembly, "connect", note)
-    config = GatewayConfig(nats_url="nats://n", nats_user="u", nats_password="p")
+    config, tasks = GatewayConfig(nats_url="nats://n", nats_user="u", nats_password="p"), TaskSupervisor()
     for _ in range(2):
         with pytest.raises(Reached):
-            async with assembly._queue(config, GatewayMetrics(), TaskSupervisor()):
+            async with assembly._queue(config, GatewayMetrics(), tasks):
                 pass
     (url, options), (_, others) = asked
     assert url == "nats://n"
@@ -197,6 +197,10 @@ async def test_login_and_files_of_the_settings_are_those_of_the_connection(monke
     # No two processes share a name.
     assert options["name"] != others["name"]
     assert len(options["name"]) == len("gw-") + 12
+    # A connection that is closed for good ends the process.
+    assert not tasks.has_failed.is_set()
+    await options["on_close"]()
+    assert tasks.has_failed.is_set()
 
 
 async def test_task_of_the_process_runs_until_its_block_ends() -> None:

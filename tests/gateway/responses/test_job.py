@@ -129,6 +129,18 @@ def test_text_that_begins_otherwise_is_not_read() -> None:
     assert reader.text == "abc"
 
 
+def test_usage_of_a_job_tells_which_of_its_prompts_tokens_were_cached() -> None:
+    counts = {"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 5}
+    result = BatchResult(id="r", model="m", tenant="t", text="abc", finish="stop", **counts)
+    assert msgspec.to_builtins(JobReader(reading(), ResponseOutput(DRAFT)).usage(result)) == {
+        "input_tokens": 9,
+        "input_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
+        "output_tokens": 4,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 13,
+    }
+
+
 def test_every_end_of_a_job_has_a_status() -> None:
     statuses = {
         finish: status_of(BatchResult(id="r", model="m", tenant="t", text="", finish=finish))  # type: ignore[arg-type]

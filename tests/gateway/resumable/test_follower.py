@@ -81,8 +81,11 @@ class Calls:
     def __init__(self, num_shown: int) -> None:
         self.num_shown = num_shown
         self.is_dead = False
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def ask(self, head: StreamHead, action: str) -> OwnerReply | None:
+        await self.may_answer.wait()
         return None if self.is_dead else OwnerReply(True, self.num_shown)
 
 
@@ -122,6 +125,18 @@ async def test_a_stream_is_told_once_its_owner_has_written_what_it_showed() -> N
     log.write("w", "abcd")
     await asyncio.wait_for(stream.caught_up.wait(), 5)
     assert texts(stream) == "abcd"
+    following.cancel()
+
+
+async def test_turn_of_a_reader_does_not_begin_before_the_owner_has_answered() -> None:
+    log, stream, following = case()
+    log.calls.may_answer.clear()
+    stream.postpone_reading()
+    await asyncio.sleep(0.01)
+    assert not stream._is_due.is_set()
+    log.calls.may_answer.set()
+    await asyncio.wait_for(stream._is_due.wait(), 5)
+    assert log.num_asked == 0
     following.cancel()
 
 

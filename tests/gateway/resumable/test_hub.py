@@ -111,6 +111,17 @@ async def test_stream_that_another_gateway_generates_is_stopped_and_forgotten(
     assert log.revoked == (["w"] if is_revoked else [])
 
 
+async def test_stream_that_has_become_too_large_here_cannot_be_read_again() -> None:
+    head, generation = head_and_generation()
+    hub = hub_of(HeadLog(head))
+    stream = hub._streams["t", "s"] = LiveStream(head, generation, 0.0)
+    assert hub.open(Stored(head, 1)) is stream
+    stream.is_cut = True
+    with pytest.raises(ApiError, match="it is too large") as raised:
+        hub.open(Stored(head, 1))
+    assert raised.value.status == 410
+
+
 async def test_stream_that_could_not_be_stopped_is_not_told_to_be_deleted() -> None:
     class BrokenLog(HeadLog):
         async def delete(self, head: StreamHead) -> None:

@@ -22,7 +22,7 @@ from gateway.resumable.record import PIECE_BYTES, Entry, KeyRecord, StreamForm, 
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import STREAMS_STREAM, StreamLimits
-from shared.subjects import stream_subject
+from shared.subjects import journal_subject, stream_subject
 from tests.servers import NatsServer
 
 MAX_BYTES = 2 << 20
@@ -209,8 +209,9 @@ async def test_first_stream_after_nats_has_lost_its_memory_is_stored(
 
 
 async def test_revoked_writer_writes_no_more_and_whoever_comes_later_reads_the_same_journal(
-    opened: tuple[StreamLog, JetStreamContext],
+    opened: tuple[StreamLog, JetStreamContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gateway.resumable.fences._JOURNAL_KEPT_S", 1.0)
     log, js = opened
     await log.start()
     log.fences.send_journal("w", 0, msgspec.msgpack.encode((0, [("t", "s", 0, [(0, None, None)])])))
@@ -225,5 +226,9 @@ async def test_revoked_writer_writes_no_more_and_whoever_comes_later_reads_the_s
         assert found is not None
         assert (found.is_own, found.span) == (False, (0, 1))
     assert await log.fences.write("w", seq, (0, 1)) is None
+    # Once nobody can ask any more, the journal is dropped.
+    async with asyncio.timeout(10):
+        while await log._store.last(journal_subject("w", 0)) is not None:  # noqa: ASYNC110 - no event announces it
+            await asyncio.sleep(0.01)
     # Answers that were waited for are not kept.
     assert not log._store._answers

@@ -16,7 +16,7 @@ from gateway.resumable.fences import Fence
 from gateway.resumable.journal import Span
 from gateway.resumable.live import LiveStream, LoggedSink
 from gateway.resumable.record import StreamForm, StreamHead, decode_piece
-from gateway.resumable.writer import LogWriter
+from gateway.resumable.writer import MIN_ROUND_S, LogWriter
 from shared.messages import Delta
 from shared.sampling import Sampling
 from tests.waiting import until
@@ -30,7 +30,7 @@ class Log:
         self.journal: dict[int, bytes] = {}
         self.answers: asyncio.Queue[int | Exception | None] = asyncio.Queue()
         self.found: Fence | None = None
-        self.num_made = 0
+        self.num_made = self.num_rounds = 0
         self.fences = self
 
     def send(self, tenant: str, stream_id: str, owner: str, number: int, *, payload: bytes) -> None:
@@ -40,6 +40,7 @@ class Log:
         self.journal[number] = payload
 
     async def write(self, writer: str, seq: int, span: Span) -> int | None:
+        self.num_rounds += 1
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
@@ -151,6 +152,43 @@ async def test_a_stream_that_becomes_too_large_amid_a_round_loses_nothing() -> N
     await asyncio.sleep(0.05)
     case.say("lmn")
     assert case.shown == "abcdefghijklmn"
+    await case.writer.close()
+
+
+async def test_a_stream_that_was_too_large_is_not_written_again_after_a_round_that_failed() -> None:
+    case = Case(max_bytes=100)
+    case.say("abcdefgh")
+    await until(lambda: case.stream.is_cut)
+    case.log.pieces.clear()
+    case.log.answers.put_nowait(NatsTimeoutError())
+    await until(lambda: case.log.num_rounds == 2)
+    assert case.log.pieces == {}
+    await case.writer.close()
+
+
+async def test_an_urgent_round_writes_no_pieces_that_can_wait() -> None:
+    case = Case()
+    case.uses_journal = True
+    case.say("a")
+    case.log.answers.put_nowait(1)
+    await until(lambda: case.shown == "a")
+    case.say("b")
+    case.log.answers.put_nowait(2)
+    await until(lambda: case.shown == "ab")
+    assert case.log.texts == "a", "the journal has the rest"
+    for is_urgent, texts in ((True, "a"), (False, "ab")):
+        case.writer._is_urgent = is_urgent
+        case.writer._write([])
+        assert case.log.texts == texts
+    await case.writer.close()
+
+
+async def test_a_stream_that_ends_before_its_round_takes_none() -> None:
+    case = Case()
+    case.say("ab")
+    case.writer.disown(case.stream)
+    await asyncio.sleep(4 * MIN_ROUND_S)
+    assert (case.log.num_rounds, case.log.pieces) == (0, {})
     await case.writer.close()
 
 

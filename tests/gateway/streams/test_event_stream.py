@@ -154,6 +154,9 @@ def test_client_with_too_much_unread_is_cut_and_told() -> None:
 def test_whatever_happens_the_client_reads_everything_in_order(actions: list[tuple[str, int]]) -> None:
     exchange = RecordingExchange()
     stream = stream_on(exchange)
+    # Without output there is nothing that begins an answer.
+    stream.flush()
+    assert not exchange.started
     said = b"first "
     stream.send_now(said)
     num_said = 0
@@ -193,6 +196,13 @@ async def test_stream_that_breaks_does_not_cost_its_neighbours_their_flush(
     await until(lambda: all(exchange.written for exchange in exchanges))
     assert [exchange.written for exchange in exchanges] == [b"one ", b"two "]
     assert "could not be flushed" in caplog.text
+    numbered = NumberedEventStream(
+        cast("Exchange", exchanges[1]), flusher, LIMITS, lambda: (), 0.0, OPENAI, lambda: None, 0, lambda error: None
+    )
+    numbered.send(b"data: x\n\ndata: y\n\n")
+    await until(lambda: exchanges[1].written == b"two id: 0\ndata: x\n\nid: 1\ndata: y\n\n")
+    numbered.send_event(b"data: z\n\n")
+    await until(lambda: exchanges[1].written.endswith(b"id: 2\ndata: z\n\n"))
     # Nor the next one.
     streams[0].send(b"more ")
     await until(lambda: exchanges[0].written == b"one more ")

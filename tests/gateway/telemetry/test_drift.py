@@ -76,3 +76,10 @@ def test_two_workers_that_differ_are_both_shown_and_few_answers_are_not_judged()
     assert against_fleet(compare(pair, [])) == {"a": "differs", "b": "differs"}
     few = answers(49, 1, worker="a", shorter=0.2) + answers(400, 2, worker="b")
     assert against_fleet(compare(few, [])) == {"a": "too few answers", "b": "too few answers"}
+
+
+def test_worker_with_many_answers_counts_for_no_more_than_another_in_what_yesterday_was_like() -> None:
+    past = [row for number in range(6) for row in answers(400, number, worker=f"w{number}")]
+    past += answers(4000, 9, worker="early", shorter=0.2)
+    (found,) = compare(answers(400, 10), past)
+    assert (found.compared_with, found.verdict) == ("yesterday", "same")

@@ -60,6 +60,7 @@ async def test_counts_survive_their_gateways_death_and_add_up(js: JetStreamConte
     assert samples["m", "a", "fleet", "length"] > 0.25 > samples["m", "a", "fleet", "finish"]
     (view, _) = await other.watch.view()
     assert (view["verdict"], view["psi"]["logprob"]) == ("differs", None)
+    assert sorted((view["answers"], view["others"])) == [75, 80]
 
 
 async def test_of_too_many_documents_those_of_living_gateways_are_read(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -90,6 +90,23 @@ async def test_hundreds_of_reads_of_one_tenant_make_one_walk_and_the_rest_is_tol
     # The hours that have ended are read once, for all.
     assert counters.num_calls < 40
     assert counters.most_under_way <= 4
+
+
+async def test_days_of_usage_begin_with_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[str]] = []
+
+    async def note(principal: Principal, days: list[str]) -> list[Any]:
+        read.append(days)
+        return []
+
+    services = SimpleNamespace(config=GatewayConfig(), limiter=limiter())
+    routes = UsageRoutes(cast("Any", services), cast("Any", Counters()), None)
+    monkeypatch.setattr(routes._reader, "read", note)
+    first, _, last = days = [datetime.now(UTC).date() - timedelta(days=number) for number in (3, 2, 1)]
+    query = f"start={first}&end={last}".encode()
+    answer = await routes._usage(Request({"type": "http", "query_string": query, "headers": []}), Principal("k", "t"))
+    assert read == [[f"{day:%Y%m%d}" for day in days]]
+    assert json.loads(bytes(answer.body))["start"] == str(first)
 
 
 async def test_reads_of_many_tenants_are_few_at_once_and_none_waits_for_another_tenants_queue() -> None:

@@ -82,6 +82,14 @@ def test_count_below_one_is_refused_before_a_model_is_made(option: str, capsys: 
     assert f"argument {option}: '0' is not a whole number of at least 1" in capsys.readouterr().err
 
 
+def test_what_is_waited_for_is_looked_for_again_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [False, False, True]
+    kv_tiers._wait_until(lambda: answers.pop(0))
+    assert answers == []
+    monkeypatch.setattr(kv_tiers, "_MAX_SETTLE_S", 0.01)
+    kv_tiers._wait_until(lambda: False)
+
+
 def test_sequences_outlast_the_measurement_of_a_full_batch(tmp_path: Path) -> None:
     """Each prompt takes a step's whole budget; the first sequence decodes while the others are prefilled."""
     make_model(SHAPES["15m"], tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -32,11 +33,15 @@ def test_command_explains_itself_and_refuses_what_it_does_not_know(
 ) -> None:
     name = f"ops.bench.{command}"
     is_room = bool(spec := find_spec(name)) and spec.submodule_search_locations is not None
-    main = import_module(f"{name}.__main__" if is_room else name).main
+    module = import_module(f"{name}.__main__" if is_room else name)
+    main = module.main
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code in (0, None)
-    assert f"python -m {name}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"python -m {name}" in shown
+    asked = {each.replace("_", "-") for each in re.findall(r"\boptions\.([a-z]\w*)\b(?!\()", inspect.getsource(module))}
+    assert asked <= set(re.findall(r"(?:--|^  )([a-z][a-z0-9-]*)", shown, re.MULTILINE))
     with pytest.raises(SystemExit) as ended:
         main(["--no-such-option"])
     assert ended.value.code == 2

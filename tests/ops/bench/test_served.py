@@ -6,14 +6,17 @@ import asyncio
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ops.bench.engine import Load
 from ops.bench.peers import engines
+from ops.bench.peers.engine_script import vllm_generate
 from ops.bench.peers.engines import Task, servers
 from ops.bench.served import Served, StreamError, measure_streams, serve_streams, token_times
 from ops.load_generator.connection import Address, Answer
@@ -101,6 +104,43 @@ def test_peer_has_room_for_the_largest_load_wherever_it_stands(monkeypatch: pyte
         (command,) = commands
 
     assert command[command.index("--max-num-seqs") + 1] == "32"
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [(16, 512), (1000, 1000)])
+def test_vllm_takes_a_whole_prompt_in_a_step_and_no_fewer_tokens_than_it_may(
+    monkeypatch: pytest.MonkeyPatch, prompt: int, tokens: int
+) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda model, **options: made.append(options)))
+    vllm_generate("m", 2000, 4, prompt)
+    assert [(each["max_num_batched_tokens"], each["max_num_seqs"]) for each in made] == [(tokens, 4)]
+
+
+def test_llama_cpp_is_built_once_of_the_sources_that_pip_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], timeout_s: float) -> str:
+        commands.append(command)
+        if "download" in command:
+            sources = tmp_path / "llama_cpp_python-1" / "vendor" / "llama.cpp"
+            sources.mkdir(parents=True)
+            (tmp_path / "src").mkdir()
+            with tarfile.open(tmp_path / "src" / "llama_cpp_python-1.tar.gz", "w:gz") as archive:
+                archive.add(tmp_path / "llama_cpp_python-1", "llama_cpp_python-1")
+        if "--target" in command:
+            (tmp_path / "build" / "bin").mkdir(parents=True)
+            (tmp_path / "build" / "bin" / command[command.index("--target") + 1]).touch()
+        return ""
+
+    monkeypatch.setattr(engines, "run_program", run)
+    for _ in range(2):
+        assert engines.llama_program(tmp_path, "llama-quantize") == tmp_path / "build" / "bin" / "llama-quantize"
+    assert [command[:4] for command in commands] == [
+        [sys.executable, "-m", "pip", "download"],
+        ["cmake", "-S", str(tmp_path / "src" / "llama_cpp_python-1" / "vendor" / "llama.cpp"), "-B"],
+        ["cmake", "--build", str(tmp_path / "build"), "--target"],
+    ]
+    assert engines.llama_version(tmp_path) == "llama_cpp_python-1"
 
 
 def test_figures_beside_the_rate_are_milliseconds_and_the_engine_alone_where_it_was_measured() -> None:

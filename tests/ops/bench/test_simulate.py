@@ -6,6 +6,7 @@ from itertools import chain, groupby, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,6 +85,13 @@ def test_engine_takes_its_own_processor_time_alone() -> None:
     assert sum(each.num_decodes for each in work) == 5 + 2 + 1
     spent_s = sum(step.device_s + step.host_s for step in found.steps[:-2])
     assert max(found.times[1][-1], found.times[0][-1]) == pytest.approx(spent_s, rel=0.05)
+
+
+def test_step_that_fails_ends_the_load_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ExecutedEngine(simulate.MODEL, simulate.WORKER)
+    monkeypatch.setattr(engine._runner, "submit", Mock(side_effect=RuntimeError("no memory")))
+    with pytest.raises(RuntimeError, match="the engine failed: no memory"):
+        list(engine.serve(Execution([Arrival(0.0, 4, 2)])))
 
 
 def test_engines_take_turns_of_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:

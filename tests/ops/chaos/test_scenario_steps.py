@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 
 from ops.chaos import aftermath, disturbance
+from ops.chaos import load as load_module
 from ops.chaos.disturbance import Disturbance
 from ops.chaos.faults import Kill
 from ops.chaos.ledger import Entry, Ledger
 from ops.chaos.mix import plain_bodies
-from ops.chaos.outcome import NotPossibleHereError, Outcome
+from ops.chaos.outcome import NotPossibleHereError, Outcome, table
 from ops.chaos.part import Part
 from ops.chaos.scenarios import IN_TURN, NUM_IN_TURN, QUICK, SCENARIOS, fairness, of_ci, poison, resumed_streams
 from ops.chaos.system import System, SystemOptions, _unpack
@@ -37,6 +39,9 @@ class FakeSystem:
 
     def port(self, name: str) -> int:
         return self._port
+
+    def part(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, num_kills=0, is_running=True)
 
     async def __aenter__(self) -> FakeSystem:
         return self
@@ -67,6 +72,10 @@ class FakeLoad:
     def stop(self) -> None:
         pass
 
+    @asynccontextmanager
+    async def going_on(self, concurrency: int) -> AsyncIterator[None]:
+        yield
+
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -87,15 +96,18 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 async def test_process_that_the_scenario_kills_is_not_one_that_died(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
+    script = "import time; print('ready', time.monotonic_ns(), flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", script]
     part = Part("p", command, {}, tmp_path / "log", lambda log: "ready" in log)
     await part.start()
     assert (part.is_running, part.is_expected_dead, part.num_kills) == (True, False, 0)
+    first = part.log
     assert part.rss_bytes > 1 << 20
     part.kill()
     assert (part.is_running, part.is_expected_dead, part.num_kills, part.rss_bytes) == (False, True, 1, 0)
     await part.start()
     assert not part.is_expected_dead
+    assert first not in part.log
     await part.terminate()
     assert (part.is_running, part.is_expected_dead, part.num_kills) == (False, True, 1)
 
@@ -241,7 +253,7 @@ def test_commit_that_the_history_lacks_cannot_be_tried_here(tmp_path: Path) -> N
 async def test_first_tokens_beside_long_prompts_are_compared_with_those_alone(
     checks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_asked: list[bool] = []
+    is_asked, numbers = list[bool](), set[int]()
 
     @asynccontextmanager
     async def polite_key(options: SystemOptions, num_greedy: int) -> AsyncIterator[tuple[object, ...]]:
@@ -254,16 +266,80 @@ async def test_first_tokens_beside_long_prompts_are_compared_with_those_alone(
         is_asked.clear()
 
     async def seconds(load: FakeLoad, number: int, outcome: Outcome) -> list[float]:
+        numbers.add(number)
         return [9.0 if is_asked else 1.0] * number
 
     monkeypatch.setattr(fairness, "_polite_key", polite_key)
     monkeypatch.setattr(fairness, "_asked_meanwhile", asked_meanwhile)
     monkeypatch.setattr(fairness, "_seconds_to_first_tokens", seconds)
+    await fairness.long_prompts(100)
+    assert numbers == {20}
+    checks.clear()
     outcome = await fairness.long_prompts(4)
     assert outcome.figures["TTFT p50 alone and beside 1,000 long prompts s"] == [1.0, 9.0]
     assert outcome.figures["longest TTFT beside them s"] == 9.0
     assert outcome.problems[-1:] == ["TTFT was 9.0x"]
     assert len(checks) == 1
+
+
+def test_table_has_a_head_for_every_column() -> None:
+    outcome = Outcome("kill", "0 failed", 8, 1, 2, 3, [0.5], [], ["one was lost"], {"num kept": 1, "kills": 4})
+    heads, _, row, *told = table([outcome]).splitlines()
+    assert re.split(r"  +", heads) == [
+        "case", "n", "failed", "wrong", "refused", "silence p50/p99/max s", "promise", "kept",
+    ]  # fmt: skip
+    assert re.split(r"  +", row) == ["kill", "8", "1", "2", "3", "0.50/0.50/0.50", "0 failed", "NO"]
+    assert told == ["kill: kills 4", "kill: PROBLEM: one was lost"]
+
+
+async def test_reference_that_is_answered_is_asked_for_once_and_one_that_is_refused_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statuses = [429, 200, 200]
+
+    async def ask(body: object, port: int, key: str, entry: Entry, timeout_s: float) -> None:
+        entry.status, entry.num_done, entry.retry_after_s = statuses.pop(0), 1, 0.001
+
+    monkeypatch.setattr(load_module, "ask", ask)
+    load = load_module.Load(FakeSystem(), [BODY])  # type: ignore[arg-type]
+    assert (await load._ask_undisturbed(0, "gateway-0")).status == 200
+    assert statuses == [200]
+
+
+async def test_workers_that_a_poisonous_job_kills_are_started_again_until_it_is_given_up(
+    checks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, is_supervised = FakeSystem(), list[bool]()
+
+    @asynccontextmanager
+    async def supervised(restart_s: float) -> AsyncIterator[None]:
+        is_supervised.append(True)
+        yield
+        is_supervised.clear()
+
+    class Publisher:
+        def __init__(self, system: object) -> None:
+            pass
+
+        async def __aenter__(self) -> Publisher:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+        async def publish_surely(self, job_id: str, *kind: int, **fields: object) -> None:
+            assert is_supervised or job_id.startswith("undisturbed")
+
+        async def results(self, job_ids: list[str], timeout_s: float) -> dict[str, dict[str, Any]]:
+            return {job_id: {"text": "", "finish": "failed", "error": "given up"} for job_id in job_ids}
+
+    monkeypatch.setattr(system, "supervised", supervised)
+    monkeypatch.setattr(poison, "System", lambda options: system)
+    monkeypatch.setattr(poison, "Publisher", Publisher)
+    monkeypatch.setattr(poison, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(poison, "_BESIDE_PEOPLE_S", 0.0)
+    outcome = await poison.batch_poison(8)
+    assert (outcome.figures["poisons"], outcome.problems) == (1, [])
 
 
 def test_results_that_are_missing_or_others_than_undisturbed_ones_are_counted_and_the_first_three_told() -> None:

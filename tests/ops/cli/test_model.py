@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ops.cli import model
+from ops.cli import host, model
 from ops.cli.model import hosted_table
+from ops.stack.hosting.worker_process import DRAIN_S, EXIT_S
+from shared.config import resolve
+from shared.errors import DependencyError
 
 MODEL = {"name": "m", "state": "asleep", "num_ready": 0, "on_demand": True, "ready_in_s": 9.1, "need_bytes": 0}
 MODEL |= {"load_s": None, "error": None}
@@ -50,6 +53,28 @@ def test_help_needs_no_system(name: str, tmp_path: Any, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(model.command, [name, "--help"])
     assert (shown.exit_code, "Usage:" in shown.output) == (0, True)
+
+
+async def test_workers_of_a_host_that_fails_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[float] = []
+
+    class FailingHost:
+        def __init__(self, *parts: object, **options: object) -> None:
+            pass
+
+        async def start(self) -> None:
+            pass
+
+        async def run(self) -> None:
+            raise DependencyError("NATS is away")
+
+        async def stop(self, timeout_s: float) -> None:
+            stopped.append(timeout_s)
+
+    monkeypatch.setattr("ops.stack.hosting.host.Host", FailingHost)
+    with pytest.raises(DependencyError):
+        await host._run(resolve(host.HostConfig, {"state_dir": str(tmp_path)}, {}))
+    assert stopped == [DRAIN_S + EXIT_S]
 
 
 def test_only_what_is_given_is_ordered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

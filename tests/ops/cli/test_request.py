@@ -39,6 +39,17 @@ def test_public_port_instead_of_the_operators_is_named(tmp_path: Path, command: 
     assert (done.returncode, done.stdout, done.stderr) == (2, "", problem)
 
 
+@pytest.mark.parametrize(("given", "running", "shown"), [(None, "o", "o"), ("g", "o", "g"), (None, "", None)])
+def test_operators_port_is_shown_the_key_that_is_given_or_that_of_the_running_system_if_it_has_one(
+    tmp_path: Path, given: str | None, running: str, shown: str | None
+) -> None:
+    nats, pids = "nats://127.0.0.1:3", {"gateway": [os.getpid()]}
+    ready = ReadyFile("http://127.0.0.1:1", "k", nats, nats, None, "http://127.0.0.1:2/metrics", running, pids)
+    write_ready_file(tmp_path / "ready.json", ready)
+    endpoint = running_system.find_operator(OperatorAccess(operator_key=given, state_dir=tmp_path))
+    assert (endpoint.url, endpoint.api_key) == ("http://127.0.0.1:2", shown)
+
+
 @pytest.mark.parametrize(("columns", "width"), [("60", 60), ("abc", 100)])
 def test_bars_are_as_wide_as_the_terminal(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     view = msgspec.to_builtins(view_of(timeline(), None))

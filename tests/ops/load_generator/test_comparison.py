@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,18 @@ def verdicts(first: Report, second: Report) -> dict[str, str]:
 def test_percentile_of_too_few_requests_is_not_shown(num: int, num_told: int) -> None:
     [first_token] = [line for line in summary_table(report(1, num=num)) if line.startswith("Time to first token")]
     assert first_token.split()[4:].count("-") == 4 - num_told
+
+
+@pytest.mark.parametrize(
+    ("refused", "is_closed_loop", "load", "is_told"),
+    [(1, True, {}, True), (0, True, {}, False), (1, False, {}, False), (1, True, {"max_concurrency": 4}, False)],
+)
+def test_refusals_of_requests_that_came_all_at_once_are_explained(
+    refused: int, is_closed_loop: bool, load: dict[str, Any], is_told: bool
+) -> None:
+    found = report(1, **load)
+    found.summary["refused"], found.is_closed_loop = refused, is_closed_loop
+    assert any("All requests were sent at once" in line for line in summary_table(found)) is is_told
 
 
 def test_runs_that_differ_by_chance_show_no_difference() -> None:

@@ -26,6 +26,13 @@ def drive(
     return asyncio.run(run())
 
 
+def test_path_of_a_server_stands_before_the_path_of_the_api() -> None:
+    for url, host in (("https://h/llm/v1", b"h:443"), ("http://h:9/llm/", b"h:9")):
+        head = Address.of_url(url, "m", None).post("/v1/completions", {})
+        assert head.startswith(b"POST /llm/v1/completions HTTP/1.1\r\n")
+        assert b"\r\nhost: " + host + b"\r\n" in head.lower()
+
+
 def test_wait_for_a_place_is_part_of_the_latency() -> None:
     sessions = [Session(0.001 * number, (Turn("x", 3),)) for number in range(6)]
     with foreign_server("good", delay_s=DELAY_S) as server:

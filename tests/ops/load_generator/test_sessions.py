@@ -77,10 +77,24 @@ def test_picture_is_a_png_of_its_size() -> None:
         assert (image.format, image.size) == ("PNG", (7, 5))
 
 
+FIELDS = {
+    **{"dataset_name": "agents", "dataset_path": None, "requests": 3, "request_rate": None, "burstiness": 1.0},
+    **{"max_concurrency": None, "random_input_len": 20, "random_output_len": 4, "random_prefix_len": 8},
+    **{"prefixes": 2, "spread": 0.0, "turns": 2, "images": 0, "image_size": (8, 8), "answer_timeout_s": 9.0},
+}
+
+
+@pytest.mark.parametrize("name", ["sharegpt", "custom"])
+def test_conversations_of_a_file_are_those_that_are_sent(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(
+        json.dumps([{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "a b"}]}])
+    )
+    load = Load(**FIELDS | {"dataset_name": name, "dataset_path": path}, seed=1)  # type: ignore[arg-type]
+    assert {turn.text for session in load.sessions(TokenScale(1.0, 0)) for turn in session.turns} == {"hi"}
+
+
 def test_agents_follow_from_the_seed_alone() -> None:
-    fields = {"dataset_name": "agents", "dataset_path": None, "requests": 3, "request_rate": None, "burstiness": 1.0}
-    fields |= {"max_concurrency": None, "random_input_len": 20, "random_output_len": 4, "random_prefix_len": 8}
-    fields |= {"prefixes": 2, "spread": 0.0, "turns": 2, "images": 0, "image_size": (8, 8), "answer_timeout_s": 9.0}
-    drawn = [Load(**fields, seed=seed).sessions(TokenScale(1.0, 0)) for seed in (1, 1, 2)]  # type: ignore[arg-type]
+    drawn = [Load(**FIELDS, seed=seed).sessions(TokenScale(1.0, 0)) for seed in (1, 1, 2)]  # type: ignore[arg-type]
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]

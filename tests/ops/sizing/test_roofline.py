@@ -106,8 +106,9 @@ def test_unknown_device_is_unsupported_and_known_ones_name_their_source() -> Non
     with pytest.raises(ConfigError, match=r"'v100' is unsupported; known are a100, h100"):
         find_device("v100")
     # The same variable says where a worker runs.
-    with pytest.raises(ConfigError, match="is where a worker runs"):
-        find_device("cuda")
+    for name in ("cuda", "cuda:1", "cpu", "auto"):
+        with pytest.raises(ConfigError, match="is where a worker runs"):
+            find_device(name)
     assert find_device("RTX 4090") is DEVICES["rtx4090"]
     assert find_device("H100-SXM") is DEVICES["h100"]
     for device in DEVICES.values():

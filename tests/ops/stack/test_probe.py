@@ -17,6 +17,7 @@ async def _server(answer: Callable[[str, bytes], tuple[int, object]]) -> AsyncIt
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        assert "authorization: bearer key\r\n" in head.lower()
         length = int(head.lower().split("content-length:")[1].split()[0])
         status, body = answer(head.split()[0], await reader.readexactly(length))
         content = json.dumps(body).encode()

@@ -119,10 +119,12 @@ async def test_part_that_refuses_its_settings_or_ends_three_times_ends_a_start(
     assert num_starts(file) == expected
 
 
-async def test_own_nats_that_does_not_answer_is_told_with_its_log(
-    plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("redis_url", [None, "redis://127.0.0.1:1"])
+async def test_own_nats_that_does_not_answer_is_told_with_its_log_and_that_there_is_no_redis(
+    plan: Plan, state: StateDirectory, monkeypatch: pytest.MonkeyPatch, redis_url: str | None
 ) -> None:
-    running = supervise(dataclasses.replace(plan, nats=shell("nats", "exec sleep 60"), redis=None), state)
+    nats, said = shell("nats", "exec sleep 60"), io.StringIO()
+    running = supervise(dataclasses.replace(plan, nats=nats, redis=None, redis_url=redis_url), state, said)
 
     async def refuse() -> None:
         raise DependencyError("NATS did not answer.")
@@ -132,6 +134,7 @@ async def test_own_nats_that_does_not_answer_is_told_with_its_log(
     with pytest.raises(DependencyError, match=re.escape(message)):
         await asyncio.wait_for(running.start(), 30)
     await running.stop()
+    assert ("running without the response cache" in said.getvalue()) is (redis_url is None)
 
 
 @pytest.mark.parametrize(("role", "model"), [("redis", None), ("worker", "ready")])

@@ -72,6 +72,7 @@ def test_system_that_is_well_warns_of_nothing(system: System) -> None:
 
 def test_printed_lines_can_be_pasted(system: System) -> None:
     printed = system.log.read_text()
+    assert "starting with a simulated engine, 5 ms a step; logs in " in printed
     snippet = re.search(r"^\S*python\S* - <<'END'\n(.*\n)+?END\n", printed, re.MULTILINE)
     curl = re.search(r"^curl .*$", printed, re.MULTILINE)
     assert snippet is not None

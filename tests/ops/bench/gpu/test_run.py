@@ -18,7 +18,16 @@ from ops.bench.gpu import timer
 from ops.bench.gpu.__main__ import main
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
 from ops.bench.gpu.results import CheckResult, RunRecord
-from ops.bench.gpu.run import WRONG, JobFailedError, Verdicts, poisoned_memory, run_apart, run_suite, run_suites
+from ops.bench.gpu.run import (
+    WRONG,
+    JobFailedError,
+    Verdicts,
+    poisoned_memory,
+    run_apart,
+    run_suite,
+    run_suites,
+    time_op,
+)
 from ops.bench.gpu.timer import Timing
 from tests.ops.bench.bare_machine import run_without
 
@@ -39,6 +48,16 @@ class ToldTimer:
 def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "_COPY_BYTES", 1000)
     monkeypatch.setattr(timer, "_MATRIX_SIZE", 8)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_of_a_gpu_is_freed_behind_each_case(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(device))
+    ceilings = timer.Ceilings(1.0, 1.0, 1.0)
+    found = list(time_op(make_suite("a"), torch.device(device), ToldTimer(), ceilings, -1.0))  # type: ignore[arg-type]
+    assert [each.failures for each in found] == [{OURS: "out of time"}]
+    assert freed == (["cuda"] if device == "cuda" else [])
 
 
 def fail(_: object) -> object:

@@ -59,6 +59,27 @@ async def test_host_hears_orders_again_after_the_server_has_closed_its_connectio
     await host.stop(1)
 
 
+async def test_host_pauses_between_its_tries_to_reach_nats_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "RETRY_S", 0.1)
+    num_tries = 0
+
+    async def fail() -> None:
+        nonlocal num_tries
+        num_tries += 1
+        await asyncio.sleep(0)
+        raise DependencyError("NATS is away")
+
+    parts = (HostSettings(host_name="h"), NatsAccess("nats://127.0.0.1:1", None, None), {}, tmp_path, Console())
+    host = Host(*parts, hang_timeout_s=10, audit_file=tmp_path / "audit.log")
+    monkeypatch.setattr(host, "_nats", Mock(is_closed=True))
+    monkeypatch.setattr(host, "_connect", fail)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(host.run(), 0.35)
+    assert 1 <= num_tries <= 3
+
+
 async def test_connection_on_which_orders_cannot_be_heard_is_closed_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

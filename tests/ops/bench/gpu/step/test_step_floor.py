@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.ranks.division import Division, divided_layer
 from ops.bench.gpu.shapes import (
@@ -21,7 +23,7 @@ from ops.bench.gpu.shapes import (
 )
 from ops.bench.gpu.step.random_model import model_config, random_model
 from ops.bench.gpu.step.step_engine import StepEngine
-from ops.bench.gpu.step.step_floor import step_floor
+from ops.bench.gpu.step.step_floor import _flops_of, step_floor
 from ops.bench.gpu.step.steps import experts_read
 from ops.bench.gpu.step.transformers_peer import RoutedPeer, TransformersPeer, transformers
 from tests.ops.bench.gpu.step.tiny_models import CODES, CPU, DENSE, OTHER
@@ -32,6 +34,18 @@ META = torch.device("meta")
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def test_floor_of_a_window_counts_the_tokens_that_it_shows() -> None:
+    seen = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=16)
+    windowed = replace(seen, sliding_window=4)
+    # The last two of ten tokens.
+    assert [_flops_of(each, [(2, 10)]) for each in (seen, windowed)] == [4 * (9 + 10) * 4 * 16, 4 * (4 + 4) * 4 * 16]
+
+
+def test_two_layers_to_check_are_of_both_kinds() -> None:
+    layers = model_config(QWEN3_NEXT_80B.first(2), 64).layers
+    assert [type(layer.mixer) for layer in layers] == [GatedDeltaShape, AttentionShape]
 
 
 @pytest.mark.parametrize("name", [*DENSE, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER)])

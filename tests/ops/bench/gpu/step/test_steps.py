@@ -21,8 +21,9 @@ from ops.bench.gpu.run import check_op, run_suite
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step import correctness
 from ops.bench.gpu.step import steps as step_cases
-from ops.bench.gpu.step.random_model import random_model
+from ops.bench.gpu.step.random_model import model_config, random_model
 from ops.bench.gpu.step.step_engine import ScriptedProposer, StepEngine
+from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.steps import (
     decode_case,
     matrices,
@@ -145,6 +146,15 @@ def test_floor_of_a_decode_step_has_the_sequences_in_the_middle_of_the_timed_ste
     cached, odd = divmod(case.num_bytes - num_bytes, 2 * 2 * 2 * 2 * 16)
     assert odd == 0
     assert 2 * 20 <= cached <= 2 * (20 + 4)
+
+
+def test_floor_of_a_load_reads_the_weights_once_for_each_token_behind_the_first() -> None:
+    weights = random_model(QWEN, 8, CPU)[1]
+    few, more = (throughput_case(CPU, QWEN, 2, 20, new, has_peer=False) for new in (3, 4))
+    read = step_floor(model_config(QWEN, 8), weights.sizes, []).num_bytes
+    # The context of the last token is 23, in each of two sequences.
+    cached = step_floor(model_config(QWEN, 8), weights.sizes, [(1, 2 * 22)]).num_bytes - read
+    assert more.num_bytes - few.num_bytes == pytest.approx(read + cached, rel=0.02)
 
 
 @pytest.mark.parametrize("shape", [QWEN, LLAMA], ids=lambda shape: shape.name)
