@@ -1,8 +1,8 @@
 """Detects that this process was paused, so that the time is not counted as silence of its peers.
 
 A process is paused when it is stopped, when the machine is overloaded or suspended, or when its event loop is blocked.
-Messages from peers wait unread meanwhile. Two clocks are read, because the monotonic clock, on which peers were last
-seen, stops while the machine is suspended.
+Messages from peers wait unread meanwhile. The interval of a periodic task is compared on two clocks, because the
+monotonic clock stops while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PauseDetector:
         self._last = now
         cpu = self._cpu()
         self._last_cpu, busy_s = cpu, cpu - self._last_cpu
-        if late_boot_s <= self._tolerance_s:
+        if max(late_s, late_boot_s) <= self._tolerance_s:
             return False
         self.lost_s = max(0.0, late_s)
         self.busy_s = busy_s

@@ -206,6 +206,8 @@ class ImageFetcher:
         tls = self._tls or ssl.create_default_context()
         answer = _Answer(self._max_bytes)
         try:
+            # A name that TLS cannot send fails before there is a connection, which asyncio would leave open.
+            place.hostname.encode("idna")
             reader, writer = await asyncio.open_connection(
                 address, port, ssl=tls, server_hostname=place.hostname.rstrip("."), limit=_PIECE_BYTES
             )

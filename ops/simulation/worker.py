@@ -203,6 +203,12 @@ class VirtualWorker:
         for number in self.waiting.stream_sequences:
             self._fleet.move(self._fleet.jobs[number])
 
+    def drain(self) -> None:
+        """Take nothing new, and give back what waits."""
+        self.held.is_withdrawn = True
+        self.claims.stop()
+        self.waiting.give_back_all()
+
     def _step(self) -> None:
         """Begin what there is to do, and wait until it lands."""
         engine = self.engine

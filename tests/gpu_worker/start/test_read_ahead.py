@@ -49,7 +49,6 @@ def test_weights_that_memory_has_no_room_for_are_left_to_the_loader(
     monkeypatch.setattr(room, "free_host_bytes", lambda: 2 * SIZE)
     read_ahead(weights.parent)
     assert not any(thread.name == "read-ahead" for thread in threading.enumerate())
-    assert _bytes_in_memory(weights) == 0
 
 
 @pytest.mark.parametrize("name", ["missing", "pipe"])
