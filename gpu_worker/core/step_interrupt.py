@@ -21,12 +21,14 @@ class StepGivenUpError(HeadraceError):
 class StepInterrupt:
     """The number of the step that was asked to end, and of the running one, which ends when the two are equal.
 
-    So a request that comes too late does nothing. Compiled code reads the numbers, too.
+    So a request that comes too late does nothing, not even to one for a later step: a decoder may have ended for that
+    already. Compiled code reads the numbers, too.
     """
 
     def __init__(self) -> None:
         self._steps = (ctypes.c_int64 * 2)()
         self._steps[_ASKED] = -1
+        self._asking = threading.Lock()
         self._was_asked = threading.Event()
 
     @property
@@ -41,12 +43,13 @@ class StepInterrupt:
 
     def ask(self, step: int) -> None:
         """Ask for the end of a step; any thread may call it."""
-        self._steps[_ASKED] = step
+        with self._asking:
+            self._steps[_ASKED] = max(step, self._steps[_ASKED])
         self._was_asked.set()
 
     def clear(self) -> None:
         """Forget the request: steps are numbered anew."""
-        self._steps[0] = -1
+        self._steps[_ASKED] = -1
 
     def begin(self, step: int) -> None:
         """Say which step is computed from now on; called by the thread that computes."""

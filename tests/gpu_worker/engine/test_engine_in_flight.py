@@ -299,6 +299,23 @@ def test_step_is_not_given_up_soon_after_another_one_was() -> None:
         assert (beside.num_given_up > before) is is_given_up
 
 
+def test_late_request_to_end_a_step_does_not_take_back_one_for_a_later_step() -> None:
+    """A decoder may have ended in between, and what it returned would count."""
+    interrupt = StepInterrupt()
+    interrupt.begin(7)
+    interrupt.ask(7)
+    interrupt.ask(6)
+    with pytest.raises(StepGivenUpError):
+        interrupt.check()
+    # Steps are numbered anew.
+    interrupt.clear()
+    interrupt.begin(0)
+    interrupt.check()
+    interrupt.ask(0)
+    with pytest.raises(StepGivenUpError):
+        interrupt.check()
+
+
 def test_tokens_are_those_of_steps_that_were_never_given_up() -> None:
     def tokens(*, can_give_up: bool) -> list[list[int]]:
         beside = Beside(can_give_up=can_give_up)
