@@ -15,7 +15,7 @@ import msgspec
 
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.structured_output.compiled_grammar import CompiledGrammar, GrammarCache, compile_grammar
-from gpu_worker.structured_output.grammar_budget import GrammarBudget
+from gpu_worker.structured_output.grammar_budget import TOTAL_SHARE, GrammarBudget
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, UnsupportedTokenizerError
 from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -62,6 +62,7 @@ class ConstraintSource:
         )
         self._lane = FairLane("grammars", 1, stack_bytes=COMPILE_STACK_BYTES)
         self._cache = GrammarCache()
+        self._all_budgets = GrammarBudget(share=TOTAL_SHARE)
         # By tenant, the latest last.
         self._budgets: OrderedDict[str, GrammarBudget] = OrderedDict()
         self._is_closed = False
@@ -172,7 +173,7 @@ class ConstraintSource:
             raise GrammarError(message, param=GRAMMAR_PARAM) from None
 
     def _budget(self, tenant: str) -> GrammarBudget:
-        budget = self._budgets.setdefault(tenant, GrammarBudget())
+        budget = self._budgets.setdefault(tenant, GrammarBudget(self._all_budgets))
         self._budgets.move_to_end(tenant)
         if len(self._budgets) > _MAX_REMEMBERED:
             self._budgets.popitem(last=False)

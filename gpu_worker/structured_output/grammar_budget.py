@@ -13,6 +13,9 @@ USUAL_S = 0.0001
 SHARE = 0.2
 """The time that a tenant's grammars may compute beyond that, as a share of all time."""
 
+TOTAL_SHARE = 0.4
+"""The same of all tenants together: beyond that, none of them gets anything back."""
+
 BURST_S = 0.5
 """Seconds that they may compute at once, as many new grammars do."""
 
@@ -23,9 +26,11 @@ MAX_CHARGE_S = 0.1
 class GrammarBudget:
     """The seconds that one tenant's grammars may still compute; below zero once they took more. Used on any thread."""
 
-    __slots__ = ("_at", "_is_watched", "_left_s")
+    __slots__ = ("_at", "_is_watched", "_left_s", "_share", "_total")
 
-    def __init__(self) -> None:
+    def __init__(self, total: GrammarBudget | None = None, share: float = SHARE) -> None:
+        """Begin with a burst; `total` is that of all tenants."""
+        self._total, self._share = total, share
         self._left_s = BURST_S
         self._at = time.monotonic()
         self._is_watched = False
@@ -46,8 +51,10 @@ class GrammarBudget:
         self._is_watched = True
         if not was_watched:
             return True
-        self._refill()
-        self._left_s -= min(seconds, MAX_CHARGE_S) - USUAL_S
+        charge = min(seconds, MAX_CHARGE_S) - USUAL_S
+        if self._total is not None:
+            self._total._take(charge)
+        self._take(charge)
         return self._left_s >= 0
 
     @property
@@ -58,7 +65,15 @@ class GrammarBudget:
         self._refill()
         return self._left_s < -BURST_S
 
+    def _take(self, seconds: float) -> None:
+        self._refill()
+        self._left_s -= seconds
+
     def _refill(self) -> None:
-        now = time.monotonic()
-        self._left_s = min(BURST_S, self._left_s + SHARE * (now - self._at))
-        self._at = now
+        now, total = time.monotonic(), self._total
+        passed, self._at = now - self._at, now
+        if total is not None:
+            total._refill()
+            if total._left_s < 0:
+                return
+        self._left_s = min(BURST_S, self._left_s + self._share * passed)

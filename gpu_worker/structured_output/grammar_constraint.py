@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _ALL_TOKENS = 0xFF
 # How llguidance says that a grammar has reached one of its limits; its stop reason is the same for all errors.
 _LIMIT = re.compile("too many|too large|too complex|fuel")
+_LONG_S = 0.002
 _TOO_SLOW = "the grammar takes too long to follow; make it simpler, and its constants shorter"
 _OVERDRAWN = "the grammars of your requests have taken too long to follow; send simpler ones, and fewer at once"
 
@@ -152,9 +153,11 @@ class GrammarConstraint:
         if self.error is not None:
             return []
         if self._forced is None:
+            since = self._budget.now()
             if self._drafts:
                 self._move_behind(())
             self._forced = forced_tokens(self._matcher, self._tokenizer)
+            self._charge(since)
         return self._forced
 
     def some_allowed(self, number: int) -> int:
@@ -168,7 +171,8 @@ class GrammarConstraint:
     def _charge(self, since: float) -> None:
         """Charge the time since then to the tenant; a sequence that makes all others wait for too long ends."""
         if not self._budget.spend(since) and self.error is None:
-            self.error = _TOO_SLOW
+            # Perhaps it is others of its tenant that have spent the most.
+            self.error = _TOO_SLOW if self._budget.now() - since > _LONG_S else _OVERDRAWN
 
     def _move_behind(self, drafts: tuple[int, ...]) -> bool:
         """Bring the matcher behind the output and these drafts; False when the grammar does not allow them."""

@@ -155,7 +155,7 @@ async def test_files_are_read_for_their_tenant(parts: Parts, monkeypatch: pytest
     with pytest.raises(ApiError, match=f"is a file of {len(PNG)} bytes; at most") as e:
         await small.references(asked, "t", 1.0)
     assert (e.value.param, e.value.code) == ("messages.[0].content.[0]", "image_too_large")
-    # Nor is there room for it: nobody is told to come again with what is too large.
+    # A 503 would ask the client to try again with an image that is always too large.
     monkeypatch.setattr(intake_module, "MAX_HELD_BYTES", 1)
     small = intake(parts, max_bytes=len(PNG) - 1)
     small.read_file = read_file

@@ -226,7 +226,7 @@ async def test_revoked_writer_writes_no_more_and_whoever_comes_later_reads_the_s
         assert found is not None
         assert (found.is_own, found.span) == (False, (0, 1))
     assert await log.fences.write("w", seq, (0, 1)) is None
-    # Once nobody can ask any more, the journal is dropped.
+    # The journal is dropped once no client can ask for it.
     async with asyncio.timeout(10):
         while await log._store.last(journal_subject("w", 0)) is not None:  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.01)

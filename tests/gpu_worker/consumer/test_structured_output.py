@@ -14,7 +14,7 @@ import pytest
 
 from gpu_worker.consumer import constraint_source
 from gpu_worker.consumer.constraint_source import CompilerBusyError, ConstraintSource
-from gpu_worker.structured_output import grammar_budget
+from gpu_worker.structured_output import grammar_budget, grammar_constraint
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage, ChatOptions
@@ -255,6 +255,7 @@ async def test_grammar_that_fails_on_the_way_is_the_clients_fault(
 ) -> None:
     # The first mask takes too long, and the second is one too many.
     monkeypatch.setattr(grammar_budget, "USUAL_S", -1.0)
+    monkeypatch.setattr(grammar_constraint, "_LONG_S", -1.0)
     answer = await gateway.ask(sampling=sampling_of())
     assert answer.finish.reason == "failed"
     assert answer.finish.error_param == GRAMMAR_PARAM

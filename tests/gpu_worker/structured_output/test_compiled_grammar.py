@@ -101,8 +101,12 @@ MANY_RULES += "".join(f"x{number}: /[a-z]{{1,{number + 2}}}/\n" for number in ra
 
 
 @pytest.mark.parametrize("source", [NESTED, MANY_RULES])
-def test_tenant_with_many_slow_sequences_holds_others_up_for_no_longer_than_with_one(source: str) -> None:
+def test_tenant_with_many_slow_sequences_holds_others_up_for_no_longer_than_with_one(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Masks of MANY_RULES take a millisecond each, those of NESTED up to a second; a request has 128 sequences."""
+    # A busy machine's time would give the budget back.
+    monkeypatch.setattr(grammar_budget.time, "monotonic", time.thread_time)
     grammar, budget = compiled(Grammar(kind="lark", source=source)), GrammarBudget()
     sequences = [grammar.constraint(Sampling(), (), budget) for _ in range(128)]
     started = time.thread_time()
@@ -135,6 +139,37 @@ def test_budget_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not budget.spend(budget.now())
     now += 3.0
     assert budget.spend(budget.now())
+
+
+def test_tenants_together_get_back_less_than_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(grammar_budget.time, "monotonic", lambda: now)
+    monkeypatch.setattr(grammar_budget.time, "thread_time", lambda: now)
+    monkeypatch.setattr(grammar_budget.time, "perf_counter", lambda: now)
+    total = GrammarBudget(share=grammar_budget.TOTAL_SHARE)
+    greedy, modest = [GrammarBudget(total) for _ in range(5)], GrammarBudget(total)
+    num_spent = 0
+    for number in range(2000):
+        since, now = now, now + 0.02
+        each = greedy[number % 5]
+        if not each.is_overdrawn:
+            each.spend(since)
+            num_spent += 1
+    # Of 40 s: five bursts and debts of theirs, and their share of the time; each alone would get a fifth.
+    assert num_spent * 0.02 < 5 * 2 * grammar_budget.BURST_S + 40 * grammar_budget.TOTAL_SHARE + 1
+    assert all(modest.spend(now - 0.001) for _ in range(100))
+
+
+def test_forced_tokens_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.05, 0.05)
+    constraint = compiled(regex("ab" * 40)).constraint(Sampling(), ())
+    for name in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(grammar_budget.time, name, lambda: next(clock))
+    for token_id in tokens_of("ab" * 40):
+        constraint.forced_tokens()
+        if not constraint.advance(token_id):
+            break
+    assert constraint.error is not None
 
 
 def test_constraints_of_a_grammar_do_not_disturb_each_other() -> None:

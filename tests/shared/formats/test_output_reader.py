@@ -145,7 +145,7 @@ def test_arguments_stream_as_they_come() -> None:
     (event,) = reader.feed(" more")
     assert getattr(event, "text", "") == " more"
     reader = format_named("lfm").reader(tools())
-    # An escape is told with the last of its digits.
+    # An escape is passed on with its last digit.
     events = reader.feed('<|tool_call_start|>[get_weather(city="caf\\u00e')
     assert understood([*events, *reader.feed("9")]).calls == (("get_weather", '{"city": "caf\\u00e9'),)
 
